@@ -1,0 +1,32 @@
+"""Errors a user can act on. The CLI prints them as one message, without a traceback."""
+
+
+class UserError(Exception):
+    """Bad input or a missing piece of the machine. The message names the value, the place and the remedy."""
+
+
+class ConfigError(UserError):
+    """An unknown key, a wrong type or a value outside its range in the configuration."""
+
+
+class EmbodimentMismatch(UserError):
+    """Env, policy, checkpoint or dataset disagree about the robot, its cameras or its actions."""
+
+
+class MissingPackage(UserError):
+    """An optional package is not installed."""
+
+    def __init__(self, package: str, extra: str, purpose: str):
+        super().__init__(
+            f"{purpose} needs the package '{package}', which is not installed. Install it with: pip install 'vla-rl[{extra}]'"
+        )
+        self.package = package
+        self.extra = extra
+
+
+class MissingDependency(UserError):
+    """Something outside Python (a GL library, an asset set, a device) is missing."""
+
+
+class TrainingDiverged(UserError):
+    """Too many updates in a row had a loss that was not finite."""

@@ -1,0 +1,138 @@
+"""What plug-ins provide. These are Protocols: a plug-in needs no base class and never imports another plug-in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vla_rl.types import (
+    EmbodimentSpec,
+    EpisodeSpec,
+    Observation,
+    PolicyEvaluation,
+    PolicyOutput,
+    RolloutBatch,
+    SlotEvent,
+    SlotObservation,
+    SlotStep,
+    TaskSpec,
+    Trajectory,
+)
+
+
+@runtime_checkable
+class Simulator(Protocol):
+    """A simulator inside one process, with several slots that may share a compiled scene. Blocking calls, no threads.
+
+    The outcome of an episode depends on its `EpisodeSpec` and on the actions alone: not on the slot, nor on what ran
+    there before. Actions that are not finite raise ``ValueError``; actions out of range are clipped.
+    """
+
+    embodiment: EmbodimentSpec
+    tasks: tuple[TaskSpec, ...]
+    privileged_dim: int
+
+    def start(self, slot: int, episode: EpisodeSpec) -> SlotObservation:
+        """Put the slot into the episode's initial state and observe it."""
+        ...
+
+    def step(self, slot: int, actions: np.ndarray) -> SlotStep:
+        """Run a chunk float32 [h a]; stop early where the episode ends; observe once, at the end."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class Env(Protocol):
+    """A vectorised env whose slots run on their own; a real robot is ``num_slots`` = 1.
+
+    `start` and `step` return at once; results come from `poll`. A slot that was lost (its worker died) reports an
+    event with ``error`` set and can be started again.
+    """
+
+    embodiment: EmbodimentSpec
+    tasks: tuple[TaskSpec, ...]
+    privileged_dim: int
+    num_slots: int
+
+    def start(self, slot: int, episode: EpisodeSpec) -> None: ...
+
+    def step(self, slot: int, actions: np.ndarray) -> None: ...
+
+    def poll(self, timeout: float | None = None) -> list[SlotEvent]:
+        """Events that are ready; waits until there is at least one, or ``timeout`` seconds passed."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Acts. ``chunk_length`` control steps come out of each decision."""
+
+    embodiment: EmbodimentSpec
+    chunk_length: int
+
+    def act(
+        self, observation: Observation, *, deterministic: bool = False, seeds: Sequence[int] | None = None
+    ) -> PolicyOutput:
+        """One chunk per row. ``seeds`` [b] fix each row's sampling noise, whatever rows it is batched with."""
+        ...
+
+
+@runtime_checkable
+class LikelihoodPolicy(Policy, Protocol):
+    """A policy whose decisions have a tractable log-prob. ``log_prob_axes`` names the axes ``*k``.
+
+    Axis names: "control_step", "action_dim", "denoising_step", "token". A token-level ratio keeps all axes, a
+    step-level ratio sums all but "control_step", a chunk-level ratio sums all.
+    """
+
+    log_prob_axes: tuple[str, ...]
+
+    def evaluate(self, observation: Observation, replay: Mapping[str, Tensor]) -> PolicyEvaluation: ...
+
+    def parameters(self) -> Iterable[torch.nn.Parameter]: ...
+
+
+@runtime_checkable
+class ImitationPolicy(Policy, Protocol):
+    """A policy that can be trained on demonstrations."""
+
+    def imitation_loss(
+        self, observation: Observation, actions: Tensor, valid: Tensor
+    ) -> tuple[Tensor, dict[str, float]]:
+        """Scalar loss and metrics for chunks ``actions`` float32 [b h a] (physical units), ``valid`` bool [b h]."""
+        ...
+
+
+@runtime_checkable
+class Critic(Protocol):
+    """A value function apart from the policy. It alone may read ``Observation.privileged``."""
+
+    def value(self, observation: Observation) -> Tensor:
+        """Value [b] with gradient."""
+        ...
+
+    def parameters(self) -> Iterable[torch.nn.Parameter]: ...
+
+
+@runtime_checkable
+class RewardModel(Protocol):
+    """Scores whole trajectories."""
+
+    def score(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
+        """One float32 tensor [t] per trajectory: a reward per decision."""
+        ...
+
+
+@runtime_checkable
+class Algorithm(Protocol):
+    """Improves a policy from a batch of rollouts."""
+
+    def update(self, batch: RolloutBatch) -> dict[str, float]: ...

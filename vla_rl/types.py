@@ -1,0 +1,382 @@
+"""The data that crosses module borders (torch and numpy only).
+
+Letters in shapes: b batch of observations, n decisions, m trajectories, t decisions of one trajectory, h control steps
+in a chunk, a action dimensions, p proprio dimensions, s privileged dimensions, ``*k`` log-prob axes that the policy
+declares. A `decision` is one policy call, which yields one chunk; a `control_step` is one tick at ``control_hz``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vla_rl.errors import EmbodimentMismatch
+from vla_rl.shapes import Bool, Float, Float32, Int64, UInt8
+
+
+@dataclass(frozen=True)
+class CameraSpec:
+    """One camera: its name and the size (pixels) of the uint8 RGB image it yields."""
+
+    name: str
+    height: int
+    width: int
+
+
+@dataclass(frozen=True)
+class EmbodimentSpec:
+    """What a robot's actions and observations mean. Travels with env, policy, dataset and checkpoint.
+
+    ``action_low``/``action_high`` are the physical bounds per action dimension, in ``action_units``.
+    """
+
+    name: str
+    action_names: tuple[str, ...]
+    action_units: tuple[str, ...]
+    action_low: tuple[float, ...]
+    action_high: tuple[float, ...]
+    frame: str
+    rotation: str
+    gripper: str
+    control_hz: float
+    cameras: tuple[CameraSpec, ...]
+    proprio_names: tuple[str, ...]
+
+    @property
+    def action_dim(self) -> int:
+        return len(self.action_names)
+
+    @property
+    def proprio_dim(self) -> int:
+        return len(self.proprio_names)
+
+    @property
+    def camera_names(self) -> tuple[str, ...]:
+        return tuple(camera.name for camera in self.cameras)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dict; `from_dict` inverts it."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> EmbodimentSpec:
+        values = {k: tuple(v) if isinstance(v, list | tuple) else v for k, v in data.items()}
+        values["cameras"] = tuple(CameraSpec(**c) for c in data["cameras"])
+        return cls(**values)
+
+    def differences(self, other: EmbodimentSpec) -> list[str]:
+        """One line per field that differs; empty when the two describe the same robot."""
+        return [
+            f"{f.name}: {getattr(self, f.name)!r} != {getattr(other, f.name)!r}"
+            for f in dataclasses.fields(self)
+            if getattr(self, f.name) != getattr(other, f.name)
+        ]
+
+    def require(self, other: EmbodimentSpec, mine: str, theirs: str) -> None:
+        """Raise `EmbodimentMismatch` that shows both sides unless ``other`` equals this spec."""
+        lines = self.differences(other)
+        if lines:
+            detail = "\n  ".join(lines)
+            raise EmbodimentMismatch(
+                f"The embodiment of {mine} ({self.name}) differs from that of {theirs} ({other.name}):\n  {detail}\n"
+                f"Use an env, policy, checkpoint and dataset that were made for the same robot, cameras and actions."
+            )
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """One task of a suite: how it is asked for, and how long an episode may last (control steps)."""
+
+    task_id: str
+    instructions: tuple[str, ...]
+    held_out_instructions: tuple[str, ...]
+    horizon: int
+
+
+@dataclass(frozen=True)
+class EpisodeSpec:
+    """An episode to run: the outcome depends on this and on the actions, on nothing else.
+
+    ``split`` is "train" or "held_out"; together with ``task_id`` and ``init_state_id`` it fixes the initial state.
+    ``instruction_index`` picks a paraphrase of that split. ``group_id`` ties together rollouts that are compared with
+    each other (GRPO); ``seed`` drives the policy's sampling (and any env noise).
+    """
+
+    task_id: str
+    init_state_id: int
+    split: str = "train"
+    seed: int = 0
+    group_id: int = 0
+    instruction_index: int = 0
+    rollout_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+
+# ------------------------------------------------------------------------------------------- one slot, numpy, no batch
+@dataclass(frozen=True)
+class SlotObservation:
+    """What one env slot shows at a decision: images uint8 [H W 3], proprio float32 [p] in physical units.
+
+    ``privileged`` float32 [s] is simulator state that only a critic may read; None where there is none.
+    """
+
+    images: dict[str, np.ndarray]
+    proprio: np.ndarray
+    instruction: str
+    privileged: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class SlotStep:
+    """Result of one executed chunk in one slot.
+
+    ``rewards`` float32 [h] per control step (0 past ``executed``); ``executed`` control steps were run before the
+    episode ended or the chunk was over.
+    """
+
+    observation: SlotObservation
+    rewards: np.ndarray
+    executed: int
+    terminated: bool
+    truncated: bool
+    success: bool
+
+
+@dataclass(frozen=True)
+class SlotEvent:
+    """Something a slot reports: the first observation (``step`` None), a chunk's result, or a loss (``error``)."""
+
+    slot: int
+    episode: EpisodeSpec
+    observation: SlotObservation | None
+    step: SlotStep | None = None
+    error: str | None = None
+
+
+# ------------------------------------------------------------------------------------------------------------- batches
+@dataclass(frozen=True)
+class Observation:
+    """A batch of observations, never normalised here. ``privileged`` is for critics alone."""
+
+    images: dict[str, UInt8[Tensor, "b _ _ 3"]]
+    proprio: Float32[Tensor, "b p"]
+    instruction: tuple[str, ...]
+    privileged: Float32[Tensor, "b s"] | None = None
+
+    def __post_init__(self) -> None:
+        b = self.proprio.shape[0]
+        sizes = {"proprio": b, "instruction": len(self.instruction)}
+        sizes |= {f"images[{k}]": v.shape[0] for k, v in self.images.items()}
+        if self.privileged is not None:
+            sizes["privileged"] = self.privileged.shape[0]
+        if len(set(sizes.values())) != 1:
+            raise ValueError(f"an Observation needs one batch size, got {sizes}")
+
+    def __len__(self) -> int:
+        return self.proprio.shape[0]
+
+    def __getitem__(self, index: Tensor | slice | Sequence[int]) -> Observation:
+        """Rows ``index`` (a slice, or a 1-d tensor or list of integers)."""
+        if isinstance(index, slice):
+            rows = range(len(self))[index]
+        else:
+            index = torch.as_tensor(index, dtype=torch.long, device=self.proprio.device)
+            rows = index.tolist()
+        return Observation(
+            images={k: v[index] for k, v in self.images.items()},
+            proprio=self.proprio[index],
+            instruction=tuple(self.instruction[i] for i in rows),
+            privileged=None if self.privileged is None else self.privileged[index],
+        )
+
+    def without_privileged(self) -> Observation:
+        """The same observation as a policy may see it."""
+        return self if self.privileged is None else dataclasses.replace(self, privileged=None)
+
+    def to(self, device: torch.device | str) -> Observation:
+        return Observation(
+            images={k: v.to(device, non_blocking=True) for k, v in self.images.items()},
+            proprio=self.proprio.to(device),
+            instruction=self.instruction,
+            privileged=None if self.privileged is None else self.privileged.to(device),
+        )
+
+    @staticmethod
+    def cat(parts: Sequence[Observation]) -> Observation:
+        """Concatenate along the batch; all parts need the same cameras."""
+        return Observation(
+            images={k: torch.cat([p.images[k] for p in parts]) for k in parts[0].images},
+            proprio=torch.cat([p.proprio for p in parts]),
+            instruction=tuple(text for p in parts for text in p.instruction),
+            privileged=None if parts[0].privileged is None else torch.cat([p.privileged for p in parts]),
+        )
+
+    @staticmethod
+    def from_slots(slots: Sequence[SlotObservation]) -> Observation:
+        """Stack the observations of several slots (copies the arrays)."""
+        return Observation(
+            images={k: torch.from_numpy(np.stack([s.images[k] for s in slots])) for k in slots[0].images},
+            proprio=torch.from_numpy(np.stack([s.proprio for s in slots]).astype(np.float32, copy=False)),
+            instruction=tuple(s.instruction for s in slots),
+            privileged=None
+            if slots[0].privileged is None
+            else torch.from_numpy(np.stack([s.privileged for s in slots]).astype(np.float32, copy=False)),
+        )
+
+
+@dataclass(frozen=True)
+class ActionChunk:
+    """Actions in physical units; ``valid`` marks the control steps that carry an action."""
+
+    actions: Float32[Tensor, "b h a"]
+    valid: Bool[Tensor, "b h"]
+
+
+@dataclass(frozen=True)
+class PolicyOutput:
+    """What acting yields. ``replay`` holds tensors [b ...] that re-evaluate the same decision later."""
+
+    chunk: ActionChunk
+    behavior_log_prob: Float[Tensor, "b *k"]
+    replay: dict[str, Tensor]
+    value: Float[Tensor, "b"] | None = None  # noqa: F821
+
+
+@dataclass(frozen=True)
+class PolicyEvaluation:
+    """A stored decision under the present weights, with gradient. ``value`` is None without a value head."""
+
+    log_prob: Float[Tensor, "b *k"]
+    entropy: Float[Tensor, "b *k"]
+    value: Float[Tensor, "b"] | None = None  # noqa: F821
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One episode: its decisions in order, and how it ended.
+
+    Exactly one of ``terminated`` (the task's own end: success or failure) and ``truncated`` (time ran out, or the
+    session was cut) is set; only termination stops the bootstrap.
+    """
+
+    episode: EpisodeSpec
+    observations: Observation  # [t]
+    final_observation: Observation  # [1]
+    actions: Float32[Tensor, "t h a"]
+    valid: Bool[Tensor, "t h"]  # executed control steps
+    rewards: Float32[Tensor, "t h"]
+    behavior_log_prob: Float[Tensor, "t *k"]
+    replay: dict[str, Tensor]  # [t ...]
+    terminated: bool
+    truncated: bool
+    success: bool
+    policy_version: int = 0
+    value: Float[Tensor, "t"] | None = None  # noqa: F821
+    is_human: Bool[Tensor, "t h"] | None = None
+
+    def __post_init__(self) -> None:
+        if self.terminated == self.truncated:
+            raise ValueError(
+                f"a Trajectory is either terminated or truncated, got terminated={self.terminated} "
+                f"truncated={self.truncated} (rollout {self.rollout_id})"
+            )
+        t = len(self.observations)
+        if t == 0 or not t == self.actions.shape[0] == self.rewards.shape[0] == self.valid.shape[0]:
+            raise ValueError(
+                f"a Trajectory needs the same positive number of observations, actions, rewards and valid rows, got "
+                f"{t}, {self.actions.shape[0]}, {self.rewards.shape[0]}, {self.valid.shape[0]}"
+            )
+
+    def __len__(self) -> int:
+        """Number of decisions."""
+        return self.actions.shape[0]
+
+    @property
+    def rollout_id(self) -> str:
+        return self.episode.rollout_id
+
+    @property
+    def num_control_steps(self) -> int:
+        return int(self.valid.sum())
+
+
+@dataclass(frozen=True)
+class RolloutBatch:
+    """Many trajectories flattened over decisions, with their boundaries; nothing is padded.
+
+    ``trajectory_index`` [n] names the trajectory of each decision (0 … m−1, non-decreasing); decisions of a trajectory
+    are consecutive and in order. ``group_index`` [m] numbers the distinct ``group_id`` values from 0.
+    """
+
+    observations: Observation  # [n]
+    final_observations: Observation  # [m]
+    actions: Float32[Tensor, "n h a"]
+    valid: Bool[Tensor, "n h"]
+    rewards: Float32[Tensor, "n h"]
+    behavior_log_prob: Float[Tensor, "n *k"]
+    replay: dict[str, Tensor]
+    value: Float[Tensor, "n"] | None  # noqa: F821
+    trajectory_index: Int64[Tensor, "n"]  # noqa: F821
+    lengths: Int64[Tensor, "m"]  # noqa: F821
+    terminated: Bool[Tensor, "m"]  # noqa: F821
+    truncated: Bool[Tensor, "m"]  # noqa: F821
+    success: Bool[Tensor, "m"]  # noqa: F821
+    group_index: Int64[Tensor, "m"]  # noqa: F821
+    policy_version: Int64[Tensor, "m"]  # noqa: F821
+    episodes: tuple[EpisodeSpec, ...]
+    is_human: Bool[Tensor, "n h"]
+
+    @property
+    def num_decisions(self) -> int:
+        return self.actions.shape[0]
+
+    @property
+    def num_trajectories(self) -> int:
+        return self.lengths.shape[0]
+
+    @property
+    def starts(self) -> Tensor:
+        """Index [m] of each trajectory's first decision."""
+        return torch.cumsum(self.lengths, 0) - self.lengths
+
+    @property
+    def last(self) -> Tensor:
+        """Index [m] of each trajectory's last decision."""
+        return torch.cumsum(self.lengths, 0) - 1
+
+    @staticmethod
+    def from_trajectories(trajectories: Sequence[Trajectory]) -> RolloutBatch:
+        if not trajectories:
+            raise ValueError("a RolloutBatch needs at least one trajectory")
+        ts = list(trajectories)
+        lengths = torch.tensor([len(t) for t in ts])
+        groups: dict[int, int] = {}
+        group_index = torch.tensor([groups.setdefault(t.episode.group_id, len(groups)) for t in ts])
+        has_value = all(t.value is not None for t in ts)
+        return RolloutBatch(
+            observations=Observation.cat([t.observations for t in ts]),
+            final_observations=Observation.cat([t.final_observation for t in ts]),
+            actions=torch.cat([t.actions for t in ts]),
+            valid=torch.cat([t.valid for t in ts]),
+            rewards=torch.cat([t.rewards for t in ts]),
+            behavior_log_prob=torch.cat([t.behavior_log_prob for t in ts]),
+            replay={k: torch.cat([t.replay[k] for t in ts]) for k in ts[0].replay},
+            value=torch.cat([t.value for t in ts]) if has_value else None,
+            trajectory_index=torch.repeat_interleave(torch.arange(len(ts)), lengths),
+            lengths=lengths,
+            terminated=torch.tensor([t.terminated for t in ts]),
+            truncated=torch.tensor([t.truncated for t in ts]),
+            success=torch.tensor([t.success for t in ts]),
+            group_index=group_index,
+            policy_version=torch.tensor([t.policy_version for t in ts]),
+            episodes=tuple(t.episode for t in ts),
+            is_human=torch.cat(
+                [torch.zeros_like(t.valid) if t.is_human is None else t.is_human for t in ts]
+            ),
+        )
