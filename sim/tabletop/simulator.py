@@ -1,0 +1,257 @@
+"""The embedded robosuite suite as a `vla_rl.interfaces.Simulator`: chunk stepping, one render per decision, fast resets.
+
+Every scene is compiled once per process and shared by all slots; a slot owns an `MjData` and a controller state. Images are
+RGB, upright (first row is the top). As in robosuite's own `step`, what is seen after a control step is the kinematic state
+of its last sub-step before integration (2 ms old).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sim.tabletop.demonstrator import Demonstrator, make_demonstrator
+from sim.tabletop.tasks import LIFT_HEIGHT, OBJECTS, SCENES, TABLE_HEIGHT, TASKS, Task
+from vla_rl import splits
+from vla_rl.errors import ConfigError
+from vla_rl.types import CameraSpec, EmbodimentSpec, EpisodeSpec, SlotObservation, SlotStep, TaskSpec
+
+if TYPE_CHECKING:
+    import mujoco
+
+CAMERAS = ("agentview", "robot0_eye_in_hand", "frontview", "sideview", "birdview")
+_CONTROLLERS = ("osc_position", "osc_pose")
+_LOOKS = ("light", "full")
+_CACHED_STATES = 4096
+_GRIPPER_TRAVEL = 0.08  # metres between the fingers when open
+MAX_OBJECTS = 2
+STAGES = ("reached", "grasped", "lifted", "at_goal")
+
+
+@dataclass
+class TabletopConfig:
+    """The embedded suite. ``horizon`` 0 keeps each task's own; ``action_noise`` is the std (share of the range) that the
+    simulator itself adds to every executed action, from the episode's seed; ``success_hold`` control steps in a row must
+    be successful."""
+
+    tasks: list[str] = field(default_factory=lambda: ["lift_cube"])
+    controller: str = "osc_position"
+    cameras: list[str] = field(default_factory=lambda: ["agentview", "robot0_eye_in_hand"])
+    camera_size: int = 84
+    look: str = "light"
+    horizon: int = 0
+    action_noise: float = 0.0
+    success_hold: int = 1
+
+    def __post_init__(self) -> None:
+        _check_choice("controller", self.controller, _CONTROLLERS)
+        _check_choice("look", self.look, _LOOKS)
+        for task in self.tasks:
+            _check_choice("tasks", task, tuple(TASKS))
+        for camera in self.cameras:
+            _check_choice("cameras", camera, CAMERAS)
+        if not self.tasks or not self.cameras:
+            raise ConfigError(f"tabletop needs at least one task and one camera, got {self.tasks} and {self.cameras}")
+        if not 16 <= self.camera_size <= 2048:
+            raise ConfigError(f"tabletop camera_size={self.camera_size}: use 16 to 2048 pixels")
+        if self.horizon < 0 or self.action_noise < 0 or self.success_hold < 1:
+            raise ConfigError(
+                "tabletop needs horizon >= 0, action_noise >= 0 and success_hold >= 1, got "
+                f"{self.horizon}, {self.action_noise} and {self.success_hold}"
+            )
+
+
+def _check_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"tabletop {key}={value!r} is unknown: use one of {', '.join(choices)}.")
+
+
+class TabletopSimulator:
+    """See the module's text. Scenes are compiled when their first episode starts."""
+
+    def __init__(self, config: TabletopConfig) -> None:
+        from sim.tabletop import backend
+
+        self.config = config
+        self._task = {name: TASKS[name] for name in config.tasks}
+        self.tasks = tuple(
+            TaskSpec(t.task_id, t.spec.instructions, t.spec.held_out_instructions, config.horizon or t.spec.horizon)
+            for t in self._task.values()
+        )
+        self._horizon = {t.task_id: t.horizon for t in self.tasks}
+        self.embodiment = _embodiment(config)
+        self._half_range = np.array(self.embodiment.action_high)
+        self.privileged_dim = _privileged_dim()
+        self._backend = backend
+        self._scenes: dict[str, backend.CompiledScene] = {}
+        self._slots: dict[int, _Slot] = {}
+        self._cache: OrderedDict[tuple[str, str, int], Any] = OrderedDict()
+        self._gl: Any = None
+
+    # ------------------------------------------------------------------------------------------ the Simulator interface
+    def start(self, slot: int, episode: EpisodeSpec) -> SlotObservation:
+        """Put ``slot`` into the episode's settled initial state. `ConfigError` for a task that is not configured."""
+        task = self._task.get(episode.task_id)
+        if task is None:
+            raise ConfigError(f"task {episode.task_id!r} is not configured: use one of {', '.join(self._task)}.")
+        scene = self._scene(task.scene)
+        s = self._slots.setdefault(slot, _Slot())
+        s.begin(task, episode, scene)
+        scene.restore(s.data(scene), s.control, self._initial_state(task, episode, scene))
+        return self.observe(slot)
+
+    def step(self, slot: int, actions: np.ndarray) -> SlotStep:
+        """Run ``actions`` [h a] (physical units) until they are over or the episode ends; observe once."""
+        s = self._running(slot)
+        actions = np.asarray(actions, dtype=np.float64)
+        if actions.ndim != 2 or actions.shape[1] != len(self._half_range):
+            raise ValueError(f"slot {slot}: actions must be [h, {len(self._half_range)}], got {list(actions.shape)}")
+        if not np.isfinite(actions).all():
+            raise ValueError(f"slot {slot}: actions must be finite, got {actions[~np.isfinite(actions).all(axis=1)][0]}")
+        scaled = np.clip(actions / self._half_range, -1.0, 1.0)
+        rewards = np.zeros(len(actions), dtype=np.float32)
+        horizon = self._horizon[s.task.task_id]
+        executed, data = 0, s.data(s.scene)
+        for row in scaled:
+            if self.config.action_noise:
+                row = np.clip(row + self.config.action_noise * s.noise.standard_normal(len(row)), -1.0, 1.0)
+            s.scene.controller.control_step(data, s.control, row)
+            s.elapsed += 1
+            executed += 1
+            s.held = s.held + 1 if s.scene.success(s.task, data) else 0
+            if s.held >= self.config.success_hold:
+                s.success = True
+                rewards[executed - 1] = 1.0
+            if s.success or s.elapsed >= horizon:
+                break
+        truncated = not s.success and s.elapsed >= horizon
+        s.over = s.success or truncated
+        return SlotStep(self.observe(slot), rewards, executed, s.success, truncated, s.success)
+
+    def close(self) -> None:
+        """Free compiled scenes, slots and GL contexts."""
+        for scene in self._scenes.values():
+            scene.close()
+        self._scenes.clear()
+        self._slots.clear()
+        self._cache.clear()
+        if self._gl is not None:
+            self._gl.free()
+            self._gl = None
+
+    # ---------------------------------------------------------------------------------------------------------- beyond it
+    def observe(self, slot: int) -> SlotObservation:
+        """What the slot shows now; renders every configured camera."""
+        s = self._running(slot, over=True)
+        data = s.data(s.scene)
+        images = s.scene.render(data, self.config.cameras)
+        fraction = 1.0 - s.elapsed / self._horizon[s.task.task_id]
+        return SlotObservation(
+            images=images,
+            proprio=s.scene.proprio(data),
+            instruction=_instruction(s.task, s.episode),
+            privileged=s.scene.privileged(s.task, data, fraction),
+        )
+
+    def demonstrator(self, task_id: str) -> Demonstrator:
+        """A fresh scripted expert for one episode of ``task_id``; feed it `state` of the slot at every control step."""
+        return make_demonstrator(self._task[task_id], self.embodiment.action_dim)
+
+    def state(self, slot: int) -> Any:
+        """Positions that the scripted experts read (see `sim.tabletop.demonstrator.SceneState`)."""
+        s = self._running(slot, over=True)
+        return s.scene.view(s.data(s.scene))
+
+    def _running(self, slot: int, over: bool = False) -> _Slot:
+        s = self._slots.get(slot)
+        if s is None or (s.over and not over):
+            raise ValueError(f"slot {slot} has no running episode: call start first")
+        return s
+
+    def _scene(self, name: str) -> Any:
+        if name not in self._scenes:
+            if self._gl is None:
+                self._gl = self._backend.make_gl_context(self.config.camera_size)
+            config = self.config
+            self._scenes[name] = self._backend.CompiledScene(
+                SCENES[name], config.controller, config.look, config.camera_size, self._gl
+            )
+        return self._scenes[name]
+
+    def _initial_state(self, task: Task, episode: EpisodeSpec, scene: Any) -> Any:
+        key = (task.task_id, episode.split, episode.init_state_id)
+        if key in self._cache:
+            self._cache.move_to_end(key)
+            return self._cache[key]
+        rng = splits.rng(task.task_id, episode.init_state_id, episode.split)
+        state = self._cache[key] = scene.settle(place_objects(task, rng, episode.split))
+        while len(self._cache) > _CACHED_STATES:
+            self._cache.popitem(last=False)
+        return state
+
+
+class _Slot:
+    """One slot: its MjData per scene, controller state and episode counters."""
+
+    def __init__(self) -> None:
+        self._data: dict[str, mujoco.MjData] = {}
+        self.control: Any = None
+
+    def begin(self, task: Task, episode: EpisodeSpec, scene: Any) -> None:
+        self.task, self.episode, self.scene = task, episode, scene
+        self.control = scene.new_control_state()
+        self.elapsed = self.held = 0
+        self.success = self.over = False
+        self.noise = np.random.Generator(np.random.PCG64(splits.stable_seed("action_noise", episode.seed)))
+
+    def data(self, scene: Any) -> mujoco.MjData:
+        if scene.name not in self._data:
+            self._data[scene.name] = scene.new_data()
+        return self._data[scene.name]
+
+
+def place_objects(task: Task, rng: np.random.Generator, split: str) -> dict[str, np.ndarray]:
+    """Initial poses {object: [x, y, z, yaw]} of a task; placements of the two splits never share a lattice cell."""
+    poses: dict[str, np.ndarray] = {}
+    for name, (x0, y0, x1, y1) in task.regions.items():
+        for _ in range(1000):
+            xy = splits.sample_xy(rng, (x0, y0), (x1, y1), split)
+            if all(np.hypot(*(xy - p[:2])) >= task.min_distance for p in poses.values()):
+                break
+        else:
+            raise ConfigError(f"task {task.task_id}: the regions leave no room to place {name!r}")
+        yaw = rng.uniform(-task.max_yaw, task.max_yaw)
+        poses[name] = np.array([xy[0], xy[1], TABLE_HEIGHT + OBJECTS[name].rest_height + 0.001, yaw])
+    return poses
+
+
+def _instruction(task: Task, episode: EpisodeSpec) -> str:
+    texts = task.spec.held_out_instructions if episode.split == "held_out" else task.spec.instructions
+    return texts[episode.instruction_index % len(texts)]
+
+
+def _embodiment(config: TabletopConfig) -> EmbodimentSpec:
+    pose = config.controller == "osc_pose"
+    turns = ("drx", "dry", "drz") if pose else ()
+    quaternion = ("eef_qx", "eef_qy", "eef_qz", "eef_qw") if pose else ()
+    high = (0.05,) * 3 + (0.5,) * len(turns) + (1.0,)
+    return EmbodimentSpec(
+        name=f"robosuite_panda_{config.controller}",
+        action_names=("dx", "dy", "dz", *turns, "gripper"),
+        action_units=("m",) * 3 + ("rad",) * len(turns) + ("command",),
+        action_low=tuple(-v for v in high),
+        action_high=high,
+        frame="world",
+        rotation="rotation vector, relative to the present orientation, world frame" if pose else "fixed, hand down",
+        gripper="-1 opens, +1 closes",
+        control_hz=20.0,
+        cameras=tuple(CameraSpec(name, config.camera_size, config.camera_size) for name in config.cameras),
+        proprio_names=("eef_x", "eef_y", "eef_z", "gripper_open", *quaternion),
+    )
+
+
+def _privileged_dim() -> int:
+    return 8 + 1 + 11 * MAX_OBJECTS + 4 + len(TASKS) + len(STAGES)
