@@ -1,0 +1,299 @@
+"""Demonstration datasets: what is written is what is read, by us and by lerobot; bad folders give one clear error."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from vla_rl.dataset import (
+    DatasetError,
+    DemonstrationWriter,
+    encode_png,
+    feature_statistics,
+    image_statistics,
+    load_demonstrations,
+    read_embodiment,
+)
+from vla_rl.errors import ConfigError, EmbodimentMismatch
+from vla_rl.types import CameraSpec, EmbodimentSpec
+
+pytest.importorskip("pyarrow")
+Image = pytest.importorskip("PIL.Image")
+
+SPEC = EmbodimentSpec(
+    name="arm",
+    action_names=("dx", "dy", "gripper"),
+    action_units=("m", "m", "1"),
+    action_low=(-0.05, -0.05, -1.0),
+    action_high=(0.05, 0.05, 1.0),
+    frame="base",
+    rotation="none",
+    gripper="+1 closes",
+    control_hz=20.0,
+    cameras=(CameraSpec("front", 12, 16), CameraSpec("wrist", 10, 10)),
+    proprio_names=("x", "y", "z", "gripper_open"),
+)
+LENGTHS = (7, 4, 9)
+
+
+def episode(number: int, length: int) -> dict:
+    rng = np.random.default_rng(number)
+    images = {c.name: rng.integers(0, 256, (length, c.height, c.width, 3), dtype=np.uint8) for c in SPEC.cameras}
+    proprio = rng.normal(size=(length, 4)).astype(np.float32)
+    actions = rng.normal(size=(length, 3)).astype(np.float32)
+    return dict(images=images, proprio=proprio, actions=actions, instruction=f"task {number % 2}")
+
+
+def write(path, storage="images"):
+    with DemonstrationWriter(path, SPEC, storage=storage) as writer:
+        for i, n in enumerate(LENGTHS):
+            writer.add_episode(**episode(i, n), success=i != 1, task_id=f"t{i % 2}", init_state_id=100 + i)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("data") / "demos")
+
+
+def test_png_is_lossless():
+    rng = np.random.default_rng(0)
+    for shape in ((1, 1, 3), (5, 7, 3), (84, 84, 3)):
+        image = rng.integers(0, 256, shape, dtype=np.uint8)
+        import io
+
+        with Image.open(io.BytesIO(encode_png(image))) as decoded:
+            assert np.array_equal(np.asarray(decoded), image)
+
+
+def test_round_trip(folder):
+    data = load_demonstrations(folder, SPEC, chunk_length=3)
+    assert len(data) == sum(LENGTHS) and data.embodiment == SPEC == read_embodiment(folder)
+    start = 0
+    for i, n in enumerate(LENGTHS):
+        expected, info = episode(i, n), data.episodes[i]
+        rows = slice(start, start + n)
+        assert np.array_equal(data.actions[rows].numpy(), expected["actions"])
+        assert np.array_equal(data.proprio[rows].numpy(), expected["proprio"])
+        for camera, frames in expected["images"].items():
+            assert data.images[camera].dtype == torch.uint8
+            assert np.array_equal(data.images[camera][rows].numpy(), frames)
+        assert (info.start, info.length, info.instruction) == (start, n, f"task {i % 2}")
+        assert (info.success, info.task_id, info.init_state_id) == (i != 1, f"t{i % 2}", 100 + i)
+        start += n
+
+
+def test_chunks_stop_at_the_episode_end(folder):
+    data = load_demonstrations(folder, SPEC, chunk_length=3)
+    observation, actions, valid = data.at(torch.tensor([0, 5, 6, 7]))
+    assert valid.tolist() == [[True] * 3, [True, True, False], [True, False, False], [True] * 3]
+    assert torch.equal(actions[0], data.actions[0:3])
+    assert torch.equal(actions[1], data.actions[[5, 6, 6]])  # the last action repeats, never the next episode's
+    assert torch.equal(actions[2], data.actions[[6, 6, 6]])
+    assert observation.instruction == ("task 0", "task 0", "task 0", "task 1")
+    assert torch.equal(observation.images["wrist"], data.images["wrist"][[0, 5, 6, 7]])
+
+
+def test_sampling_follows_the_generator_and_covers_everything(folder):
+    data = load_demonstrations(folder, chunk_length=2)
+    a, b = (data.sample(16, torch.Generator().manual_seed(3)) for _ in range(2))
+    assert torch.equal(a[1], b[1]) and torch.equal(a[0].proprio, b[0].proprio)
+    epoch = torch.cat([o.proprio for o, _, _ in data.batches(8, torch.Generator().manual_seed(0))])
+    assert torch.equal(epoch.sort(0).values, data.proprio.sort(0).values)
+    with pytest.raises(ConfigError, match="chunk_length=0"):
+        load_demonstrations(folder, chunk_length=0)
+
+
+def test_statistics(folder):
+    data = load_demonstrations(folder)
+    values = np.concatenate([episode(i, n)["actions"] for i, n in enumerate(LENGTHS)]).astype(np.float64)
+    stats = data.statistics["action"]
+    assert np.allclose(stats["mean"], values.mean(0)) and np.allclose(stats["std"], values.std(0))
+    assert np.allclose(stats["q01"], np.quantile(values, 0.01, axis=0))
+    assert np.allclose(stats["max"], values.max(0)) and stats["q99"].dtype == np.float32
+    images = np.random.default_rng(1).integers(10, 200, (4, 6, 6, 3), dtype=np.uint8)
+    histogram = np.stack([np.bincount(images[..., c].ravel(), minlength=256) for c in range(3)])
+    found, scaled = image_statistics(histogram, 4), images.reshape(-1, 3) / 255.0
+    for key, expected in (("min", scaled.min(0)), ("max", scaled.max(0)), ("mean", scaled.mean(0))):
+        assert np.allclose(found[key].ravel(), expected)
+    assert np.allclose(found["std"].ravel(), scaled.std(0))
+    assert np.allclose(found["q50"].ravel(), np.quantile(scaled, 0.5, axis=0, method="inverted_cdf"))
+    assert feature_statistics(np.ones((1, 2)))["std"].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("storage", ["images", "videos"])
+def test_lerobot_loads_what_we_write(tmp_path, monkeypatch, storage):
+    pytest.importorskip("av")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # lerobot's own imports warn
+        lerobot = pytest.importorskip("lerobot.datasets.lerobot_dataset")
+        path = write(tmp_path / "demos", storage)
+        ours = load_demonstrations(path, SPEC)
+        theirs = lerobot.LeRobotDataset("local/demos", root=path, video_backend="pyav", tolerance_s=1e-3)
+        assert (len(theirs), theirs.num_episodes, theirs.fps) == (sum(LENGTHS), len(LENGTHS), 20)
+        stats = theirs.meta.stats
+        assert np.allclose(stats["action"]["mean"], ours.statistics["action"]["mean"])
+        assert stats["observation.images.front"]["mean"].shape == (3, 1, 1)
+        for i in (0, 6, 7, 11, 19):
+            item = theirs[i]
+            assert torch.equal(item["action"], ours.actions[i]) and torch.equal(item["observation.state"], ours.proprio[i])
+            assert item["task"] == ours.at(torch.tensor([i]))[0].instruction[0]
+            for camera in SPEC.camera_names:
+                pixels = (item[f"observation.images.{camera}"] * 255).round().to(torch.uint8).permute(1, 2, 0)
+                gap = (pixels.int() - ours.images[camera][i].int()).abs().float().mean()
+                assert gap == 0 if storage == "images" else gap < 3  # two decoders convert YUV to RGB a little differently
+
+
+def test_we_load_what_lerobot_writes(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        lerobot = pytest.importorskip("lerobot.datasets.lerobot_dataset")
+        from vla_rl.dataset import lerobot_features
+
+        features = {k: v for k, v in lerobot_features(SPEC).items() if k.startswith(("observation", "action"))}
+        features = {k: v | {"shape": tuple(v["shape"])} for k, v in features.items()}
+        theirs = lerobot.LeRobotDataset.create("local/x", 20, features, root=tmp_path / "x", use_videos=False)
+        for i in range(2):
+            e = episode(i, 3)
+            for t in range(3):
+                frame = {f"observation.images.{c}": v[t] for c, v in e["images"].items()}
+                frame |= {"observation.state": e["proprio"][t], "action": e["actions"][t], "task": e["instruction"]}
+                theirs.add_frame(frame)
+            theirs.save_episode()
+        theirs.finalize()
+    data = load_demonstrations(tmp_path / "x", SPEC, 2)
+    assert np.array_equal(data.images["front"][3:].numpy(), episode(1, 3)["images"]["front"])
+    assert np.array_equal(data.actions[:3].numpy(), episode(0, 3)["actions"])
+    assert [e.instruction for e in data.episodes] == ["task 0", "task 1"] and data.episodes[0].success is None
+    with pytest.raises(DatasetError, match="does not say which robot"):
+        load_demonstrations(tmp_path / "x")
+
+
+def test_video_frames_stay_close(tmp_path):
+    pytest.importorskip("av")
+    ramp = np.linspace(0, 255, 16).astype(np.uint8)
+    with DemonstrationWriter(tmp_path / "v", SPEC, storage="videos") as writer:
+        for i in range(2):
+            smooth = {
+                "front": np.broadcast_to(ramp[None, None, :, None], (5, 12, 16, 3)) // (i + 1),
+                "wrist": np.full((5, 10, 10, 3), 60 * (i + 1), np.uint8),
+            }
+            e = episode(i, 5) | {"images": smooth}
+            writer.add_episode(**e, success=True, task_id="t", init_state_id=i)
+    data = load_demonstrations(tmp_path / "v", SPEC)
+    assert (data.images["wrist"][:5].int() - 60).abs().max() < 6 and (data.images["wrist"][5:].int() - 120).abs().max() < 6
+    assert (data.images["front"][5:].float().mean() - ramp.mean() / 2).abs() < 6
+
+
+@pytest.mark.parametrize(
+    "change, names",
+    [
+        ({"cameras": (CameraSpec("front", 12, 16), CameraSpec("side", 10, 10))}, ["side", "wrist"]),
+        ({"cameras": (CameraSpec("front", 24, 32), CameraSpec("wrist", 10, 10))}, ["24", "12"]),
+        ({"action_names": ("dx", "dz", "gripper")}, ["dz", "dy"]),
+        ({"proprio_names": ("x", "y", "z")}, ["gripper_open"]),
+        ({"control_hz": 10.0}, ["control_hz", "10.0", "20"]),
+        ({"frame": "world"}, ["frame", "world", "base"]),
+    ],
+)
+def test_another_embodiment_is_refused(folder, change, names):
+    with pytest.raises(EmbodimentMismatch) as caught:
+        load_demonstrations(folder, dataclasses.replace(SPEC, **change), 2)
+    assert all(name in str(caught.value) for name in names)
+
+
+def test_further_cameras_are_ignored(folder):
+    data = load_demonstrations(folder, dataclasses.replace(SPEC, cameras=SPEC.cameras[:1]), 2)
+    assert set(data.images) == {"front"}
+
+
+def test_existing_folder_is_refused(folder):
+    before = sorted(p.name for p in folder.parent.iterdir())
+    with pytest.raises(DatasetError, match="exists already"):
+        DemonstrationWriter(folder, SPEC)
+    assert sorted(p.name for p in folder.parent.iterdir()) == before
+
+
+def test_nothing_is_left_of_an_aborted_dataset(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        with DemonstrationWriter(tmp_path / "d", SPEC) as writer:
+            writer.add_episode(**episode(0, 4), success=True, task_id="t", init_state_id=0)
+            raise KeyboardInterrupt
+    with pytest.raises(DatasetError, match="No episode"):
+        DemonstrationWriter(tmp_path / "d", SPEC).close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_full_disk_is_named(tmp_path, monkeypatch):
+    pq = pytest.importorskip("pyarrow.parquet")
+
+    def refuse(self, table, *args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", refuse)
+    with pytest.raises(DatasetError, match="No space left on device.*GiB free"):
+        write(tmp_path / "d")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_episodes_are_refused(tmp_path):
+    writer = DemonstrationWriter(tmp_path / "d", SPEC)
+    good = episode(0, 4) | dict(success=True, task_id="t", init_state_id=0)
+    nan = good["actions"].copy()
+    nan[2, 1] = np.nan
+    with pytest.raises(DatasetError, match=r"actions\[dy\] is nan at control step 2"):
+        writer.add_episode(**good | {"actions": nan})
+    with pytest.raises(EmbodimentMismatch, match="wrist"):
+        writer.add_episode(**good | {"images": {"front": good["images"]["front"]}})
+    with pytest.raises(EmbodimentMismatch, match="actions"):
+        writer.add_episode(**good | {"actions": good["actions"][:, :2]})
+    with pytest.raises(DatasetError, match="uint8"):
+        writer.add_episode(**good | {"images": {k: v / 255.0 for k, v in good["images"].items()}})
+    with pytest.raises(DatasetError, match="no control step"):
+        writer.add_episode(**episode(0, 0), success=True, task_id="t", init_state_id=0)
+    writer.abort()
+    with pytest.raises(DatasetError, match="closed"):
+        writer.add_episode(**good)
+    with pytest.raises(ConfigError, match="images, videos"):
+        DemonstrationWriter(tmp_path / "e", SPEC, storage="gif")
+
+
+def test_damaged_folders(tmp_path):
+    with pytest.raises(DatasetError, match="no meta/info.json"):
+        load_demonstrations(tmp_path, SPEC)
+    path = write(tmp_path / "d")
+    info = path / "meta/info.json"
+    text = info.read_text()
+    info.write_text(json.dumps(json.loads(text) | {"codebase_version": "v2.1"}))
+    with pytest.raises(DatasetError, match="v2.1.*Convert"):
+        load_demonstrations(path, SPEC)
+    info.write_text("{")
+    with pytest.raises(DatasetError, match="damaged"):
+        load_demonstrations(path, SPEC)
+    info.write_text(text)
+    data = next((path / "data").glob("*/*.parquet"))
+    raw = data.read_bytes()
+    data.write_bytes(raw[: len(raw) // 2])
+    with pytest.raises(DatasetError, match="incomplete or damaged"):
+        load_demonstrations(path, SPEC)
+    data.unlink()
+    with pytest.raises(DatasetError, match="no parquet file"):
+        load_demonstrations(path, SPEC)
+
+
+def test_a_missing_feature_shows_both_sides(tmp_path):
+    path = write(tmp_path / "d")
+    info = json.loads((path / "meta/info.json").read_text())
+    del info["features"]["observation.state"]
+    (path / "meta/info.json").write_text(json.dumps(info))
+    with pytest.raises(EmbodimentMismatch, match="observation.state: expected.*gripper_open.*no such feature"):
+        load_demonstrations(path, SPEC)
