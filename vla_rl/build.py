@@ -1,0 +1,94 @@
+"""The one place that resolves names from the config into plug-ins, at run time.
+
+An entry maps (group, name) to where the implementation and its config dataclass live. A user's own class is given as
+``type: package.module:Class``; its config dataclass is found as the class attribute ``Config``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+from vla_rl.errors import ConfigError
+
+
+@dataclass
+class NoConfig:
+    """A component without options."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """``target`` and ``config`` are "module:attribute" strings, imported when used."""
+
+    target: str
+    config: str = "vla_rl.build:NoConfig"
+
+
+REGISTRY: dict[str, dict[str, Entry]] = {
+    "policy": {"nano_vla": Entry("policies.nano_vla:NanoVLA", "policies.nano_vla:NanoVLAConfig")},
+    "env": {
+        "tabletop": Entry("sim.tabletop.simulator:TabletopSimulator", "sim.tabletop.simulator:TabletopConfig"),
+        "toy": Entry("sim.toy:ToyReach", "sim.toy:ToyConfig"),
+    },
+    "collector": {
+        "tabletop": Entry("sim.tabletop.collect:collect_episode"),
+        "toy": Entry("sim.toy:collect_episode"),
+    },
+    "reward": {"success": Entry("reward_models.success:TaskSuccess", "reward_models.success:TaskSuccessConfig")},
+    "algorithm": {"ppo": Entry("vla_rl.algorithms.ppo:PPO", "vla_rl.algorithms.ppo:PPOConfig")},
+    "critic": {
+        "none": Entry("vla_rl.build:no_critic"),
+        "privileged": Entry("vla_rl.algorithms.critic:PrivilegedCritic", "vla_rl.algorithms.critic:CriticConfig"),
+    },
+}
+
+
+def no_critic(*_: Any) -> None:
+    """The algorithm uses the policy's own value head, or none."""
+
+
+def names(group: str) -> list[str]:
+    return sorted(REGISTRY[group])
+
+
+def attribute(path: str) -> Any:
+    """Import "module:attribute"."""
+    module, _, name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name and module.startswith(error.name):
+            raise ConfigError(f"'{path}' cannot be imported: there is no module {error.name!r}") from error
+        raise
+    except AttributeError as error:
+        raise ConfigError(f"'{path}' cannot be imported: {module} has no attribute {name!r}") from error
+
+
+def entry(group: str, name: str) -> Entry:
+    if ":" in name:  # a user's own class
+        return Entry(name, f"{name}.Config")
+    try:
+        return REGISTRY[group][name]
+    except KeyError:
+        raise ConfigError(
+            f"{group}.type is {name!r}, which does not exist. Choose one of {names(group)}, or give your own class as "
+            f"{group}.type=package.module:Class"
+        ) from None
+
+
+def config_class(group: str, name: str) -> type:
+    """The dataclass that checks this component's keys."""
+    found = entry(group, name)
+    if found.config.endswith(".Config"):
+        cls = attribute(found.target)
+        if not hasattr(cls, "Config"):
+            raise ConfigError(f"{found.target} needs a class attribute 'Config': the dataclass of its options")
+        return cls.Config
+    return attribute(found.config)
+
+
+def implementation(group: str, name: str) -> Any:
+    """The class (or factory) itself."""
+    return attribute(entry(group, name).target)

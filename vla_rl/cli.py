@@ -1,0 +1,171 @@
+"""The command line: ``vla-rl <command>``. Commands only compose; the work is in the modules they call."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vla_rl.errors import ConfigError, UserError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status (2: bad input, 130: interrupted)."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if not hasattr(arguments, "function"):
+        parser.print_help()
+        return 2
+    # Nothing here may reach for a hub or an account by itself.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        return arguments.function(arguments) or 0
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command resumes", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="vla-rl", description="RL fine-tuning of vision-language-action policies")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+
+    def command(name: str, function: Any, text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.set_defaults(function=function)
+        return sub
+
+    def with_overrides(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument("overrides", nargs="*", metavar="key=value", help="config overrides, e.g. seed=1 rl.iterations=10")
+        sub.add_argument("--fresh", action="store_true", help="start over; an earlier run folder is kept aside")
+
+    quickstart = command("quickstart", run_quickstart, "demonstrations, SFT, RL and report on the embedded simulator")
+    quickstart.add_argument("--seeds", type=int, nargs="+", metavar="N", help="run these seeds one after the other")
+    with_overrides(quickstart)
+    with_overrides(command("train", run_train, "run the phases of a config: vla-rl train run=NAME"))
+    with_overrides(command("collect", run_collect, "only collect scripted demonstrations"))
+
+    evaluate = command("eval", run_eval, "success of a checkpoint, with intervals; a second one is compared pairwise")
+    evaluate.add_argument("checkpoint", type=Path)
+    evaluate.add_argument("--compare", type=Path, metavar="CHECKPOINT", help="a second checkpoint, same initial states")
+    evaluate.add_argument("--suite", default="tabletop", help="env to evaluate on (default: tabletop)")
+    evaluate.add_argument("--tasks", nargs="+", metavar="TASK", help="only these tasks")
+    evaluate.add_argument("--episodes", type=int, default=100, help="episodes in all, spread over the tasks")
+    evaluate.add_argument("--split", default="held_out", choices=["held_out", "train"])
+    evaluate.add_argument("--seed", type=int, default=0)
+    evaluate.add_argument("--sample", action="store_true", help="sample actions instead of the most likely ones")
+    evaluate.add_argument("--video", type=Path, metavar="FILE", help="write a grid of episodes as mp4")
+    evaluate.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
+    evaluate.add_argument("overrides", nargs="*", metavar="key=value", help="config overrides, e.g. slots.workers=1")
+
+    report = command("report", run_report, "write report.html and summary.json of a run folder")
+    report.add_argument("run", type=Path)
+
+    doctor = command("doctor", run_doctor, "what works on this machine, and how to fix what does not")
+    doctor.add_argument("--json", type=Path, metavar="FILE", help="write the checks as JSON")
+
+    bench = command("bench", None, "measure against a baseline, in one run")
+    kinds = bench.add_subparsers(title="benchmarks", metavar="KIND", required=True)
+    sim = kinds.add_parser("sim", help="control steps/s of the simulator against its plain gym stepping")
+    sim.set_defaults(function=run_bench_sim)
+    sim.add_argument("--suite", default="tabletop")
+    sim.add_argument("--tasks", nargs="+", default=["lift_cube"], metavar="TASK")
+    sim.add_argument("--look", default="light", choices=["light", "full"])
+    sim.add_argument("--chunk", type=int, default=8, help="control steps per decision")
+    sim.add_argument("--steps", type=int, default=160, help="control steps per measurement")
+    sim.add_argument("--workers", type=int, nargs="+", default=[1, 2], help="worker processes of the pool to measure")
+    sim.add_argument("--json", type=Path, metavar="FILE")
+    policy = kinds.add_parser("policy", help="latency of acting and samples/s of learning")
+    policy.set_defaults(function=run_bench_policy)
+    policy.add_argument("--preset", default="nano")
+    policy.add_argument("--json", type=Path, metavar="FILE")
+    return parser
+
+
+# -------------------------------------------------------------------------------------------------------------- commands
+def run_quickstart(arguments: argparse.Namespace) -> None:
+    for seed in arguments.seeds or [None]:
+        extra = [] if seed is None else [f"seed={seed}"]
+        _run(["run=quickstart", *arguments.overrides, *extra], arguments.fresh)
+
+
+def run_train(arguments: argparse.Namespace) -> None:
+    _run(arguments.overrides, arguments.fresh)
+
+
+def run_collect(arguments: argparse.Namespace) -> None:
+    _run([*arguments.overrides, "phases=[collect]"], arguments.fresh, report=False)
+
+
+def _run(overrides: Sequence[str], fresh: bool, report: bool = True) -> None:
+    from vla_rl.config import compose
+    from vla_rl.pipeline import run_pipeline
+
+    config = compose(overrides)
+    folder = run_pipeline(config, fresh=fresh)
+    print(f"open {folder / 'report.html'}" if report else f"wrote {folder / 'dataset'}")
+
+
+def run_eval(arguments: argparse.Namespace) -> None:
+    from vla_rl.config import compose
+    from vla_rl.pipeline import evaluate_checkpoints
+
+    config = compose([f"env={arguments.suite}", *arguments.overrides])
+    config.tasks = arguments.tasks or []
+    config.held_out_tasks = []
+    config.evaluate.split = arguments.split
+    config.evaluate.seed = arguments.seed
+    config.evaluate.deterministic = not arguments.sample
+    paths = [arguments.checkpoint] + ([arguments.compare] if arguments.compare else [])
+    document = evaluate_checkpoints(config, paths, episodes=arguments.episodes, video=arguments.video)
+    _write(arguments.json, document)
+
+
+def run_report(arguments: argparse.Namespace) -> None:
+    from vla_rl.report import write_report
+
+    print(write_report(arguments.run))
+
+
+def run_doctor(arguments: argparse.Namespace) -> int:
+    from vla_rl.doctor import doctor, exit_status, render
+
+    checks = doctor()
+    print(render(checks))
+    _write(arguments.json, [vars(c) for c in checks])
+    return exit_status(checks)
+
+
+def run_bench_sim(arguments: argparse.Namespace) -> None:
+    from vla_rl import build
+
+    benches = {"tabletop": "sim.bench:bench_tabletop"}
+    if arguments.suite not in benches:
+        raise ConfigError(f"--suite {arguments.suite} has no benchmark. Choose one of {sorted(benches)}")
+    document = build.attribute(benches[arguments.suite])(
+        tasks=arguments.tasks,
+        chunk=arguments.chunk,
+        steps=arguments.steps,
+        look=arguments.look,
+        workers=arguments.workers,
+    )
+    _write(arguments.json, document)
+
+
+def run_bench_policy(arguments: argparse.Namespace) -> None:
+    from vla_rl import build
+
+    _write(arguments.json, build.attribute("policies.bench:bench_policy")(arguments.preset))
+
+
+def _write(path: Path | None, document: Any) -> None:
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(document, indent=2) + "\n")
+        print(f"wrote {path}")

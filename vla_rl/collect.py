@@ -1,0 +1,108 @@
+"""Scripted demonstrations, collected in parallel processes, into a LeRobotDataset v3."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vla_rl import build
+from vla_rl.config import CollectConfig
+from vla_rl.dataset import DemonstrationWriter
+from vla_rl.errors import UserError
+from vla_rl.splits import stable_seed
+from vla_rl.types import EpisodeSpec
+
+MAX_FAILURE_SHARE = 0.5
+
+
+def collect_demonstrations(
+    env_type: str,
+    env_config: Any,
+    tasks: Sequence[str],
+    config: CollectConfig,
+    *,
+    seed: int,
+    folder: Path,
+    progress: Callable[..., None],
+) -> dict[str, Any]:
+    """Collect ``episodes_per_task`` demonstrations of each task (successes only, unless the config says otherwise).
+
+    Initial states are 0, 1, 2 … of the train split; the result depends on the seed, not on the number of workers. The
+    dataset appears in ``folder`` at once when it is complete. Returns counts. Raises `UserError` when more than half of
+    the attempts at a task fail.
+    """
+    frames = attempts = 0
+    context = multiprocessing.get_context("spawn")
+    workers = max(1, min(config.workers, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1))
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_open, initargs=(env_type, env_config)) as pool:
+        embodiment = pool.submit(_embodiment).result()
+        kept_in_all = 0
+        with DemonstrationWriter(folder, embodiment, video=config.video) as writer:
+            for task in tasks:
+                kept = tried = 0
+                submit = functools.partial(_submit, pool, task, config.action_noise, seed)
+                for episode in _in_order(submit, ahead=2 * workers):
+                    tried += 1
+                    if episode["success"] or not config.only_success:
+                        writer.add_episode(**episode)
+                        frames += len(episode["actions"])
+                        kept += 1
+                        kept_in_all += 1
+                        progress(kept_in_all, success=kept / tried)
+                    if kept == config.episodes_per_task:
+                        break
+                    if tried >= 20 and kept < (1 - MAX_FAILURE_SHARE) * tried:
+                        raise UserError(
+                            f"the demonstrator solved only {kept} of {tried} episodes of task {task!r} at "
+                            f"collect.action_noise={config.action_noise}. Lower the noise or leave the task out."
+                        )
+                attempts += tried
+    return {"episodes": kept_in_all, "attempts": attempts, "control_steps": frames}
+
+
+def _in_order(submit: Callable[[int], Future], ahead: int) -> Iterator[dict[str, Any]]:
+    """Results for 0, 1, 2 … in order, with ``ahead`` of them under way; pending ones are cancelled at the end."""
+    pending: deque[Future] = deque(submit(i) for i in range(ahead))
+    following = ahead
+    try:
+        while True:
+            yield pending.popleft().result()
+            pending.append(submit(following))
+            following += 1
+    except BrokenProcessPool as error:
+        raise UserError("a collecting worker process died (out of memory?). Run again with collect.workers=1") from error
+    finally:
+        for future in pending:
+            future.cancel()
+
+
+def _submit(pool: ProcessPoolExecutor, task: str, noise: float, seed: int, index: int) -> Future:
+    episode = EpisodeSpec(task_id=task, init_state_id=index, split="train", seed=stable_seed("collect", seed, task, index))
+    return pool.submit(_collect_one, episode, noise)
+
+
+# ------------------------------------------------------------------------------------------------- in the worker process
+_worker: dict[str, Any] = {}
+
+
+def _open(env_type: str, env_config: Any) -> None:
+    _worker["simulator"] = build.implementation("env", env_type)(env_config)
+    _worker["collect"] = build.implementation("collector", env_type)
+
+
+def _embodiment() -> Any:
+    return _worker["simulator"].embodiment
+
+
+def _collect_one(episode: EpisodeSpec, noise: float) -> dict[str, Any]:
+    rng = np.random.default_rng(episode.seed)
+    return _worker["collect"](_worker["simulator"], episode, noise_std=noise, rng=rng)

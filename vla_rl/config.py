@@ -1,0 +1,242 @@
+"""Configuration: Hydra composes YAML, one dataclass per component checks it, plain dataclasses come out.
+
+Every component group (``policy``, ``env``, ``reward``, ``algorithm``, ``critic``) carries a ``type`` that names an entry of
+`vla_rl.build`; the other keys must fit that entry's config dataclass. The rest of the tree must fit `RunConfig`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vla_rl import build
+from vla_rl.algorithms.curriculum import CurriculumConfig
+from vla_rl.algorithms.imitation import ImitationConfig
+from vla_rl.errors import ConfigError
+from vla_rl.evaluate import EvaluateConfig
+from vla_rl.paths import config_dir
+from vla_rl.rollout import RolloutConfig
+
+PHASES = ("collect", "sft", "eval_sft", "rl", "eval_rl", "report")
+_GROUPS = ("policy", "env", "reward", "algorithm", "critic")
+
+
+@dataclass
+class CollectConfig:
+    """Scripted demonstrations. ``action_noise`` is the std of the Gaussian added to the executed action, as a share of
+    the action range's half-width; the recorded label stays clean, so demonstrations show recoveries (DART)."""
+
+    episodes_per_task: int = 100
+    action_noise: float = 0.3
+    workers: int = 2
+    only_success: bool = True
+    video: bool = False
+
+    def __post_init__(self) -> None:
+        if self.episodes_per_task < 1 or self.workers < 1 or self.action_noise < 0:
+            raise ConfigError(
+                "collect needs episodes_per_task >= 1, workers >= 1 and action_noise >= 0, got "
+                f"{self.episodes_per_task}, {self.workers}, {self.action_noise}"
+            )
+
+
+@dataclass
+class SlotsConfig:
+    """Where the env's slots live. ``workers`` = 0 runs the simulator in the main process (deterministic order)."""
+
+    workers: int = 2
+    slots_per_worker: int = 8
+    hang_timeout: float = 120.0
+    max_restarts: int = 5
+
+    def __post_init__(self) -> None:
+        if self.workers < 0 or self.slots_per_worker < 1:
+            raise ConfigError(
+                f"slots needs workers >= 0 and slots_per_worker >= 1, got {self.workers} and {self.slots_per_worker}"
+            )
+
+
+@dataclass
+class RLConfig:
+    """The online loop. ``episodes_per_iteration`` counts episodes, group members included.
+
+    ``init_states`` is the number of training initial states per task (0: unlimited, every episode or group a new one).
+    """
+
+    iterations: int = 20
+    episodes_per_iteration: int = 64
+    group_size: int = 1
+    init_states: int = 0
+    eval_every: int = 0
+    checkpoint_every: int = 1
+    keep_best: bool = False
+    held_out_instructions: bool = False
+
+    def __post_init__(self) -> None:
+        if self.group_size < 1 or self.episodes_per_iteration % self.group_size:
+            raise ConfigError(
+                f"rl.episodes_per_iteration ({self.episodes_per_iteration}) must be a multiple of rl.group_size "
+                f"({self.group_size})"
+            )
+        if self.iterations < 0 or self.checkpoint_every < 1:
+            raise ConfigError(
+                f"rl.iterations must be >= 0 and rl.checkpoint_every >= 1, got {self.iterations}, {self.checkpoint_every}"
+            )
+
+
+@dataclass
+class RunConfig:
+    """One run. Component groups are already their own dataclasses here; ``*_type`` keeps the name they came from."""
+
+    name: str = "run"
+    seed: int = 0
+    output_dir: str = "outputs"
+    threads: int = 0  # torch threads of the main process; 0: all cores
+    device: str = "auto"
+    tasks: list[str] = field(default_factory=list)  # empty: all tasks of the env
+    held_out_tasks: list[str] = field(default_factory=list)
+    phases: list[str] = field(default_factory=lambda: list(PHASES))
+    checkpoint: str = ""  # start from this policy instead of phases collect and sft
+    dataset: str = ""  # train on this dataset instead of collecting one
+    wandb: bool = True
+    collect: CollectConfig = field(default_factory=CollectConfig)
+    sft: ImitationConfig = field(default_factory=ImitationConfig)
+    slots: SlotsConfig = field(default_factory=SlotsConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    rl: RLConfig = field(default_factory=RLConfig)
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    policy_type: str = "nano_vla"
+    policy: Any = None
+    env_type: str = "tabletop"
+    env: Any = None
+    reward_type: str = "success"
+    reward: Any = None
+    algorithm_type: str = "ppo"
+    algorithm: Any = None
+    critic_type: str = "none"
+    critic: Any = None
+
+    def __post_init__(self) -> None:
+        unknown = [p for p in self.phases if p not in PHASES]
+        if unknown:
+            raise ConfigError(f"phases has {unknown}, which do not exist. Choose from {list(PHASES)}")
+        both = sorted(set(self.tasks) & set(self.held_out_tasks))
+        if both:
+            raise ConfigError(f"tasks {both} are both in tasks and in held_out_tasks; a task is trained on or held out")
+
+    @property
+    def run_dir(self) -> Path:
+        return Path(self.output_dir) / self.name
+
+
+def compose(overrides: Sequence[str] = (), directory: Path | None = None) -> RunConfig:
+    """Compose ``configs/config.yaml`` with Hydra overrides (``run=quickstart seed=1 algorithm.lr=3e-4``).
+
+    Raises `ConfigError` naming the key, the value and what would fit.
+    """
+    import hydra
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    directory = (directory or config_dir()).resolve()
+    GlobalHydra.instance().clear()
+    try:
+        with hydra.initialize_config_dir(str(directory), version_base="1.3"):
+            tree = OmegaConf.to_container(hydra.compose("config", _forced(overrides, directory)), resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_explain(error, directory)) from error
+    finally:
+        GlobalHydra.instance().clear()
+    return from_tree(tree)
+
+
+def _forced(overrides: Sequence[str], directory: Path) -> list[str]:
+    """Let value overrides set keys that no YAML lists: the schemas know the keys and refuse the others with a hint."""
+    groups = {d.name for d in directory.iterdir() if d.is_dir()}
+    return [o if o[:1] in "+~" or o.partition("=")[0] in groups else f"++{o}" for o in overrides]
+
+
+def from_tree(tree: dict[str, Any]) -> RunConfig:
+    """Check a composed tree (as `to_tree` writes it) against the schemas."""
+    tree = dict(tree)
+    groups: dict[str, Any] = {}
+    for group in _GROUPS:
+        values = dict(tree.pop(group, None) or {})
+        kind = values.pop("type", None)
+        if kind is None:
+            raise ConfigError(f"{group}.type is missing. Choose one of {build.names(group)}")
+        groups[f"{group}_type"] = kind
+        groups[group] = _checked(build.config_class(group, kind), values, group)
+    config = _checked(RunConfig, tree, "")
+    for key, value in groups.items():
+        setattr(config, key, value)
+    return config
+
+
+def to_tree(config: RunConfig) -> dict[str, Any]:
+    """The plain tree that `from_tree` reads: exact record of a run."""
+    tree = dataclasses.asdict(config)
+    for group in _GROUPS:
+        tree[group] = {"type": tree.pop(f"{group}_type"), **(tree[group] or {})}
+    return tree
+
+
+def save(config: RunConfig, path: Path) -> None:
+    from omegaconf import OmegaConf
+
+    path.write_text(OmegaConf.to_yaml(OmegaConf.create(to_tree(config))))
+
+
+def load(path: Path) -> RunConfig:
+    from omegaconf import OmegaConf
+
+    return from_tree(OmegaConf.to_container(OmegaConf.load(path)))  # type: ignore[arg-type]
+
+
+def default_threads() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _checked(schema: type, values: dict[str, Any], where: str) -> Any:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    _refuse_unknown(schema, values, where)
+    try:
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), values))
+    except OmegaConfBaseException as error:
+        key = ".".join(p for p in (where, str(error.full_key or "")) if p)
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"{key}: {reason}. Mend the value in your override or YAML.") from error
+
+
+def _refuse_unknown(schema: type, values: dict[str, Any], where: str) -> None:
+    known = {f.name: f for f in dataclasses.fields(schema)}
+    for key, value in values.items():
+        path = f"{where}.{key}" if where else key
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f" Did you mean '{close[0]}'?" if close else f" Known keys here: {', '.join(sorted(known))}."
+            raise ConfigError(f"unknown config key '{path}' (value {value!r}).{hint}")
+        factory = known[key].default_factory
+        if isinstance(value, dict) and isinstance(factory, type) and dataclasses.is_dataclass(factory):
+            _refuse_unknown(factory, value, path)
+
+
+def _explain(error: Exception, directory: Path) -> str:
+    text = str(error).strip()
+    first = text.splitlines()[0] if text else type(error).__name__
+    runs = sorted(p.stem for p in (directory / "run").glob("*.yaml"))
+    if "Could not find" in text or "In 'config'" in text:
+        groups = {d.name: sorted(p.stem for p in d.glob("*.yaml")) for d in directory.iterdir() if d.is_dir()}
+        listing = "; ".join(f"{g}: {', '.join(v)}" for g, v in sorted(groups.items()) if v)
+        return f"{first}. Available: {listing}"
+    return f"{first}. Overrides look like run={runs[0] if runs else 'NAME'} seed=1 algorithm.policy_lr=1e-4"

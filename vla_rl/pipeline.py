@@ -1,0 +1,302 @@
+"""A run: its folder, its phases, and how it picks up where it stopped.
+
+``outputs/<name>/`` holds ``config.yaml``, ``versions.json``, ``phases.json``, ``metrics.jsonl``, ``dataset/``,
+``checkpoints/{sft,rl}``, ``eval_*.json``, ``videos/``, ``report.html`` and ``summary.json``. Each phase leaves its
+result there and is skipped once that is complete; an interrupted phase goes on from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vla_rl import build, config as configs
+from vla_rl.algorithms.curriculum import make_curriculum
+from vla_rl.algorithms.imitation import Imitation
+from vla_rl.checkpoint import RunLock, load_policy, write_json
+from vla_rl.collect import collect_demonstrations
+from vla_rl.config import RunConfig
+from vla_rl.dataset import load_demonstrations
+from vla_rl.errors import ConfigError, UserError
+from vla_rl.evaluate import EvaluationResult, compare, evaluate, write_videos
+from vla_rl.interfaces import Env
+from vla_rl.metrics import MemoryWatch, MetricsLogger, Progress, versions
+from vla_rl.report import write_report
+from vla_rl.rollout import RolloutEngine
+from vla_rl.trainer import train_rl, train_sft
+from vla_rl.types import TaskSpec
+
+
+@dataclass
+class Run:
+    """What the phases share. ``env`` is opened at first use and closed with the run."""
+
+    config: RunConfig
+    logger: MetricsLogger
+    progress: Progress
+    phases: dict[str, Any]
+    resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    @property
+    def dir(self) -> Path:
+        return self.config.run_dir
+
+    @functools.cached_property
+    def env(self) -> Env:
+        return self.resources.enter_context(contextlib.closing(open_env(self.config)))
+
+    @property
+    def train_tasks(self) -> list[TaskSpec]:
+        return select_tasks(self.env.tasks, self.config.tasks, exclude=self.config.held_out_tasks)
+
+    @property
+    def eval_tasks(self) -> list[TaskSpec]:
+        return self.train_tasks + select_tasks(self.env.tasks, self.config.held_out_tasks or None)
+
+    @property
+    def device(self) -> torch.device:
+        return pick_device(self.config.device)
+
+    def engine(self, policy: Any) -> RolloutEngine:
+        return RolloutEngine(self.env, policy, self.config.rollout)
+
+
+def run_pipeline(config: RunConfig, *, fresh: bool = False) -> Path:
+    """Run every phase of ``config.phases`` that is not complete yet; returns the run folder."""
+    folder = config.run_dir
+    folder.mkdir(parents=True, exist_ok=True)
+    with RunLock(folder), contextlib.ExitStack() as stack:
+        if fresh:
+            _set_aside(folder)
+        _same_config(config, folder)
+        torch.set_num_threads(config.threads or configs.default_threads())
+        torch.manual_seed(config.seed)
+        phases = _read_json(folder / "phases.json")
+        write_json(folder / "versions.json", versions())
+        logger = stack.enter_context(MetricsLogger(folder, wandb=config.wandb, run_name=config.name))
+        progress = stack.enter_context(Progress())
+        memory = stack.enter_context(MemoryWatch(phases.get("peak_memory_bytes", 0)))
+        run = Run(config, logger, progress, phases)
+        stack.enter_context(run.resources)
+        for name in config.phases:
+            record = phases.setdefault(name, {"seconds": 0.0, "complete": False})
+            if record["complete"] and name != "report":
+                progress.say(f"{name}: complete ({record['seconds']:.0f} s), skipped")
+                continue
+            started, before = time.perf_counter(), record["seconds"]
+            progress.say(f"{name}: {DESCRIPTIONS[name]}")
+            try:
+                record |= PHASE_FUNCTIONS[name](run) or {}
+                record["complete"] = True
+            finally:
+                record["seconds"] = before + time.perf_counter() - started
+                phases["peak_memory_bytes"] = memory.peak
+                write_json(folder / "phases.json", phases)
+        # The report's own seconds and the last peak are known only now.
+        write_report(folder)
+        progress.say(f"report: {folder / 'report.html'}")
+    return folder
+
+
+# ---------------------------------------------------------------------------------------------------------------- phases
+def phase_collect(run: Run) -> dict[str, Any]:
+    c = run.config
+    if c.checkpoint or c.dataset:
+        return {"skipped": "a checkpoint or dataset was given"}
+    tasks = [t.task_id for t in run.train_tasks]
+    with run.progress.task("collect", len(tasks) * c.collect.episodes_per_task) as bar:
+        return collect_demonstrations(
+            c.env_type, c.env, tasks, c.collect, seed=c.seed, folder=run.dir / "dataset", progress=bar.update
+        )
+
+
+def phase_sft(run: Run) -> dict[str, Any]:
+    c = run.config
+    if c.checkpoint:
+        return {"skipped": "a checkpoint was given"}
+    dataset = load_demonstrations(
+        Path(c.dataset) if c.dataset else run.dir / "dataset", run.env.embodiment, chunk_length=c.policy.chunk_length
+    )
+    policy = build.implementation("policy", c.policy_type).from_statistics(
+        c.policy, run.env.embodiment, dataset.action_stats, dataset.proprio_stats, seed=c.seed
+    )
+    policy.to(run.device)
+    imitation = Imitation(c.sft, policy, seed=c.seed)
+    generator = imitation.generator
+    counters = train_sft(
+        imitation,
+        lambda: dataset.sample(c.sft.batch_size, generator),
+        folder=run.dir / "checkpoints" / "sft",
+        logger=run.logger,
+        progress=run.progress,
+    )
+    return {"updates": counters.iteration}
+
+
+def phase_eval(run: Run, name: str, checkpoint: Path) -> dict[str, Any]:
+    c = run.config
+    policy = load_policy(checkpoint, policy_factory, expected_embodiment=run.env.embodiment).to(run.device)
+    result = _evaluate(run, policy, name)
+    result.save(run.dir / f"eval_{name}.json")
+    write_videos(result, run.dir / "videos" / f"{name}.mp4", control_hz=run.env.embodiment.control_hz)
+    run.logger.log("eval", 0 if name == "sft" else c.rl.iterations, {f"eval_{name}/success": result.success_rate})
+    run.progress.say(result.table())
+    return {"episodes": result.episodes, "control_steps": result.control_steps}
+
+
+def phase_eval_sft(run: Run) -> dict[str, Any]:
+    return phase_eval(run, "sft", start_checkpoint(run))
+
+
+def phase_rl(run: Run) -> dict[str, Any]:
+    c = run.config
+    policy = load_policy(start_checkpoint(run), policy_factory, expected_embodiment=run.env.embodiment).to(run.device)
+    critic = build.implementation("critic", c.critic_type)(c.critic, run.env.privileged_dim)
+    if critic is not None:
+        critic.to(run.device)
+    algorithm = build.implementation("algorithm", c.algorithm_type)(c.algorithm, policy, critic, seed=c.seed)
+    items = [
+        (task.task_id, init) for task in run.train_tasks for init in (range(c.rl.init_states) if c.rl.init_states else [-1])
+    ]
+
+    def held_out_check(iteration: int) -> dict[str, float]:
+        result = _evaluate(run, policy, f"iteration {iteration}")
+        return {"eval/success": result.success_rate}
+
+    counters = train_rl(
+        c.rl,
+        run.engine(policy),
+        algorithm,
+        build.implementation("reward", c.reward_type)(c.reward),
+        make_curriculum(c.curriculum, items),
+        run.train_tasks,
+        seed=c.seed,
+        folder=run.dir / "checkpoints" / "rl",
+        logger=run.logger,
+        progress=run.progress,
+        evaluate=held_out_check,
+    )
+    return {"episodes": counters.episodes, "control_steps": counters.control_steps, "iterations": counters.iteration}
+
+
+def phase_eval_rl(run: Run) -> dict[str, Any]:
+    return phase_eval(run, "rl", run.dir / "checkpoints" / "rl")
+
+
+def phase_report(run: Run) -> dict[str, Any]:
+    """The report is written once all figures are in, by `run_pipeline`."""
+    return {}
+
+
+PHASE_FUNCTIONS: dict[str, Callable[[Run], dict[str, Any]]] = {
+    "collect": phase_collect,
+    "sft": phase_sft,
+    "eval_sft": phase_eval_sft,
+    "rl": phase_rl,
+    "eval_rl": phase_eval_rl,
+    "report": phase_report,
+}
+DESCRIPTIONS = {
+    "collect": "scripted demonstrations into a LeRobotDataset",
+    "sft": "supervised fine-tuning on the demonstrations",
+    "eval_sft": "success of the starting policy on held-out initial states",
+    "rl": "online RL from task reward",
+    "eval_rl": "success of the tuned policy on the same held-out initial states",
+    "report": "writing report.html and summary.json",
+}
+
+
+# --------------------------------------------------------------------------------------------------------------- helpers
+def open_env(config: RunConfig) -> Env:
+    """The configured simulator in worker processes, or in this process for ``slots.workers`` = 0."""
+    simulator = build.implementation("env", config.env_type)
+    slots = config.slots
+    if slots.workers == 0:
+        inline = build.attribute("sim.inline:InlineEnv")
+        return inline(simulator(config.env), num_slots=slots.slots_per_worker)
+    pool = build.attribute("sim.pool:ProcessPool")
+    return pool(
+        functools.partial(simulator, config.env),
+        num_workers=slots.workers,
+        slots_per_worker=slots.slots_per_worker,
+        hang_timeout=slots.hang_timeout,
+        max_restarts=slots.max_restarts,
+    )
+
+
+def policy_factory(name: str) -> Any:
+    """The policy class a checkpoint names."""
+    return build.implementation("policy", name)
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"device={name} was asked for, but torch sees no GPU. Use device=cpu or device=auto")
+    return torch.device(name)
+
+
+def select_tasks(tasks: Sequence[TaskSpec], wanted: Sequence[str] | None, exclude: Sequence[str] = ()) -> list[TaskSpec]:
+    """The named tasks in the suite's order; all of them for an empty list, none for None."""
+    known = {task.task_id for task in tasks}
+    missing = [name for name in [*(wanted or []), *exclude] if name not in known]
+    if missing:
+        raise ConfigError(f"unknown task {missing[0]!r}. This env has: {', '.join(sorted(known))}")
+    if wanted is None:
+        return []
+    return [t for t in tasks if (not wanted or t.task_id in wanted) and t.task_id not in exclude]
+
+
+def start_checkpoint(run: Run) -> Path:
+    return Path(run.config.checkpoint) if run.config.checkpoint else run.dir / "checkpoints" / "sft"
+
+
+def _evaluate(run: Run, policy: Any, label: str) -> EvaluationResult:
+    with run.progress.task(f"evaluate {label}", 1) as bar:
+        return evaluate(run.engine(policy), run.eval_tasks, run.config.evaluate, progress=bar.inner)
+
+
+def _same_config(config: RunConfig, folder: Path) -> None:
+    """A run folder belongs to one config; another one in it would mix results."""
+    path = folder / "config.yaml"
+    if not path.exists():
+        configs.save(config, path)
+        return
+    old, new = configs.to_tree(configs.load(path)), configs.to_tree(config)
+    changed = sorted(_differences(old, new))
+    if changed:
+        lines = "\n  ".join(changed)
+        raise UserError(
+            f"{folder} holds a run with another config:\n  {lines}\nGive this run its own name (name=...), or start over "
+            f"with --fresh (the old folder is kept under another name)."
+        )
+
+
+def _differences(old: Any, new: Any, prefix: str = "") -> Iterator[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in old.keys() | new.keys():
+            yield from _differences(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else key)
+    elif old != new:
+        yield f"{prefix}: {old!r} there, {new!r} now"
+
+
+def _set_aside(folder: Path) -> None:
+    kept = [p for p in folder.iterdir() if p.name != RunLock.FILE]
+    if kept:
+        aside = folder.with_name(f"{folder.name}.{time.strftime('%Y%m%d-%H%M%S')}")
+        aside.mkdir()
+        for path in kept:
+            path.rename(aside / path.name)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.exists() else {}

@@ -1,0 +1,181 @@
+"""The two training loops: supervised (`train_sft`) and online RL (`train_rl`). Each is one function to read.
+
+Both resume: their state (optimisers, counters, random generators, curriculum) is part of the checkpoint, and training N
+steps equals training k, resuming, and training N − k.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vla_rl.algorithms.imitation import Imitation
+from vla_rl.checkpoint import load_training_state, load_weights, save_checkpoint
+from vla_rl.config import RLConfig
+from vla_rl.interfaces import Algorithm, RewardModel
+from vla_rl.metrics import MetricsLogger, Progress
+from vla_rl.rollout import RolloutEngine, RolloutResult
+from vla_rl.splits import stable_seed
+from vla_rl.types import EpisodeSpec, RolloutBatch, TaskSpec
+
+UNLIMITED_INIT_STATES = 1_000_000
+
+
+@dataclass
+class Counters:
+    """Totals of a phase over all its sessions."""
+
+    iteration: int = 0
+    episodes: int = 0
+    control_steps: int = 0
+    seconds: float = 0.0
+
+
+def train_sft(
+    imitation: Imitation,
+    next_batch: Callable[[], tuple[Any, Tensor, Tensor]],
+    *,
+    folder: Path,
+    logger: MetricsLogger,
+    progress: Progress,
+    checkpoint_every: int = 200,
+) -> Counters:
+    """Supervised fine-tuning (behaviour cloning) up to ``imitation.config.updates`` updates.
+
+    ``next_batch`` yields (Observation [b], actions float32 [b h a], valid bool [b h]). The checkpoint with its training
+    state is written to ``folder`` at intervals and at the end; an existing one there is resumed.
+    """
+    counters = Counters()
+    if (folder / "training_state").exists():
+        load_weights(folder, imitation.policy)
+        state = load_training_state(folder)
+        imitation.load_state_dict(state["algorithm"])
+        counters = Counters(**state["counters"])
+    total = imitation.config.updates
+    started = time.perf_counter() - counters.seconds
+    with progress.task("SFT", total, start=counters.iteration) as bar:
+        while counters.iteration < total:
+            metrics = imitation.update(*next_batch())
+            counters.iteration += 1
+            counters.seconds = time.perf_counter() - started
+            if counters.iteration % 10 == 0 or counters.iteration == total:
+                logger.log("sft", counters.iteration, metrics)
+                bar.update(counters.iteration, loss=metrics["imitation/loss"])
+            if counters.iteration % checkpoint_every == 0 or counters.iteration == total:
+                state = {"algorithm": imitation.state_dict(), "counters": vars(counters)}
+                save_checkpoint(folder, imitation.policy, state)
+    return counters
+
+
+def propose_episodes(
+    config: RLConfig, curriculum: Any, tasks: Sequence[TaskSpec], iteration: int, seed: int
+) -> list[EpisodeSpec]:
+    """The episodes of one iteration: ``group_size`` rollouts of each (task, initial state) the curriculum picks."""
+    generator = torch.Generator().manual_seed(stable_seed("episodes", seed, iteration))
+    by_id = {task.task_id: task for task in tasks}
+    episodes = []
+    items = curriculum.propose(config.episodes_per_iteration // config.group_size, generator)
+    for group, (task_id, init_state_id) in enumerate(items):
+        if init_state_id < 0:  # unlimited: a fresh one
+            init_state_id = int(torch.randint(UNLIMITED_INIT_STATES, (1,), generator=generator))
+        instruction = int(torch.randint(len(by_id[task_id].instructions), (1,), generator=generator))
+        for member in range(config.group_size):
+            episodes.append(
+                EpisodeSpec(
+                    task_id=task_id,
+                    init_state_id=init_state_id,
+                    split="train",
+                    seed=stable_seed("rollout", seed, iteration, group, member),
+                    group_id=iteration * config.episodes_per_iteration + group,
+                    instruction_index=instruction,
+                    rollout_id=f"{seed}-{iteration}-{group}-{member}",
+                )
+            )
+    return episodes
+
+
+def train_rl(
+    config: RLConfig,
+    engine: RolloutEngine,
+    algorithm: Algorithm,
+    reward: RewardModel,
+    curriculum: Any,
+    tasks: Sequence[TaskSpec],
+    *,
+    seed: int,
+    folder: Path,
+    logger: MetricsLogger,
+    progress: Progress,
+    evaluate: Callable[[int], dict[str, float]] | None = None,
+) -> Counters:
+    """Online RL: roll out, score, update, ``config.iterations`` times. Resumes from ``folder`` where it holds a state."""
+    counters = Counters()
+    if (folder / "training_state").exists():
+        load_weights(folder, engine.policy)
+        state = load_training_state(folder)
+        algorithm.load_state_dict(state["algorithm"])
+        curriculum.load_state_dict(state["curriculum"])
+        counters = Counters(**state["counters"])
+    started = time.perf_counter() - counters.seconds
+    with progress.task("RL", config.iterations, start=counters.iteration) as bar:
+        while counters.iteration < config.iterations:
+            metrics: dict[str, float] = {}
+            if evaluate is not None and config.eval_every and counters.iteration % config.eval_every == 0:
+                metrics |= evaluate(counters.iteration)
+            episodes = propose_episodes(config, curriculum, tasks, counters.iteration, seed)
+            result = engine.run(episodes, policy_version=counters.iteration, progress=bar.inner)
+            scored = time.perf_counter()
+            rewards = torch.cat(reward.score(result.trajectories))
+            updated = time.perf_counter()
+            batch = RolloutBatch.from_trajectories(result.trajectories)
+            metrics |= algorithm.update(batch, rewards)
+            metrics |= rollout_metrics(result, rewards)
+            metrics |= {"time/reward": updated - scored, "time/update": time.perf_counter() - updated}
+            record_outcomes(curriculum, result)
+            counters.iteration += 1
+            counters.episodes += len(result.trajectories)
+            counters.control_steps += int(batch.valid.sum())
+            counters.seconds = time.perf_counter() - started
+            metrics |= {"episodes": counters.episodes, "control_steps": counters.control_steps}
+            logger.log("rl", counters.iteration, metrics)
+            bar.update(counters.iteration, success=metrics["rollout/success"])
+            if counters.iteration % config.checkpoint_every == 0 or counters.iteration == config.iterations:
+                state = {
+                    "algorithm": algorithm.state_dict(),
+                    "curriculum": curriculum.state_dict(),
+                    "counters": vars(counters),
+                }
+                save_checkpoint(folder, engine.policy, state)
+    return counters
+
+
+def rollout_metrics(result: RolloutResult, rewards: Tensor) -> dict[str, float]:
+    """Success and length of this iteration's episodes, and the engine's throughput."""
+    trajectories = result.trajectories
+    steps = [t.num_control_steps for t in trajectories]
+    wins = [t.num_control_steps for t in trajectories if t.success]
+    metrics = {
+        "rollout/success": sum(t.success for t in trajectories) / len(trajectories),
+        "rollout/reward": float(rewards.sum()) / len(trajectories),
+        "rollout/control_steps": sum(steps) / len(steps),
+        "rollout/control_steps_to_success": sum(wins) / len(wins) if wins else float("nan"),
+    }
+    return metrics | {f"engine/{k}": float(v) for k, v in result.stats.items()}
+
+
+def record_outcomes(curriculum: Any, result: RolloutResult) -> None:
+    """Tell the curriculum each group's successes."""
+    groups: dict[int, list[Any]] = {}
+    for trajectory in result.trajectories:
+        groups.setdefault(trajectory.episode.group_id, []).append(trajectory)
+    for members in groups.values():
+        episode = members[0].episode
+        curriculum.record(
+            (episode.task_id, episode.init_state_id), sum(t.success for t in members), len(members)
+        )
