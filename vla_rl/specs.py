@@ -1,0 +1,156 @@
+"""What describes a robot, a task and one env slot (numpy only, so that a simulator's worker process needs no torch).
+
+Letters in shapes: h control steps in a chunk, p proprio dimensions, s privileged dimensions. Importing torch costs a
+process about 3 s and 270 MB of its own memory; workers of `sim.pool` do without it as long as the simulator imports
+these names from here. `vla_rl.types` re-exports all of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vla_rl.errors import EmbodimentMismatch
+
+
+@dataclass(frozen=True)
+class CameraSpec:
+    """One camera: its name and the size (pixels) of the uint8 RGB image it yields."""
+
+    name: str
+    height: int
+    width: int
+
+
+@dataclass(frozen=True)
+class EmbodimentSpec:
+    """What a robot's actions and observations mean. Travels with env, policy, dataset and checkpoint.
+
+    ``action_low``/``action_high`` are the physical bounds per action dimension, in ``action_units``.
+    """
+
+    name: str
+    action_names: tuple[str, ...]
+    action_units: tuple[str, ...]
+    action_low: tuple[float, ...]
+    action_high: tuple[float, ...]
+    frame: str
+    rotation: str
+    gripper: str
+    control_hz: float
+    cameras: tuple[CameraSpec, ...]
+    proprio_names: tuple[str, ...]
+
+    @property
+    def action_dim(self) -> int:
+        return len(self.action_names)
+
+    @property
+    def proprio_dim(self) -> int:
+        return len(self.proprio_names)
+
+    @property
+    def camera_names(self) -> tuple[str, ...]:
+        return tuple(camera.name for camera in self.cameras)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dict; `from_dict` inverts it."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> EmbodimentSpec:
+        values = {k: tuple(v) if isinstance(v, list | tuple) else v for k, v in data.items()}
+        values["cameras"] = tuple(CameraSpec(**c) for c in data["cameras"])
+        return cls(**values)
+
+    def differences(self, other: EmbodimentSpec) -> list[str]:
+        """One line per field that differs; empty when the two describe the same robot."""
+        return [
+            f"{f.name}: {getattr(self, f.name)!r} != {getattr(other, f.name)!r}"
+            for f in dataclasses.fields(self)
+            if getattr(self, f.name) != getattr(other, f.name)
+        ]
+
+    def require(self, other: EmbodimentSpec, mine: str, theirs: str) -> None:
+        """Raise `EmbodimentMismatch` that shows both sides unless ``other`` equals this spec."""
+        lines = self.differences(other)
+        if lines:
+            detail = "\n  ".join(lines)
+            raise EmbodimentMismatch(
+                f"The embodiment of {mine} ({self.name}) differs from that of {theirs} ({other.name}):\n  {detail}\n"
+                f"Use an env, policy, checkpoint and dataset that were made for the same robot, cameras and actions."
+            )
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """One task of a suite: how it is asked for, and how long an episode may last (control steps)."""
+
+    task_id: str
+    instructions: tuple[str, ...]
+    held_out_instructions: tuple[str, ...]
+    horizon: int
+
+
+@dataclass(frozen=True)
+class EpisodeSpec:
+    """An episode to run: the outcome depends on this and on the actions, on nothing else.
+
+    ``split`` is "train" or "held_out"; together with ``task_id`` and ``init_state_id`` it fixes the initial state.
+    ``instruction_index`` picks a paraphrase of that split. ``group_id`` ties together rollouts that are compared with
+    each other (GRPO); ``seed`` drives the policy's sampling (and any env noise).
+    """
+
+    task_id: str
+    init_state_id: int
+    split: str = "train"
+    seed: int = 0
+    group_id: int = 0
+    instruction_index: int = 0
+    rollout_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+
+# ------------------------------------------------------------------------------------------- one slot, numpy, no batch
+@dataclass(frozen=True)
+class SlotObservation:
+    """What one env slot shows at a decision: images uint8 [H W 3], proprio float32 [p] in physical units.
+
+    ``privileged`` float32 [s] is simulator state that only a critic may read; None where there is none.
+    """
+
+    images: dict[str, np.ndarray]
+    proprio: np.ndarray
+    instruction: str
+    privileged: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class SlotStep:
+    """Result of one executed chunk in one slot.
+
+    ``rewards`` float32 [h] per control step (0 past ``executed``); ``executed`` control steps were run before the
+    episode ended or the chunk was over.
+    """
+
+    observation: SlotObservation
+    rewards: np.ndarray
+    executed: int
+    terminated: bool
+    truncated: bool
+    success: bool
+
+
+@dataclass(frozen=True)
+class SlotEvent:
+    """Something a slot reports: the first observation (``step`` None), a chunk's result, or a loss (``error``)."""
+
+    slot: int
+    episode: EpisodeSpec
+    observation: SlotObservation | None
+    step: SlotStep | None = None
+    error: str | None = None
