@@ -1,0 +1,615 @@
+"""PPO and its group-relative relatives on one class: GAE, GRPO, RLOO and REINFORCE++ differ in the advantage alone.
+
+Followed: PPO (Schulman et al. 2017) with the details that matter in practice (Huang et al. 2022): advantages normalised,
+gradients clipped, value loss ½·error². A decision (one policy call = one chunk) is the unit of time for advantages and
+of minibatches; the ratio is taken per token, per control step or per chunk.
+Departures: old log-probs are recomputed by the learner before the first epoch, since the sampler's may differ (another
+precision, another batch); the gap is logged. A separate critic is trained in a loop of its own, with its own epochs, so
+that an early stop of the policy does not stop it and a cheap critic never waits for images. Minibatches are split evenly
+(no small last one). Steps taken by a human count in the advantage but not in the policy's loss. Time-outs bootstrap.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vla_rl.algorithms import advantages as adv
+from vla_rl.algorithms import losses
+from vla_rl.algorithms.optim import (
+    GuardedStep,
+    load_optimizer_state,
+    make_adamw,
+    optimizer_state,
+    require_choice,
+    require_range,
+)
+from vla_rl.errors import ConfigError
+from vla_rl.interfaces import Critic, LikelihoodPolicy
+from vla_rl.types import Observation, RolloutBatch
+
+ADVANTAGES = ("gae", "grpo", "rloo", "reinforce++")
+
+
+@dataclass
+class PPOConfig:
+    """Settings of `PPO`. Sizes are in decisions unless ``minibatch_unit`` is "trajectory".
+
+    Advantage: ``advantage`` one of gae, grpo, rloo, reinforce++; ``gamma`` and ``gae_lambda`` (λ per decision);
+    ``gamma_per_control_step`` discounts by gamma**executed steps. Groups: ``group_center``, ``group_scale``,
+    ``virtual_best`` and ``best_score`` as in `grpo_advantages`. Several rewards: ``reward_names`` and
+    ``reward_weights``; ``decouple_rewards`` normalises each on its own (GDPO, with advantage grpo).
+    ``normalize_advantage``: "batch", "minibatch", "none", or "auto" (batch for gae, none for the others).
+    ``skip_zero_advantage`` leaves out decisions whose advantage is exactly 0 (all-same groups, MC-GRPO's median).
+
+    Loss: ``ratio_level`` token, step or chunk; ``loss_aggregation`` token, trajectory or step_count; ``clip_low``,
+    ``clip_high``, ``dual_clip`` (None is off); ``value_clip``, ``value_huber_delta`` (None is off) and ``value_coef``;
+    ``entropy_coef`` on the mean entropy per token; ``kl_coef`` with ``kl_kind`` towards the reference policy;
+    ``success_imitation_coef`` on −log-prob per token of what successful episodes did.
+
+    Optimisation: ``minibatch_size`` per update, run in slices of ``micro_batch_size`` decisions (None: at once);
+    ``critic_epochs`` (None: as ``epochs``) and ``critic_minibatch_size`` for a separate critic;
+    ``critic_warmup_iterations`` train the critic alone. ``target_kl`` ends the policy's epochs early; with
+    ``adaptive_learning_rate`` it also scales the learning rate by 1.5 either way within [÷10, ×10] of its start.
+    ``autocast`` uses bf16 on CUDA. ``max_bad_updates`` non-finite updates in a row raise `TrainingDiverged`.
+    """
+
+    advantage: str = "gae"
+    gamma: float = 0.99
+    gae_lambda: float = 0.95
+    gamma_per_control_step: bool = False
+    group_center: str = "mean"
+    group_scale: str = "std"
+    virtual_best: str = "none"
+    best_score: float = 1.0
+    reward_names: list[str] = field(default_factory=list)
+    reward_weights: list[float] = field(default_factory=list)
+    decouple_rewards: bool = False
+    normalize_advantage: str = "auto"
+    skip_zero_advantage: bool = False
+
+    ratio_level: str = "token"
+    loss_aggregation: str = "token"
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float | None = None
+    value_coef: float = 0.5
+    value_clip: float | None = None
+    value_huber_delta: float | None = None
+    entropy_coef: float = 0.0
+    kl_coef: float = 0.0
+    kl_kind: str = "k3"
+    success_imitation_coef: float = 0.0
+
+    epochs: int = 3
+    minibatch_size: int = 256
+    minibatch_unit: str = "decision"
+    micro_batch_size: int | None = None
+    learning_rate: float = 1e-4
+    critic_learning_rate: float = 1e-3
+    critic_epochs: int | None = None
+    critic_minibatch_size: int = 256
+    critic_warmup_iterations: int = 0
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    weight_decay: float = 0.0
+    grad_clip: float | None = 1.0
+    target_kl: float | None = None
+    adaptive_learning_rate: bool = False
+    recompute_old_log_prob: bool = True
+    autocast: bool = True
+    max_bad_updates: int = 10
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        own = "PPOConfig"
+        require_choice(own, "advantage", self.advantage, ADVANTAGES)
+        require_choice(own, "group_center", self.group_center, adv.CENTERS)
+        require_choice(own, "group_scale", self.group_scale, adv.SCALES)
+        require_choice(own, "virtual_best", self.virtual_best, adv.VIRTUAL_BEST)
+        require_choice(own, "normalize_advantage", self.normalize_advantage, ("auto", "batch", "minibatch", "none"))
+        require_choice(own, "ratio_level", self.ratio_level, losses.LEVELS)
+        require_choice(own, "loss_aggregation", self.loss_aggregation, losses.AGGREGATIONS)
+        require_choice(own, "kl_kind", self.kl_kind, losses.KL_KINDS)
+        require_choice(own, "minibatch_unit", self.minibatch_unit, ("decision", "trajectory"))
+        for name in ("gamma", "gae_lambda"):
+            require_range(own, name, getattr(self, name), 0.0, 1.0)
+        for name in ("epochs", "minibatch_size", "micro_batch_size", "critic_minibatch_size", "max_bad_updates"):
+            require_range(own, name, getattr(self, name), 1)
+        for name in (
+            "clip_low clip_high value_coef value_clip entropy_coef kl_coef success_imitation_coef learning_rate "
+            "critic_learning_rate critic_epochs critic_warmup_iterations weight_decay grad_clip target_kl"
+        ).split():
+            require_range(own, name, getattr(self, name), 0.0)
+        require_range(own, "dual_clip", self.dual_clip, 1.0)
+        if len(self.betas) != 2:
+            raise ConfigError(f"{own}.betas={list(self.betas)!r} needs two numbers")
+        if len(self.reward_names) != len(self.reward_weights):
+            raise ConfigError(
+                f"{own}.reward_names={list(self.reward_names)!r} and reward_weights={list(self.reward_weights)!r} differ in length"
+            )
+        if self.decouple_rewards and self.advantage != "grpo":
+            raise ConfigError(f"{own}.decouple_rewards (GDPO) needs advantage='grpo', got {self.advantage!r}")
+        if self.adaptive_learning_rate and self.target_kl is None:
+            raise ConfigError(f"{own}.adaptive_learning_rate needs target_kl; set it (0.01 is a usual start)")
+
+
+@dataclass
+class _Prepared:
+    """What the epochs need, computed once and kept on the policy's device."""
+
+    observations: Observation  # [n], where the rollout left it; minibatches of it are moved
+    replay: dict[str, Tensor]
+    learn: Tensor  # bool [n h], control steps the policy chose and that were executed
+    old_log_prob: Tensor  # [n *k]
+    reference_log_prob: Tensor | None  # [n *k]
+    advantages: Tensor  # [n]
+    returns: Tensor | None  # [n]
+    old_value: Tensor | None  # [n], of the policy's own value head
+    weights: Tensor  # [n e]
+    tokens: Tensor  # int64 [n], log-prob entries that count in each decision
+    imitate: Tensor  # bool [n], decisions of successful episodes
+    rows: Tensor  # decisions that take part, on the CPU
+    rows_by_trajectory: list[Tensor]
+    num_decisions: int
+    num_trajectories: int
+
+
+class PPO:
+    """Improves ``policy`` (a `LikelihoodPolicy`) from rollouts. See `PPOConfig`.
+
+    ``critic`` is a separate value function; without one, advantage "gae" uses the policy's value head
+    (`PolicyEvaluation.value`). A policy with a head may name the head's own parameters by a method
+    ``value_parameters()``: they then learn at ``critic_learning_rate`` and alone during the critic warm-up.
+    A critic may have ``observe(observation)`` (called once per batch, to keep input statistics) and a class attribute
+    ``reads_images = False`` (it is then spared the images).
+    """
+
+    def __init__(
+        self,
+        config: PPOConfig,
+        policy: LikelihoodPolicy,
+        critic: Critic | None = None,
+        reference_policy: LikelihoodPolicy | None = None,
+    ):
+        """Raises ConfigError where the policy lacks what the configuration needs."""
+        missing = [name for name in ("evaluate", "parameters", "log_prob_axes") if not hasattr(policy, name)]
+        if missing:
+            raise ConfigError(
+                f"PPO needs a policy with a tractable log-prob (LikelihoodPolicy); {type(policy).__name__} lacks "
+                f"{', '.join(missing)}"
+            )
+        if config.kl_coef > 0 and reference_policy is None:
+            raise ConfigError(f"PPOConfig.kl_coef={config.kl_coef} needs a reference policy; give one or set kl_coef=0")
+        if config.ratio_level == "step" and "control_step" not in policy.log_prob_axes:
+            raise ConfigError(
+                f"PPOConfig.ratio_level='step' needs a 'control_step' axis; {type(policy).__name__} declares "
+                f"{tuple(policy.log_prob_axes)}; use 'token' or 'chunk'"
+            )
+        self.config, self.policy, self.critic, self.reference_policy = config, policy, critic, reference_policy
+        parameters = [p for p in policy.parameters() if p.requires_grad]
+        head = {id(p) for p in policy.value_parameters()} if hasattr(policy, "value_parameters") else set()
+        if config.critic_warmup_iterations and critic is None and config.advantage == "gae" and not head:
+            raise ConfigError(
+                f"PPOConfig.critic_warmup_iterations={config.critic_warmup_iterations} needs a separate critic, or a "
+                f"policy whose value_parameters() name its value head; {type(policy).__name__} has neither"
+            )
+        self._trunk = [p for p in parameters if id(p) not in head]
+        self.optimizer = make_adamw(
+            [
+                (self._trunk, config.learning_rate),
+                ([p for p in parameters if id(p) in head], config.critic_learning_rate),
+            ],
+            config.betas,
+            config.weight_decay,
+        )
+        self.guard = GuardedStep(config.max_bad_updates, config.grad_clip)
+        self.critic_optimizer = self.critic_guard = None
+        if critic is not None and config.advantage == "gae":
+            self.critic_optimizer = make_adamw([(critic.parameters(), config.critic_learning_rate)], config.betas, 0.0)
+            self.critic_guard = GuardedStep(config.max_bad_updates, config.grad_clip)
+        self.generator = torch.Generator().manual_seed(config.seed)
+        self.running_scale = adv.RunningScale()
+        self.iteration = 0
+
+    # ------------------------------------------------------------------------------------------------------ one update
+    def update(
+        self, batch: RolloutBatch, rewards: Tensor | Mapping[str, Tensor] | None = None
+    ) -> dict[str, float]:
+        """Learn from one batch of rollouts and return metrics (``docs/algorithms/metrics.md``).
+
+        ``rewards`` float32 [n] per decision, or {name: [n]} with `PPOConfig.reward_names`; by default the env's rewards
+        summed over each chunk. Raises `TrainingDiverged`, and ConfigError where rewards or a value head are missing.
+        """
+        config = self.config
+        metrics: dict[str, float] = {}
+        warmup = config.advantage == "gae" and self.iteration < config.critic_warmup_iterations
+        uses_policy = not (warmup and self.critic is not None)
+        old_log_prob, head_values = self._evaluate_all(self.policy, batch) if uses_policy else (None, None)
+        if self.critic is not None and hasattr(self.critic, "observe"):
+            self.critic.observe(self._critic_view(batch.observations))
+        values = self._values(batch, head_values)
+        advantages, returns = self._advantages(batch, rewards, values, metrics)
+        if values is not None and returns is not None:
+            metrics["ppo/explained_variance"] = losses.explained_variance(values, returns)
+            metrics["ppo/value_mean"] = float(values.mean())
+            metrics["ppo/returns_mean"] = float(returns.mean())
+        if self.critic_optimizer is not None and returns is not None:
+            metrics |= self._train_critic(batch, values, returns)
+        if uses_policy:
+            own_head = self.critic is None and values is not None
+            data = self._prepare(batch, advantages, old_log_prob, returns if own_head else None, values, metrics)
+            metrics |= self._train_policy(data, value_only=warmup)
+        self.iteration += 1
+        metrics["ppo/critic_warmup"] = float(warmup)
+        metrics["ppo/learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
+        metrics["ppo/skipped_updates"] = float(self.guard.skipped + (self.critic_guard.skipped if self.critic_guard else 0))
+        metrics["ppo/updates_total"] = float(self.guard.updates)
+        return metrics
+
+    # ------------------------------------------------------------------------------------------- evaluation before epochs
+    def _device(self) -> torch.device:
+        return next(iter(self.policy.parameters())).device
+
+    def _autocast(self) -> contextlib.AbstractContextManager:
+        if self.config.autocast and self._device().type == "cuda":
+            return torch.autocast("cuda", dtype=torch.bfloat16)
+        return contextlib.nullcontext()
+
+    def _slice_size(self) -> int:
+        unit = self.config.minibatch_size if self.config.minibatch_unit == "decision" else 256
+        return self.config.micro_batch_size or unit
+
+    @torch.no_grad()
+    def _evaluate_all(self, policy: LikelihoodPolicy, batch: RolloutBatch) -> tuple[Tensor, Tensor | None]:
+        """Log-probs [n *k] and head values [n] (or None) of all decisions under the present weights."""
+        config = self.config
+        if policy is self.policy and not config.recompute_old_log_prob and (config.advantage != "gae" or self.critic):
+            return batch.behavior_log_prob.to(self._device()).float(), None
+        device, observations = self._device(), batch.observations.without_privileged()
+        log_probs, values = [], []
+        for rows in torch.arange(batch.num_decisions).split(self._slice_size()):
+            view = slice(int(rows[0]), int(rows[-1]) + 1)
+            with self._autocast():
+                out = policy.evaluate(observations[view].to(device), {k: v[view].to(device) for k, v in batch.replay.items()})
+            log_probs.append(out.log_prob.float())
+            values.append(out.value)
+        recompute = policy is not self.policy or config.recompute_old_log_prob
+        log_prob = torch.cat(log_probs) if recompute else batch.behavior_log_prob.to(device).float()
+        return log_prob, None if values[0] is None else torch.cat(values).float()
+
+    def _critic_view(self, observation: Observation) -> Observation:
+        return observation if getattr(self.critic, "reads_images", True) else replace(observation, images={})
+
+    @torch.no_grad()
+    def _values(self, batch: RolloutBatch, head_values: Tensor | None) -> Tensor | None:
+        """Values [n] (on the CPU) of all decisions, or None where the advantage needs none."""
+        if self.config.advantage != "gae":
+            return None
+        if self.critic is not None:
+            return self._critic_values(batch.observations)
+        if head_values is None:
+            raise ConfigError(
+                f"PPOConfig.advantage='gae' needs values: {type(self.policy).__name__} has no value head and no critic was "
+                f"given; add one, or use advantage grpo, rloo or reinforce++"
+            )
+        return head_values.cpu()
+
+    @torch.no_grad()
+    def _critic_values(self, observation: Observation) -> Tensor:
+        device, seen = next(iter(self.critic.parameters())).device, self._critic_view(observation)
+        parts = range(0, len(seen), 1024)
+        return torch.cat([self.critic.value(seen[slice(i, i + 1024)].to(device)).float().cpu() for i in parts])
+
+    @torch.no_grad()
+    def _final_values(self, batch: RolloutBatch) -> Tensor:
+        """Value [m] of what was seen after each truncated trajectory; 0 for terminated ones."""
+        out = torch.zeros(batch.num_trajectories)
+        rows = torch.nonzero(batch.truncated).flatten()
+        for part in rows.split(self._slice_size()) if len(rows) else ():
+            seen = batch.final_observations[part]
+            if self.critic is not None:
+                out[part] = self._critic_values(seen)
+            else:
+                with self._autocast():
+                    value = self.policy.act(seen.without_privileged().to(self._device()), deterministic=True).value
+                if value is None:
+                    raise ConfigError(
+                        f"{type(self.policy).__name__}.evaluate returns a value and its act() does not; PPO needs act()'s "
+                        f"value to bootstrap truncated episodes"
+                    )
+                out[part] = value.float().cpu()
+        return out
+
+    def _decision_rewards(self, batch: RolloutBatch, rewards: Tensor | Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+        """Named rewards per decision [n]; a single one is called "reward"."""
+        config, n = self.config, batch.num_decisions
+        if rewards is None:
+            inside = config.gamma if config.gamma_per_control_step and config.advantage in ("gae", "reinforce++") else 1.0
+            rewards = adv.chunk_rewards(batch.rewards, inside)
+        several = isinstance(rewards, Mapping)
+        named = {k: v.float().cpu() for k, v in (rewards if several else {"reward": rewards}).items()}
+        if several and set(named) != set(config.reward_names):
+            raise ConfigError(
+                f"rewards {sorted(named)} were given, PPOConfig.reward_names lists {sorted(config.reward_names)}; name "
+                f"each reward there, with its weight in reward_weights"
+            )
+        for name, x in named.items():
+            if x.shape != (n,):
+                raise ValueError(f"reward {name!r} has shape {tuple(x.shape)}, expected ({n},): one per decision")
+            if not torch.isfinite(x).all():
+                raise ValueError(f"reward {name!r} has values that are not finite")
+        return named
+
+    @torch.no_grad()
+    def _advantages(
+        self,
+        batch: RolloutBatch,
+        rewards: Tensor | Mapping[str, Tensor] | None,
+        values: Tensor | None,
+        metrics: dict[str, float],
+    ) -> tuple[Tensor, Tensor | None]:
+        """Advantages [n] before normalisation, and returns [n] (GAE only)."""
+        config, m, index = self.config, batch.num_trajectories, batch.trajectory_index
+        named = self._decision_rewards(batch, rewards)
+        several = isinstance(rewards, Mapping)
+        weights = dict(zip(config.reward_names, config.reward_weights, strict=True)) if several else {"reward": 1.0}
+        total = sum(weights[k] * x for k, x in named.items())
+        scores = {k: adv.trajectory_sums(x, index, m) for k, x in named.items()}
+        score = adv.trajectory_sums(total, index, m)
+        metrics["ppo/score_mean"] = float(score.mean())
+        metrics |= {f"ppo/score_mean/{k}": float(x.mean()) for k, x in scores.items() if len(scores) > 1}
+        discounts = adv.decision_discounts(batch.valid, config.gamma, config.gamma_per_control_step)
+        if config.advantage == "gae":
+            return adv.gae(
+                total, values, self._final_values(batch), batch.terminated, discounts, config.gae_lambda, batch.lengths
+            )
+        if config.advantage == "reinforce++":
+            learns = (batch.valid & ~batch.is_human).any(1)
+            return adv.reinforce_plus_plus_advantages(total, discounts, batch.lengths, learns), None
+        groups = batch.group_index
+
+        def grouped(x: Tensor) -> Tensor:
+            return adv.grpo_advantages(
+                x,
+                groups,
+                center=config.group_center,
+                scale=config.group_scale,
+                virtual_best=config.virtual_best,
+                best_score=config.best_score,
+                success=batch.success,
+                running=self.running_scale,
+            )
+
+        if config.advantage == "rloo":
+            per_trajectory = adv.rloo_advantages(score, groups)
+        elif config.decouple_rewards and len(scores) > 1:
+            per_trajectory = adv.gdpo_advantages(scores, weights, grouped)
+        else:
+            per_trajectory = grouped(score)
+        metrics["ppo/zero_advantage_fraction"] = float((per_trajectory == 0).float().mean())
+        return per_trajectory[index], None
+
+    # ------------------------------------------------------------------------------------------------------ the epochs
+    @torch.no_grad()
+    def _prepare(
+        self,
+        batch: RolloutBatch,
+        advantages: Tensor,
+        old_log_prob: Tensor,
+        returns: Tensor | None,
+        old_value: Tensor | None,
+        metrics: dict[str, float],
+    ) -> _Prepared:
+        config, device, axes = self.config, self._device(), self.policy.log_prob_axes
+        learn = batch.valid & ~batch.is_human
+        takes_part = learn.any(1)
+        mode = config.normalize_advantage
+        if mode == "batch" or (mode == "auto" and config.advantage == "gae"):
+            advantages = adv.whiten(advantages, takes_part)
+        if config.skip_zero_advantage:
+            takes_part = takes_part & (advantages != 0)
+        old, mask = losses.reduce_log_prob(old_log_prob, axes, learn.to(device), config.ratio_level)
+        behavior, _ = losses.reduce_log_prob(
+            batch.behavior_log_prob.to(device), axes, learn.to(device), config.ratio_level
+        )
+        gap = old - behavior
+        metrics["ppo/behavior_gap_mean"] = float(losses.masked_mean(gap.abs(), mask))
+        metrics["ppo/behavior_gap_max"] = float(torch.where(mask, gap.abs(), 0.0).amax())
+        metrics["ppo/behavior_kl"] = float(losses.masked_mean(losses.kl_estimate(behavior, old, "k3"), mask))
+        metrics["ppo/advantage_mean"] = float(advantages.mean())
+        metrics["ppo/advantage_std"] = float(advantages.std(unbiased=False))
+        reference = None
+        if self.reference_policy is not None and config.kl_coef > 0:
+            reference = self._evaluate_all(self.reference_policy, batch)[0]
+        index = batch.trajectory_index.to(device)
+        mask = mask & takes_part.to(device)[:, None]
+        rows = torch.nonzero(takes_part).flatten()
+        return _Prepared(
+            observations=batch.observations.without_privileged(),
+            replay=batch.replay,
+            learn=learn.to(device),
+            old_log_prob=old_log_prob,
+            reference_log_prob=reference,
+            advantages=advantages.to(device),
+            returns=None if returns is None else returns.to(device),
+            old_value=None if old_value is None else old_value.to(device),
+            weights=losses.entry_weights(mask, index, batch.num_trajectories, config.loss_aggregation),
+            tokens=losses.reduce_log_prob(old_log_prob, axes, learn.to(device), "token")[1].sum(1),
+            imitate=batch.success[batch.trajectory_index].to(device),
+            rows=rows,
+            rows_by_trajectory=[r for r in self._by_trajectory(batch, takes_part) if len(r)],
+            num_decisions=len(rows),
+            num_trajectories=int(batch.trajectory_index[rows].unique().numel()),
+        )
+
+    @staticmethod
+    def _by_trajectory(batch: RolloutBatch, takes_part: Tensor) -> list[Tensor]:
+        rows = torch.arange(batch.num_decisions).split(batch.lengths.tolist())
+        return [r[takes_part[r]] for r in rows]
+
+    def _split(self, count: int, size: int) -> Iterator[Tensor]:
+        """A permutation of ``count`` in parts of at most ``size``, as even as can be."""
+        yield from torch.randperm(count, generator=self.generator).tensor_split(max(1, -(-count // size)))
+
+    def _minibatches(self, data: _Prepared) -> Iterator[Tensor]:
+        config = self.config
+        if config.minibatch_unit == "decision":
+            for part in self._split(len(data.rows), config.minibatch_size):
+                yield data.rows[part]
+        else:
+            for part in self._split(len(data.rows_by_trajectory), config.minibatch_size):
+                yield torch.cat([data.rows_by_trajectory[i] for i in part.tolist()])
+
+    def _train_policy(self, data: _Prepared, value_only: bool) -> dict[str, float]:
+        """The epochs over the policy; ``value_only`` (warm-up of a value head) moves the head's parameters alone."""
+        config = self.config
+        collected: dict[str, list[Tensor]] = defaultdict(list)
+        epochs_run, stopped = 0, False
+        for _ in range(config.epochs if len(data.rows) else 0):
+            for rows in self._minibatches(data):
+                stats, loss = self._backward(data, rows, value_only)
+                for name, x in stats.items():
+                    collected[name].append(x)
+                if config.target_kl is not None and not value_only and float(stats["approx_kl"]) > config.target_kl:
+                    stopped = True
+                    break
+                if value_only:
+                    for p in self._trunk:
+                        p.grad = None
+                norm = self.guard.step(self.optimizer, loss)
+                if norm is not None:
+                    collected["grad_norm"].append(torch.tensor(norm))
+            if stopped:
+                break
+            epochs_run += 1
+        self.optimizer.zero_grad(set_to_none=True)
+        metrics = {f"ppo/{k}": _reduce(k, v) for k, v in collected.items()}
+        if config.adaptive_learning_rate and "ppo/approx_kl" in metrics and not value_only:
+            self._adapt_learning_rate(metrics["ppo/approx_kl"])
+        return metrics | {"ppo/epochs": float(epochs_run), "ppo/early_stop": float(stopped)}
+
+    def _adapt_learning_rate(self, kl: float) -> None:
+        """Multiply or divide the policy's learning rate by 1.5 when the KL is far from its target (as in PPO's §4)."""
+        target, start = self.config.target_kl, self.config.learning_rate
+        group = self.optimizer.param_groups[0]
+        if kl > 2.0 * target:
+            group["lr"] = max(group["lr"] / 1.5, start / 10.0)
+        elif kl < 0.5 * target:
+            group["lr"] = min(group["lr"] * 1.5, start * 10.0)
+
+    def _backward(self, data: _Prepared, rows: Tensor, value_only: bool) -> tuple[dict[str, Tensor], Tensor]:
+        """Gradients of one minibatch, accumulated over micro-batches. Returns statistics and the loss (detached)."""
+        config, device = self.config, self._device()
+        parts = rows.split(config.micro_batch_size) if config.micro_batch_size else (rows,)
+        at = rows.to(device)
+        norm = losses.weight_norm(data.weights[at], config.loss_aggregation, data.num_decisions, data.num_trajectories)
+        advantages = data.advantages[at]
+        if config.normalize_advantage == "minibatch":
+            advantages = adv.whiten(advantages)
+        sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=device))
+        kept: dict[str, list[Tensor]] = defaultdict(list)
+        per_part = advantages.split([len(p) for p in parts])
+        # what sums over tokens are divided by is known before any forward pass, so accumulation is exact
+        token_count = data.tokens[at].sum().clamp(min=1)
+        imitated_count = (data.tokens[at] * data.imitate[at]).sum().clamp(min=1)
+        for part, part_advantages in zip(parts, per_part, strict=True):
+            where = part.to(device)
+            part_learn = data.learn[where]
+            with self._autocast():
+                out = self.policy.evaluate(
+                    data.observations[part].to(device), {k: v[part].to(device) for k, v in data.replay.items()}
+                )
+            axes, level = self.policy.log_prob_axes, config.ratio_level
+            log_prob, mask = losses.reduce_log_prob(out.log_prob, axes, part_learn, level)
+            old, _ = losses.reduce_log_prob(data.old_log_prob[where], axes, part_learn, level)
+            weights = data.weights[where] / norm
+            log_ratio = losses.log_ratio(log_prob, old)
+            surrogate, active = losses.policy_loss(
+                log_ratio, part_advantages[:, None], config.clip_low, config.clip_high, config.dual_clip
+            )
+            entropy, token_mask = losses.reduce_log_prob(out.entropy, axes, part_learn, "token")
+            terms = {
+                "policy_loss": (surrogate * weights).sum(),
+                "entropy": (entropy * token_mask).sum() / token_count,
+            }
+            loss = terms["policy_loss"] - config.entropy_coef * terms["entropy"]
+            if data.reference_log_prob is not None:
+                reference, _ = losses.reduce_log_prob(data.reference_log_prob[where], axes, part_learn, level)
+                terms["reference_kl"] = (losses.kl_estimate(log_prob, reference, config.kl_kind) * weights).sum()
+                loss = loss + config.kl_coef * terms["reference_kl"]
+            if config.success_imitation_coef > 0:
+                tokens, _ = losses.reduce_log_prob(out.log_prob, axes, part_learn & data.imitate[where, None], "token")
+                terms["success_imitation_loss"] = -tokens.sum() / imitated_count
+                loss = loss + config.success_imitation_coef * terms["success_imitation_loss"]
+            if value_only:
+                loss = torch.zeros((), device=device)
+            if data.returns is not None:
+                value_losses = losses.value_loss(
+                    out.value.float(), data.returns[where], data.old_value[where], config.value_clip, config.value_huber_delta
+                )
+                terms["value_loss"] = value_losses.sum() / len(rows)
+                loss = loss + config.value_coef * terms["value_loss"]
+            loss.backward()
+            terms["loss"] = loss
+            for name, x in terms.items():
+                sums[name] = sums[name] + x.detach()
+            for name, x in (("log_ratio", log_ratio), ("active", active), ("mask", mask)):
+                kept[name].append(x.detach())
+        stats = losses.ratio_statistics(*(torch.cat(kept[k]) for k in ("log_ratio", "active", "mask")))
+        return stats | dict(sums), sums["loss"]
+
+    def _train_critic(self, batch: RolloutBatch, old_values: Tensor, returns: Tensor) -> dict[str, float]:
+        """Epochs over a separate critic."""
+        config, critic = self.config, self.critic
+        device = next(iter(critic.parameters())).device
+        observations = self._critic_view(batch.observations)
+        if not getattr(critic, "reads_images", True):  # small enough to sit on the device as a whole
+            observations = observations.to(device)
+        old_values, returns = old_values.to(device), returns.to(device)
+        total, count = torch.zeros((), device=device), 0
+        for _ in range(config.epochs if config.critic_epochs is None else config.critic_epochs):
+            for rows in self._split(batch.num_decisions, config.critic_minibatch_size):
+                at = rows.to(device)
+                value = critic.value(observations[at].to(device)).float()
+                loss = losses.value_loss(value, returns[at], old_values[at], config.value_clip, config.value_huber_delta).mean()
+                loss.backward()
+                self.critic_guard.step(self.critic_optimizer, loss.detach())
+                total, count = total + loss.detach(), count + 1
+        return {"ppo/value_loss": float(total) / max(1, count)}
+
+    # ---------------------------------------------------------------------------------------------------------- resume
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the weights: optimisers, counters, shuffling and running statistics. Needs no pickle."""
+        return {
+            "iteration": self.iteration,
+            "optimizer": optimizer_state(self.optimizer),
+            "guard": self.guard.state_dict(),
+            "critic_optimizer": None if self.critic_optimizer is None else optimizer_state(self.critic_optimizer),
+            "critic_guard": None if self.critic_guard is None else self.critic_guard.state_dict(),
+            "generator": self.generator.get_state(),
+            "running_scale": self.running_scale.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state_dict`. Raises ConfigError where the parameters or the critic differ from those saved."""
+        if (state["critic_optimizer"] is None) != (self.critic_optimizer is None):
+            raise ConfigError("the saved state and this run disagree on whether there is a separate critic")
+        self.iteration = int(state["iteration"])
+        load_optimizer_state(self.optimizer, state["optimizer"])
+        self.guard.load_state_dict(state["guard"])
+        if self.critic_optimizer is not None:
+            load_optimizer_state(self.critic_optimizer, state["critic_optimizer"])
+            self.critic_guard.load_state_dict(state["critic_guard"])
+        self.generator.set_state(state["generator"].cpu())
+        self.running_scale.load_state_dict(state["running_scale"])
+
+
+def _reduce(name: str, parts: list[Tensor]) -> float:
+    stacked = torch.stack([p.float() for p in parts])
+    return float(stacked.amax() if name == "ratio_max" else stacked.amin() if name == "ratio_min" else stacked.mean())
