@@ -116,6 +116,8 @@ def test_statistics(folder):
     assert np.allclose(stats["mean"], values.mean(0)) and np.allclose(stats["std"], values.std(0))
     assert np.allclose(stats["q01"], np.quantile(values, 0.01, axis=0))
     assert np.allclose(stats["max"], values.max(0)) and stats["q99"].dtype == np.float32
+    assert list(data.action_stats) == ["low", "high", "mean", "std", "q01", "q99"]
+    assert np.allclose(data.proprio_stats["low"], data.proprio.min(0).values)
     images = np.random.default_rng(1).integers(10, 200, (4, 6, 6, 3), dtype=np.uint8)
     histogram = np.stack([np.bincount(images[..., c].ravel(), minlength=256) for c in range(3)])
     found, scaled = image_statistics(histogram, 4), images.reshape(-1, 3) / 255.0

@@ -110,7 +110,7 @@ def _pyarrow():
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise MissingPackage("pyarrow", "data", "Reading and writing demonstration datasets") from None
+        raise MissingPackage("pyarrow", "lerobot", "Reading and writing demonstration datasets") from None
     return pyarrow
 
 
@@ -118,7 +118,7 @@ def _av():
     try:
         import av
     except ImportError:
-        raise MissingPackage("av", "data", "A dataset that stores its cameras as video") from None
+        raise MissingPackage("av", "lerobot", "A dataset that stores its cameras as video") from None
     return av
 
 
@@ -542,6 +542,16 @@ class DemonstrationDataset:
         """Control steps."""
         return len(self.actions)
 
+    @property
+    def action_stats(self) -> dict[str, list[float]]:
+        """``low, high, mean, std, q01, q99`` per action dimension, in physical units: what normalisation needs."""
+        return _short_stats(self.statistics[ACTION_KEY])
+
+    @property
+    def proprio_stats(self) -> dict[str, list[float]]:
+        """``low, high, mean, std, q01, q99`` per proprio dimension, in physical units."""
+        return _short_stats(self.statistics[STATE_KEY])
+
     def at(self, index: Tensor) -> tuple[Observation, Tensor, Tensor]:
         """Rows ``index`` int64 [b] → (Observation [b], actions float32 [b h a], valid bool [b h]).
 
@@ -569,6 +579,11 @@ class DemonstrationDataset:
         """One epoch in random order; the last batch may be smaller."""
         for index in torch.randperm(len(self), generator=generator).split(batch_size):
             yield self.at(index)
+
+
+def _short_stats(stats: Mapping[str, np.ndarray]) -> dict[str, list[float]]:
+    names = {"low": "min", "high": "max", "mean": "mean", "std": "std", "q01": "q01", "q99": "q99"}
+    return {short: stats[name].tolist() for short, name in names.items()}
 
 
 def read_embodiment(path: str | Path) -> EmbodimentSpec | None:
@@ -723,7 +738,7 @@ def _decode_images(chunks: Sequence[Any], path: Path, camera: str) -> Tensor:
     try:
         from PIL import Image
     except ImportError:
-        raise MissingPackage("pillow", "data", "Reading images from a demonstration dataset") from None
+        raise MissingPackage("pillow", "lerobot", "Reading images from a demonstration dataset") from None
 
     def decode(chunk: Any, row: int) -> np.ndarray:
         raw = chunk.field("bytes")[row].as_py()

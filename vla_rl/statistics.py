@@ -1,0 +1,163 @@
+"""Intervals and tests for success rates, in plain Python.
+
+A success rate of 90 out of 100 is not 90 %: these say how far off it may be, and whether two policies that ran on the
+same initial states differ by more than luck.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import NormalDist
+
+
+def _check_counts(successes: int, trials: int, confidence: float) -> None:
+    if not 0 <= successes <= trials:
+        raise ValueError(f"need 0 <= successes <= trials, got {successes} of {trials}")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
+
+
+def _z(confidence: float) -> float:
+    return NormalDist().inv_cdf(0.5 + confidence / 2)
+
+
+def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Score interval of a proportion (Wilson 1927, JASA 22). (0, 1) for no trials.
+
+    Unlike mean ± 1.96 standard errors it stays inside 0 … 1 and is honest at 0 % and 100 %.
+    """
+    _check_counts(successes, trials, confidence)
+    if trials == 0:
+        return 0.0, 1.0
+    z, p = _z(confidence), successes / trials
+    scale = 1 + z * z / trials
+    centre = (p + z * z / (2 * trials)) / scale
+    half = z / scale * math.sqrt(p * (1 - p) / trials + z * z / (4 * trials * trials))
+    low = 0.0 if successes == 0 else max(0.0, centre - half)
+    high = 1.0 if successes == trials else min(1.0, centre + half)
+    return low, high
+
+
+def _binomial_tail(k: int, n: int, p: float) -> float:
+    """P(X <= k) for X ~ Binomial(n, p), summed in logarithms."""
+    if k < 0:
+        return 0.0
+    if k >= n or p <= 0:
+        return 1.0
+    if p >= 1:
+        return 0.0
+    log_p, log_q = math.log(p), math.log1p(-p)
+    base = math.lgamma(n + 1)
+    return math.fsum(
+        math.exp(base - math.lgamma(i + 1) - math.lgamma(n - i + 1) + i * log_p + (n - i) * log_q) for i in range(k + 1)
+    )
+
+
+def clopper_pearson_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Exact interval of a proportion (Clopper and Pearson 1934, Biometrika 26): never too narrow, often too wide."""
+    _check_counts(successes, trials, confidence)
+    if trials == 0:
+        return 0.0, 1.0
+    tail = (1 - confidence) / 2
+
+    def solve(k: int, target: float) -> float:
+        low, high = 0.0, 1.0
+        for _ in range(60):  # P(X <= k) falls with p
+            middle = (low + high) / 2
+            low, high = (middle, high) if _binomial_tail(k, trials, middle) > target else (low, middle)
+        return (low + high) / 2
+
+    low = 0.0 if successes == 0 else solve(successes - 1, 1 - tail)
+    high = 1.0 if successes == trials else solve(successes, tail)
+    return low, high
+
+
+@dataclass(frozen=True)
+class PairedComparison:
+    """Two policies on the same episodes. Rates and ``difference`` (b − a) lie in 0 … 1 and −1 … 1.
+
+    ``only_a``/``only_b`` count the episodes that one of the two solved alone; ``p_value`` is two-sided.
+    """
+
+    trials: int
+    successes_a: int
+    successes_b: int
+    both: int
+    only_a: int
+    only_b: int
+    neither: int
+    difference: float
+    difference_low: float
+    difference_high: float
+    p_value: float
+    confidence: float = 0.95
+
+    @property
+    def significant(self) -> bool:
+        return self.p_value < 1 - self.confidence
+
+    def to_dict(self) -> dict[str, float | int]:
+        return asdict(self)
+
+
+def mcnemar_exact(only_a: int, only_b: int) -> float:
+    """Two-sided exact McNemar test: p-value that the two rates are equal (McNemar 1947; binomial form).
+
+    Only pairs that disagree carry evidence: under equality each of them is a fair coin.
+    """
+    if only_a < 0 or only_b < 0:
+        raise ValueError(f"counts must not be negative, got {only_a} and {only_b}")
+    n, k = only_a + only_b, min(only_a, only_b)
+    if n == 0:
+        return 1.0
+    tail = sum(math.comb(n, i) for i in range(k + 1))
+    return min(1.0, float(2 * tail / 2**n))
+
+
+def paired_difference_interval(
+    both: int, only_b: int, only_a: int, neither: int, confidence: float = 0.95
+) -> tuple[float, float]:
+    """Interval of rate(b) − rate(a) on paired trials: Newcombe 1998 (Statistics in Medicine 17:2635), method 10.
+
+    Combines the two Wilson intervals by squaring and adding, with the pairs' correlation φ (continuity-corrected).
+    """
+    n = both + only_b + only_a + neither
+    if n == 0:
+        return -1.0, 1.0
+    rate_b, rate_a = (both + only_b) / n, (both + only_a) / n
+    low_b, high_b = wilson_interval(both + only_b, n, confidence)
+    low_a, high_a = wilson_interval(both + only_a, n, confidence)
+    cross = both * neither - only_b * only_a
+    margins = (both + only_b) * (only_a + neither) * (both + only_a) * (only_b + neither)
+    if cross > 0:
+        cross = max(cross - n / 2, 0)
+    phi = cross / math.sqrt(margins) if margins else 0.0
+
+    def combine(x: float, y: float) -> float:
+        return math.sqrt(max(0.0, x * x - 2 * phi * x * y + y * y))
+
+    difference = rate_b - rate_a
+    low = difference - combine(rate_b - low_b, high_a - rate_a)
+    high = difference + combine(high_b - rate_b, rate_a - low_a)
+    return max(-1.0, low), min(1.0, high)
+
+
+def compare_paired(a: Sequence[bool], b: Sequence[bool], confidence: float = 0.95) -> PairedComparison:
+    """Compare outcomes ``a[i]`` and ``b[i]`` of the same episode i.
+
+    Raises ``ValueError`` where the two have different lengths.
+    """
+    if len(a) != len(b):
+        raise ValueError(f"paired outcomes need one length, got {len(a)} and {len(b)}")
+    both = sum(1 for x, y in zip(a, b, strict=True) if x and y)
+    only_a = sum(1 for x, y in zip(a, b, strict=True) if x and not y)
+    only_b = sum(1 for x, y in zip(a, b, strict=True) if y and not x)
+    n = len(a)
+    neither = n - both - only_a - only_b
+    low, high = paired_difference_interval(both, only_b, only_a, neither, confidence)
+    return PairedComparison(
+        n, both + only_a, both + only_b, both, only_a, only_b, neither, (only_b - only_a) / n if n else 0.0, low, high,
+        mcnemar_exact(only_a, only_b), confidence,
+    )  # fmt: skip
