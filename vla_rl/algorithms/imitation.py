@@ -1,0 +1,308 @@
+"""Supervised fine-tuning (behaviour cloning) of any `ImitationPolicy`, with image augmentation; filtered BC on rollouts.
+
+Filtered BC keeps the successful episodes of a rollout and clones them (Chen et al. 2020, "BAIL"; also called rejection
+fine-tuning). Learning rate: linear warm-up, then a cosine to a floor (Loshchilov & Hutter 2017, eq. 5, one cycle).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adamw, optimizer_state, require_range
+from vla_rl.errors import ConfigError, UserError
+from vla_rl.interfaces import ImitationPolicy
+from vla_rl.types import Observation, Trajectory
+
+
+class Sampler(Protocol):
+    """Yields demonstration chunks for ever."""
+
+    def next_batch(self) -> tuple[Observation, Tensor, Tensor]:
+        """Observation [b], actions float32 [b h a] in physical units, valid bool [b h]."""
+        ...
+
+
+@dataclass
+class AugmentConfig:
+    """Random image changes during SFT, drawn per row; 0 turns each off.
+
+    ``shift`` pixels (edges repeat); ``crop`` the largest share of each side that is cut off before resizing back;
+    ``brightness`` and ``contrast`` the largest relative change of each.
+    """
+
+    shift: int = 4
+    crop: float = 0.0
+    brightness: float = 0.2
+    contrast: float = 0.2
+
+    def __post_init__(self) -> None:
+        require_range("AugmentConfig", "shift", self.shift, 0)
+        require_range("AugmentConfig", "crop", self.crop, 0.0, 0.9)
+        require_range("AugmentConfig", "brightness", self.brightness, 0.0, 1.0)
+        require_range("AugmentConfig", "contrast", self.contrast, 0.0, 1.0)
+
+
+@dataclass
+class ImitationConfig:
+    """Settings of `Imitation`. ``updates`` is the length of the schedule; ``min_learning_rate_fraction`` its floor.
+
+    ``ema_decay`` (None: off) averages the weights; `Imitation.ema_weights` swaps them in. ``micro_batch_size`` (None: at
+    once) accumulates gradients. ``max_bad_updates`` non-finite updates in a row raise `TrainingDiverged`.
+    """
+
+    updates: int = 1000
+    learning_rate: float = 1e-3
+    min_learning_rate_fraction: float = 0.1
+    warmup_updates: int = 50
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    weight_decay: float = 0.01
+    grad_clip: float | None = 1.0
+    ema_decay: float | None = None
+    micro_batch_size: int | None = None
+    autocast: bool = True
+    max_bad_updates: int = 10
+    seed: int = 0
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("updates", "micro_batch_size", "max_bad_updates"):
+            require_range("ImitationConfig", name, getattr(self, name), 1)
+        for name in ("learning_rate", "warmup_updates", "weight_decay", "grad_clip"):
+            require_range("ImitationConfig", name, getattr(self, name), 0)
+        for name in ("min_learning_rate_fraction", "ema_decay"):
+            require_range("ImitationConfig", name, getattr(self, name), 0, 1)
+        if len(self.betas) != 2:
+            raise ConfigError(f"ImitationConfig.betas={list(self.betas)!r} needs two numbers")
+
+
+# -------------------------------------------------------------------------------------------------------- augmentation
+def _uniform(rows: int, spread: float, generator: torch.Generator) -> Tensor:
+    return (2.0 * torch.rand(rows, generator=generator) - 1.0) * spread
+
+
+def random_shift(images: Tensor, offsets: Tensor) -> Tensor:
+    """Shift uint8 images [b H W 3] by whole pixels ``offsets`` int64 [b 2] (down, right); edges repeat."""
+    b, height, width, _ = images.shape
+    device = images.device
+    rows = (torch.arange(height, device=device)[None] - offsets[:, :1].to(device)).clamp_(0, height - 1)
+    columns = (torch.arange(width, device=device)[None] - offsets[:, 1:].to(device)).clamp_(0, width - 1)
+    # one gather over whole pixels: flat index of the source pixel of each target pixel
+    flat = (rows[:, :, None] * width + columns[:, None, :]).view(b, -1) + torch.arange(b, device=device)[:, None] * (height * width)
+    return images.reshape(b * height * width, 3).index_select(0, flat.view(-1)).view_as(images)
+
+
+def random_crop(images: Tensor, scale: Tensor, position: Tensor) -> Tensor:
+    """Cut out a window of relative side ``scale`` [b] at relative ``position`` [b 2] and resize it back (bilinear)."""
+    b, height, width, _ = images.shape
+    centre = (2.0 * position - 1.0) * (1.0 - scale[:, None])
+    theta = torch.zeros(b, 2, 3)
+    theta[:, 0, 0] = theta[:, 1, 1] = scale
+    theta[:, 0, 2], theta[:, 1, 2] = centre[:, 1], centre[:, 0]
+    planes = images.permute(0, 3, 1, 2).float()
+    grid = torch.nn.functional.affine_grid(theta.to(images.device), [b, 3, height, width], align_corners=False)
+    out = torch.nn.functional.grid_sample(planes, grid, padding_mode="border", align_corners=False)
+    return out.round_().clamp_(0, 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+
+
+def color_jitter(images: Tensor, brightness: Tensor, contrast: Tensor) -> Tensor:
+    """images · (1 + brightness) with the distance to their mean scaled by (1 + contrast); factors [b], uint8 out.
+
+    Both are one affine map per image, so a table of 256 values per row is looked up instead of computing in floats.
+    """
+    b = images.shape[0]
+    mean = images.view(b, -1).float().mean(1)
+    levels = torch.arange(256, device=images.device, dtype=torch.float32)[None]
+    mid = mean[:, None]
+    table = (((levels - mid) * (1.0 + contrast.to(mid))[:, None] + mid) * (1.0 + brightness.to(mid))[:, None]).round_()
+    table = table.clamp_(0, 255).to(torch.uint8)
+    return table.gather(1, images.view(b, -1).long()).view_as(images)
+
+
+def augment(observation: Observation, config: AugmentConfig, generator: torch.Generator) -> Observation:
+    """Augmented copy of an observation's images; each camera and each row draws its own change."""
+    images = {}
+    for name, x in observation.images.items():
+        b = x.shape[0]
+        if config.crop > 0:
+            scale = 1.0 - config.crop * torch.rand(b, generator=generator)
+            x = random_crop(x, scale, torch.rand(b, 2, generator=generator))
+        if config.shift > 0:
+            x = random_shift(x, torch.randint(-config.shift, config.shift + 1, (b, 2), generator=generator))
+        if config.brightness > 0 or config.contrast > 0:
+            x = color_jitter(x, _uniform(b, config.brightness, generator), _uniform(b, config.contrast, generator))
+        images[name] = x
+    return replace(observation, images=images)
+
+
+# ------------------------------------------------------------------------------------------------------------ schedule
+def learning_rate_factor(update: int, warmup: int, total: int, floor: float) -> float:
+    """Factor for 0-based ``update``: rises linearly to 1 over ``warmup`` updates, then falls by a cosine to ``floor``."""
+    if update < warmup:
+        return (update + 1) / warmup
+    progress = min(1.0, (update - warmup) / max(1, total - warmup))
+    return floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+# ------------------------------------------------------------------------------------------------------------ training
+class Imitation:
+    """Trains an `ImitationPolicy` from a `Sampler`, one `update` at a time."""
+
+    def __init__(self, config: ImitationConfig, policy: ImitationPolicy, sampler: Sampler):
+        """Raises ConfigError where the policy cannot imitate or has nothing to train."""
+        if not hasattr(policy, "imitation_loss"):
+            raise ConfigError(f"SFT needs a policy with imitation_loss (ImitationPolicy); {type(policy).__name__} has none")
+        self.config, self.policy, self.sampler = config, policy, sampler
+        self.parameters = [p for p in policy.parameters() if p.requires_grad]
+        self.optimizer = make_adamw([(self.parameters, config.learning_rate)], config.betas, config.weight_decay)
+        self.guard = GuardedStep(config.max_bad_updates, config.grad_clip)
+        self.generator = torch.Generator().manual_seed(config.seed)
+        self.ema = [p.detach().clone() for p in self.parameters] if config.ema_decay is not None else None
+        self.updates = 0
+
+    def update(self) -> dict[str, float]:
+        """One optimiser step. Returns metrics ``sft/…`` (``docs/algorithms/metrics.md``). Raises `TrainingDiverged`."""
+        config, device = self.config, self.parameters[0].device
+        factor = learning_rate_factor(
+            self.updates, config.warmup_updates, config.updates, config.min_learning_rate_fraction
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = config.learning_rate * factor
+        observation, actions, valid = self.sampler.next_batch()
+        observation = augment(observation.without_privileged(), config.augment, self.generator)
+        sums: dict[str, float] = defaultdict(float)
+        total, weight_sum = torch.zeros((), device=device), valid.sum().clamp(min=1)
+        autocast = config.autocast and device.type == "cuda"
+        for rows in torch.arange(len(observation)).split(config.micro_batch_size or len(observation)):
+            part = slice(int(rows[0]), int(rows[-1]) + 1)
+            with torch.autocast("cuda", dtype=torch.bfloat16) if autocast else contextlib.nullcontext():
+                loss, metrics = self.policy.imitation_loss(
+                    observation[part].to(device), actions[part].to(device), valid[part].to(device)
+                )
+            share = valid[part].sum() / weight_sum  # a policy's loss is a mean over valid control steps
+            (loss * share.to(device)).backward()
+            total = total + loss.detach() * share.to(device)
+            for name, x in metrics.items():
+                sums[name] += x * float(share)
+        norm = self.guard.step(self.optimizer, total)
+        self.updates += 1
+        if self.ema is not None and norm is not None:
+            # early on, average over what there is: a fixed decay would keep the untrained weights for long
+            decay = min(config.ema_decay, (1 + self.updates) / (10 + self.updates))
+            torch._foreach_lerp_(self.ema, [p.detach() for p in self.parameters], 1.0 - decay)
+        out = {f"sft/{k}": v for k, v in sums.items()}
+        out |= {"sft/loss": float(total), "sft/learning_rate": config.learning_rate * factor}
+        out["sft/skipped_updates"] = float(self.guard.skipped)
+        return out if norm is None else out | {"sft/grad_norm": norm}
+
+    def run(
+        self, updates: int | None = None, on_update: Callable[[int, dict[str, float]], None] | None = None
+    ) -> dict[str, float]:
+        """Train until ``updates`` (default: the configured number) are done; returns the last update's metrics."""
+        metrics: dict[str, float] = {}
+        while self.updates < (self.config.updates if updates is None else updates):
+            metrics = self.update()
+            if on_update is not None:
+                on_update(self.updates, metrics)
+        return metrics
+
+    @contextlib.contextmanager
+    def ema_weights(self):
+        """Within the block the policy holds the averaged weights (nothing changes where ``ema_decay`` is None)."""
+        if self.ema is None:
+            yield
+            return
+        kept = [p.detach().clone() for p in self.parameters]
+        self._load(self.ema)
+        try:
+            yield
+        finally:
+            self._load(kept)
+
+    @torch.no_grad()
+    def _load(self, values: Sequence[Tensor]) -> None:
+        for p, x in zip(self.parameters, values, strict=True):
+            p.copy_(x)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the weights and the sampler's position. Needs no pickle."""
+        return {
+            "updates": self.updates,
+            "optimizer": optimizer_state(self.optimizer),
+            "guard": self.guard.state_dict(),
+            "generator": self.generator.get_state(),
+            "ema": None if self.ema is None else [x.clone() for x in self.ema],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state_dict`. Raises ConfigError where the parameters differ from those saved."""
+        if (state["ema"] is None) != (self.ema is None):
+            raise ConfigError("the saved state and this run disagree on ImitationConfig.ema_decay; resume with the same value")
+        self.updates = int(state["updates"])
+        load_optimizer_state(self.optimizer, state["optimizer"])
+        self.guard.load_state_dict(state["guard"])
+        self.generator.set_state(state["generator"].cpu())
+        if self.ema is not None:
+            self.ema = [x.to(p.device).clone() for x, p in zip(state["ema"], self.parameters, strict=True)]
+
+
+# --------------------------------------------------------------------------------------------------------- filtered BC
+@dataclass(frozen=True)
+class DecisionSamples:
+    """Decisions to imitate: observations [n], actions float32 [n h a], valid bool [n h]."""
+
+    observations: Observation
+    actions: Tensor
+    valid: Tensor
+
+    def __len__(self) -> int:
+        return self.actions.shape[0]
+
+
+def successful_decisions(trajectories: Iterable[Trajectory], max_control_steps: int | None = None) -> DecisionSamples:
+    """The decisions of the successful episodes (no longer than ``max_control_steps``, where given).
+
+    Raises UserError where no episode qualifies.
+    """
+    kept = [
+        t for t in trajectories if t.success and (max_control_steps is None or t.num_control_steps <= max_control_steps)
+    ]
+    if not kept:
+        raise UserError("filtered BC found no successful episode to imitate; collect more, or start from a better policy")
+    return DecisionSamples(
+        observations=Observation.cat([t.observations.without_privileged() for t in kept]),
+        actions=torch.cat([t.actions for t in kept]),
+        valid=torch.cat([t.valid for t in kept]),
+    )
+
+
+class DecisionSampler:
+    """A `Sampler` over decisions in memory: a fresh permutation each epoch, batches of ``batch_size`` (or all there is)."""
+
+    def __init__(self, samples: DecisionSamples, batch_size: int, seed: int = 0):
+        self.samples, self.batch_size = samples, min(batch_size, len(samples))
+        self.generator = torch.Generator().manual_seed(seed)
+        self.order, self.position = torch.randperm(len(samples), generator=self.generator), 0
+
+    def next_batch(self) -> tuple[Observation, Tensor, Tensor]:
+        if self.position + self.batch_size > len(self.samples):
+            self.order, self.position = torch.randperm(len(self.samples), generator=self.generator), 0
+        rows = self.order[self.position : self.position + self.batch_size]
+        self.position += self.batch_size
+        return self.samples.observations[rows], self.samples.actions[rows], self.samples.valid[rows]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"order": self.order.clone(), "position": self.position, "generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if len(state["order"]) != len(self.samples):
+            raise ConfigError(f"the sampler state is for {len(state['order'])} decisions, there are {len(self.samples)} now")
+        self.order, self.position = state["order"].cpu().clone(), int(state["position"])
+        self.generator.set_state(state["generator"].cpu())
