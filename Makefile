@@ -1,0 +1,30 @@
+.DEFAULT_GOAL := help
+.PHONY: help quickstart test setup lint test-learning lock clean
+ARGS ?=
+
+help: ## what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+quickstart: ## set up, then demonstrations, SFT, evaluation, RL and the report (ARGS="seed=1" passes overrides on)
+	@scripts/setup.sh quickstart
+	@.venv/bin/vla-rl quickstart $(ARGS)
+
+setup: ## set up .venv with everything
+	@scripts/setup.sh full
+
+lint: setup ## ruff and the import contracts
+	@.venv/bin/ruff check .
+	@.venv/bin/lint-imports
+
+test: lint ## set up, lint, then the fast tests (ARGS="-k name" passes options on)
+	@.venv/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+test-learning: setup ## the whole quickstart for three seeds, about an hour; figures go to benchmarks/results
+	@.venv/bin/python scripts/test_learning.py $(ARGS)
+
+lock: setup ## resolve constraints.txt again (ARGS="--upgrade" moves the versions)
+	@scripts/lock.sh $(ARGS)
+
+clean: ## remove .venv, caches and build outputs (not outputs/)
+	@rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,7 @@
+"""The package list, which pyproject.toml alone cannot state: what is found, and `configs/` as `vla_rl.configs`."""
+
+from setuptools import find_packages, setup
+
+FOUND = find_packages(include=[f"{name}{rest}" for name in ("vla_rl", "sim", "real", "policies", "reward_models")
+                               for rest in ("", ".*")])  # fmt: skip
+setup(packages=[*FOUND, "vla_rl.configs"])

@@ -1,0 +1,58 @@
+"""Set up before any test module imports the code under test: environment, GL backend, run-time shape checks."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import random
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ["WANDB_MODE"] = "offline"
+os.environ["WANDB_SILENT"] = "true"
+
+import jaxtyping
+import numpy as np
+import pytest
+import torch
+
+# Every call into these modules has its shape annotations checked; it must precede the first import of vla_rl.types.
+jaxtyping.install_import_hook(["vla_rl.types", "vla_rl.algorithms"], "beartype.beartype").__enter__()
+
+torch.set_num_threads(1)
+
+
+@functools.cache
+def _real_sim_problem() -> str | None:
+    """Why the real simulation cannot run here, or None. Fixes the GL backend for this process on the way."""
+    from sim.gl import ensure_backend
+    from vla_rl.errors import MissingDependency
+
+    for package in ("mujoco", "robosuite"):
+        if importlib.util.find_spec(package) is None:
+            return f"{package} is not installed"
+    try:
+        ensure_backend()
+    except MissingDependency as error:
+        return str(error)
+    return None
+
+
+_real_sim_problem()  # before a test module imports mujoco, which reads MUJOCO_GL once
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    if item.get_closest_marker("real_sim") and (problem := _real_sim_problem()):
+        pytest.skip(f"needs the real simulation: {problem}")
+
+
+@pytest.fixture(autouse=True)
+def seed() -> int:
+    """The same random state at the start of every test, whatever ran before it."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    return 0
