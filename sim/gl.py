@@ -11,6 +11,7 @@ import functools
 import os
 import subprocess
 import sys
+from typing import Any
 
 from vla_rl.errors import MissingDependency
 
@@ -75,3 +76,15 @@ def ensure_backend() -> str:
     if backend in CANDIDATES:
         os.environ.setdefault("PYOPENGL_PLATFORM", backend)
     return backend
+
+
+def make_context(size: int) -> Any:
+    """A GL context of the chosen backend, whatever backend mujoco itself settled on when it was imported."""
+    backend = ensure_backend()
+    if backend == "egl":
+        from mujoco.egl import GLContext
+    elif backend == "osmesa":
+        from mujoco.osmesa import GLContext
+    else:
+        from mujoco import GLContext
+    return GLContext(size, size)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.gl import ensure_backend
+from sim.gl import ensure_backend, make_context
 
 ensure_backend()
 from sim.tabletop import scene as scenes  # noqa: E402  (MUJOCO_GL must be set before mujoco is imported)
@@ -15,7 +15,7 @@ from sim.tabletop import scene as scenes  # noqa: E402  (MUJOCO_GL must be set b
 import mujoco  # noqa: E402  isort: skip
 
 from sim.tabletop.controller import OSC, ControlState  # noqa: E402
-from sim.tabletop.look import apply_look  # noqa: E402
+from sim.tabletop.look import apply_look, scene_flags  # noqa: E402
 from sim.tabletop.tasks import LIFT_HEIGHT, OBJECTS, TABLE_HEIGHT, TASKS, SceneSpec, Task  # noqa: E402
 
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
@@ -85,6 +85,7 @@ class CompiledScene:
         self._context = mujoco.MjrContext(self.model, mujoco.mjtFontScale.mjFONTSCALE_100)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         self._drawing = mujoco.MjvScene(self.model, maxgeom=1000)
+        scene_flags(self._drawing, look)
         self._option = mujoco.MjvOption()
         self._option.geomgroup[:] = 0
         self._option.geomgroup[1] = 1
@@ -230,6 +231,7 @@ class CompiledScene:
         self._context.free()
 
 
+
 def make_gl_context(size: int) -> Any:
     """One GL context for all scenes of a process."""
-    return mujoco.GLContext(size, size)
+    return make_context(size)
