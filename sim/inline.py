@@ -1,0 +1,173 @@
+"""An `Env` that steps its simulator in this process, and the checks it shares with the process pool (numpy only)."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vla_rl.errors import UserError
+from vla_rl.specs import EmbodimentSpec, EpisodeSpec, SlotEvent, SlotObservation, SlotStep
+
+if TYPE_CHECKING:
+    from vla_rl.interfaces import Simulator  # at run time it would pull torch into every worker
+
+
+class InlineEnv:
+    """Steps ``num_slots`` slots of one simulator in the calling process, in the order of the requests.
+
+    `start` and `step` only queue; `poll` runs everything queued and returns one event per request, so a policy sees all
+    slots in one batch and results are the same in every run. Errors are those of `sim.pool.ProcessPool`: actions that
+    are not finite and a simulator's own `UserError` are raised, anything else it raises costs that slot its episode.
+    """
+
+    num_workers = 1
+
+    def __init__(self, simulator: Simulator, num_slots: int = 1) -> None:
+        if num_slots < 1:
+            raise UserError(f"InlineEnv needs num_slots >= 1, got {num_slots}.")
+        self.embodiment, self.tasks, self.privileged_dim = (
+            simulator.embodiment,
+            simulator.tasks,
+            simulator.privileged_dim,
+        )
+        self.num_slots = num_slots
+        self.busy_seconds = 0.0
+        self._simulator = simulator
+        self._requests: deque[tuple[int, EpisodeSpec, np.ndarray | None]] = deque()
+        self._guard = SlotGuard(num_slots, self.embodiment)
+
+    def start(self, slot: int, episode: EpisodeSpec) -> None:
+        self._guard.started(slot, episode)
+        self._requests.append((slot, episode, None))
+
+    def step(self, slot: int, actions: np.ndarray) -> None:
+        """Queue a chunk float32 [h a]. Raises `UserError` for a wrong shape or values that are not finite."""
+        episode, actions = self._guard.checked(slot, actions)
+        self._requests.append((slot, episode, actions))
+
+    def poll(self, timeout: float | None = None) -> list[SlotEvent]:
+        """Run all queued requests (whatever ``timeout``); an empty list where there are none."""
+        events = []
+        while self._requests:
+            events.append(self._run(*self._requests.popleft()))
+        return events
+
+    def close(self) -> None:
+        self._requests.clear()
+        self._simulator.close()
+
+    def __enter__(self) -> InlineEnv:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self, slot: int, episode: EpisodeSpec, actions: np.ndarray | None) -> SlotEvent:
+        started = time.perf_counter()
+        try:
+            result = run_request(self._simulator, slot, episode, actions)
+        except UserError:
+            raise
+        except Exception as error:  # a plug-in may raise anything; the episode runs again
+            return SlotEvent(slot, episode, None, error=f"the simulator raised {type(error).__name__}: {error}")
+        finally:
+            self.busy_seconds += time.perf_counter() - started
+        if isinstance(result, SlotObservation):
+            return SlotEvent(slot, episode, result)
+        self._guard.executed(slot, result.executed)
+        return SlotEvent(slot, episode, result.observation, result)
+
+
+class SlotGuard:
+    """Knows which episode each slot runs and how far it is, to check requests and to word their errors."""
+
+    def __init__(self, num_slots: int, embodiment: EmbodimentSpec) -> None:
+        self._action_dim = embodiment.action_dim
+        self._episodes: list[EpisodeSpec | None] = [None] * num_slots
+        self._control_steps = [0] * num_slots
+
+    def started(self, slot: int, episode: EpisodeSpec) -> None:
+        self._episode(slot)
+        self._episodes[slot] = episode
+        self._control_steps[slot] = 0
+
+    def executed(self, slot: int, control_steps: int) -> None:
+        self._control_steps[slot] += control_steps
+
+    def checked(self, slot: int, actions: np.ndarray) -> tuple[EpisodeSpec, np.ndarray]:
+        """The slot's episode, and ``actions`` as contiguous float32 [h a]; `UserError` where they are no such thing."""
+        episode = self._episode(slot)
+        if episode is None:
+            raise UserError(
+                f"Slot {slot} was stepped before an episode was started in it: call start(slot, episode) first."
+            )
+        actions = np.ascontiguousarray(actions, dtype=np.float32)
+        if actions.ndim != 2 or len(actions) == 0 or actions.shape[1] != self._action_dim:
+            raise UserError(
+                f"Slot {slot} (task {episode.task_id!r}) got actions of shape {list(actions.shape)}: "
+                f"expected [h, {self._action_dim}] with h >= 1."
+            )
+        finite = np.isfinite(actions).all(axis=1)
+        if not finite.all():
+            row = int(np.argmin(finite))
+            raise UserError(
+                f"Slot {slot}, task {episode.task_id!r}, initial state {episode.init_state_id} ({episode.split}): the "
+                f"action at control step {self._control_steps[slot] + row} (row {row} of its chunk) is not finite: "
+                f"{actions[row].tolist()}. The policy has diverged: check its weights, action normalisation and "
+                f"learning rate."
+            )
+        return episode, actions
+
+    def _episode(self, slot: int) -> EpisodeSpec | None:
+        if not 0 <= slot < len(self._episodes):
+            raise UserError(f"There is no slot {slot}: this env has slots 0 to {len(self._episodes) - 1}.")
+        return self._episodes[slot]
+
+
+def run_request(
+    simulator: Simulator, slot: int, episode: EpisodeSpec, actions: np.ndarray | None
+) -> SlotObservation | SlotStep:
+    """Start ``episode`` (``actions`` None) or run a chunk, and check what the simulator returns.
+
+    Raises ``FloatingPointError`` where proprio, privileged state or rewards are not finite (the physics blew up), and
+    `UserError` where shapes differ from the simulator's own embodiment.
+    """
+    result = simulator.start(slot, episode) if actions is None else simulator.step(slot, actions)
+    observation = result.observation if isinstance(result, SlotStep) else result
+    _check_observation(observation, simulator.embodiment, simulator.privileged_dim)
+    if isinstance(result, SlotStep):
+        _require(result.rewards.shape == (len(actions),), f"rewards {result.rewards.shape}, expected ({len(actions)},)")
+        if not np.isfinite(result.rewards).all():
+            raise FloatingPointError(f"rewards are not finite: {result.rewards.tolist()}")
+    return result
+
+
+def _check_observation(observation: SlotObservation, embodiment: EmbodimentSpec, privileged_dim: int) -> None:
+    _require(
+        observation.images.keys() == set(embodiment.camera_names),
+        f"cameras {sorted(observation.images)}, expected {sorted(embodiment.camera_names)}",
+    )
+    for camera in embodiment.cameras:
+        image, shape = observation.images[camera.name], (camera.height, camera.width, 3)
+        _require(
+            image.shape == shape and image.dtype == np.uint8,
+            f"camera {camera.name!r} {image.dtype} {image.shape}, expected uint8 {shape}",
+        )
+    states = {"proprio": (observation.proprio, embodiment.proprio_dim)}
+    if privileged_dim:
+        states["privileged"] = (observation.privileged, privileged_dim)
+    for name, (values, size) in states.items():
+        shape = None if values is None else values.shape
+        _require(shape == (size,), f"{name} of shape {shape}, expected ({size},)")
+        if not np.isfinite(values).all():
+            raise FloatingPointError(f"{name} is not finite: {values.tolist()}")
+
+
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        raise UserError(
+            f"The simulator breaks its own embodiment: it yields {what}. Correct its start/step or embodiment."
+        )

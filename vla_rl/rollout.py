@@ -1,0 +1,298 @@
+"""Runs a queue of episodes on a vectorised env and keeps every slot busy.
+
+The policy serves whatever slots wait, in one batch, as soon as ``serve_fraction`` of the live slots do: the others
+simulate meanwhile. A finished slot takes the next episode at once. Rows of a batch are ordered by episode, and each
+row's sampling seed depends on its episode's seed and decision alone: results do not depend on slots or workers, but for
+the rounding of differently sized batches. With ``serve_fraction`` 1 the batches themselves are always the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vla_rl.errors import ConfigError, UserError
+from vla_rl.interfaces import Env, Policy
+from vla_rl.specs import EpisodeSpec, SlotEvent, SlotObservation, SlotStep
+from vla_rl.splits import check_split, stable_seed
+from vla_rl.types import ActionChunk, Observation, PolicyOutput, Trajectory
+
+Progress = Callable[[int, int, int], None]  # episodes finished, all episodes, successes
+
+
+@dataclass
+class RolloutConfig:
+    """How episodes are run.
+
+    ``serve_fraction`` (0 to 1): the share of live slots that must wait before the policy serves them. ``replan_steps``:
+    control steps executed of each chunk before the policy is asked again (0: the whole chunk). ``max_retries``: how
+    often one episode may run again after its slot was lost or its simulator failed.
+    """
+
+    serve_fraction: float = 0.5
+    replan_steps: int = 0
+    max_retries: int = 2
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.serve_fraction <= 1.0:
+            raise ConfigError(f"rollout.serve_fraction={self.serve_fraction} must lie between 0 and 1.")
+        if self.replan_steps < 0 or self.max_retries < 0:
+            raise ConfigError(
+                f"rollout.replan_steps and max_retries must be >= 0, got {self.replan_steps} and {self.max_retries}."
+            )
+
+
+@dataclass(frozen=True)
+class RolloutResult:
+    """``trajectories`` in the order of the episodes; ``stats`` as described in `RolloutEngine.run`."""
+
+    trajectories: list[Trajectory]
+    stats: dict[str, float]
+
+
+@dataclass
+class _Tally:
+    """Counts and seconds of one run."""
+
+    decisions: int = 0
+    policy_calls: int = 0
+    control_steps: int = 0
+    successes: int = 0
+    retries: int = 0
+    policy_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    slot_seconds: float = 0.0  # summed over slots: time between a request and its event
+
+
+@dataclass
+class _Episode:
+    """An episode under way in a slot: what was decided (a batch and the row in it) and what came of it."""
+
+    index: int
+    spec: EpisodeSpec
+    observations: list[SlotObservation] = field(default_factory=list)
+    decisions: list[tuple[PolicyOutput, int]] = field(default_factory=list)
+    steps: list[SlotStep] = field(default_factory=list)
+
+
+class RolloutEngine:
+    """Runs episodes of ``env`` under ``policy``; both must describe the same embodiment."""
+
+    def __init__(self, env: Env, policy: Policy, config: RolloutConfig | None = None) -> None:
+        env.embodiment.require(policy.embodiment, "the env", "the policy")
+        self.env, self.policy, self.config = env, policy, config or RolloutConfig()
+        if self.config.replan_steps > policy.chunk_length:
+            raise ConfigError(
+                f"rollout.replan_steps={self.config.replan_steps} is more than the policy's chunk_length "
+                f"{policy.chunk_length}: use at most that, or 0 for the whole chunk."
+            )
+        self._busy: dict[int, float] = {}  # slot → when its open request was made
+
+    def run(
+        self,
+        episodes: Sequence[EpisodeSpec],
+        *,
+        deterministic: bool = False,
+        policy_version: int = 0,
+        progress: Progress | None = None,
+        on_trajectory: Callable[[Trajectory], None] | None = None,
+    ) -> RolloutResult:
+        """Run every episode to its end.
+
+        ``progress`` and ``on_trajectory`` are called as each episode ends, while the others go on simulating.
+
+        Stats: ``episodes``, ``successes``, ``decisions``, ``control_steps``, ``retries`` (counts); ``seconds`` and its
+        parts ``policy_seconds`` and ``wait_seconds`` (nothing to do but wait for the env); ``env_utilisation``, the
+        share of time the workers spent in the simulator (for an env without ``busy_seconds`` and ``num_workers``: the
+        share of time the slots had a request open); ``decisions_per_second``; ``control_steps_per_second``;
+        ``policy_batch``, the mean number of rows.
+
+        Raises `UserError` for an unknown task or split, actions that are not finite, or an episode that failed more
+        than ``max_retries`` times.
+        """
+        self._check(episodes)
+        self._settle()
+        started, busy_before = time.perf_counter(), getattr(self.env, "busy_seconds", None)
+        tally = _Tally()
+        queue = deque(_Episode(i, spec) for i, spec in enumerate(episodes))
+        live: dict[int, _Episode] = {}
+        waiting: set[int] = set()
+        results: dict[int, Trajectory] = {}
+        failures = [0] * len(episodes)
+
+        def take_next(slot: int) -> None:
+            if queue:
+                live[slot] = queue.popleft()
+                self.env.start(slot, live[slot].spec)
+                self._busy[slot] = time.perf_counter()
+
+        for slot in range(self.env.num_slots):
+            take_next(slot)
+        while live:
+            serve = len(waiting) >= max(1, self.config.serve_fraction * len(live)) or not self._busy
+            for event in self._poll(0.0 if serve else None, tally):  # serving: take along what is ready anyway
+                episode = live[event.slot]
+                if event.error is not None:  # the episode runs again, from its start
+                    failures[episode.index] += 1
+                    tally.retries += 1
+                    self._give_up_on(episode.spec, failures[episode.index], event.error)
+                    queue.appendleft(_Episode(episode.index, episode.spec))
+                    take_next(event.slot)
+                    continue
+                episode.observations.append(event.observation)
+                if event.step is not None:
+                    episode.steps.append(event.step)
+                if event.step is None or not (event.step.terminated or event.step.truncated):
+                    waiting.add(event.slot)
+                    continue
+                del live[event.slot]
+                take_next(event.slot)  # before anything else, so that the slot simulates meanwhile
+                trajectory = results[episode.index] = _trajectory(episode, self.policy.chunk_length, policy_version)
+                tally.successes += trajectory.success
+                tally.control_steps += trajectory.num_control_steps
+                if on_trajectory is not None:
+                    on_trajectory(trajectory)
+                if progress is not None:
+                    progress(len(results), len(episodes), tally.successes)
+            if serve and waiting:
+                self._serve(waiting, live, deterministic, tally)
+                waiting.clear()
+        stats = self._stats(tally, len(episodes), time.perf_counter() - started, busy_before)
+        return RolloutResult([results[i] for i in range(len(episodes))], stats)
+
+    # ------------------------------------------------------------------------------------------------------- one round
+    def _poll(self, timeout: float | None, tally: _Tally) -> list[SlotEvent]:
+        if not self._busy:
+            return []
+        started = time.perf_counter()
+        events = self.env.poll(timeout)
+        now = time.perf_counter()
+        tally.wait_seconds += now - started
+        for event in events:
+            tally.slot_seconds += now - self._busy.pop(event.slot)
+        return events
+
+    def _serve(self, slots: set[int], live: dict[int, _Episode], deterministic: bool, tally: _Tally) -> None:
+        """One batched decision for ``slots``, sent to the env."""
+        started = time.perf_counter()
+        order = sorted(slots, key=lambda slot: live[slot].index)
+        rows = [live[slot] for slot in order]
+        seen = [dataclasses.replace(row.observations[-1], privileged=None) for row in rows]
+        seeds = [stable_seed("decision", row.spec.seed, len(row.decisions)) for row in rows]
+        with torch.inference_mode():
+            output = self.policy.act(Observation.from_slots(seen), deterministic=deterministic, seeds=seeds)
+            output = _to_cpu(output)
+        lengths = self._executed_lengths(output, len(rows))
+        actions = output.chunk.actions.float().numpy()
+        now = time.perf_counter()
+        tally.policy_seconds += now - started
+        tally.policy_calls += 1
+        tally.decisions += len(rows)
+        for i, (slot, row) in enumerate(zip(order, rows)):
+            row.decisions.append((output, i))
+            self.env.step(slot, actions[i, : lengths[i]])
+            self._busy[slot] = now
+
+    def _executed_lengths(self, output: PolicyOutput, batch: int) -> list[int]:
+        """Control steps to execute per row: up to the first that carries no action, at most ``replan_steps``."""
+        shape = (batch, self.policy.chunk_length, self.env.embodiment.action_dim)
+        valid = output.chunk.valid
+        if tuple(output.chunk.actions.shape) != shape or tuple(valid.shape) != shape[:2]:
+            raise UserError(
+                f"The policy returned actions of shape {tuple(output.chunk.actions.shape)} and valid of shape "
+                f"{tuple(valid.shape)}, expected {shape} and {shape[:2]} (batch, chunk_length, action dimensions)."
+            )
+        lengths = valid.long().cumprod(1).sum(1)
+        if not bool((lengths > 0).all()):
+            raise UserError("The policy returned a chunk whose first control step is marked as not valid.")
+        return lengths.clamp(max=self.config.replan_steps or self.policy.chunk_length).tolist()
+
+    # ---------------------------------------------------------------------------------------------------- before, after
+    def _check(self, episodes: Sequence[EpisodeSpec]) -> None:
+        known = {task.task_id for task in self.env.tasks}
+        for episode in episodes:
+            check_split(episode.split)
+            if episode.task_id not in known:
+                raise UserError(f"Unknown task {episode.task_id!r}: this env has {', '.join(sorted(known))}.")
+
+    def _settle(self) -> None:
+        """Wait for requests that an interrupted run left open, so that their events are not taken for this run's."""
+        while self._busy:
+            events = self.env.poll()
+            if not events:  # the env forgot them
+                self._busy.clear()
+            for event in events:
+                self._busy.pop(event.slot, None)
+
+    def _give_up_on(self, spec: EpisodeSpec, failures: int, error: str) -> None:
+        if failures > self.config.max_retries:
+            raise UserError(
+                f"Episode {spec.rollout_id} (task {spec.task_id!r}, initial state {spec.init_state_id}, {spec.split}, "
+                f"seed {spec.seed}) failed {failures} times (rollout.max_retries={self.config.max_retries}). Last error: "
+                f"{error}"
+            )
+
+    def _stats(self, tally: _Tally, episodes: int, seconds: float, busy_before: float | None) -> dict[str, float]:
+        seconds = max(seconds, 1e-9)
+        busy, servers = tally.slot_seconds, self.env.num_slots
+        if busy_before is not None:
+            busy, servers = self.env.busy_seconds - busy_before, self.env.num_workers
+        return {
+            "episodes": episodes,
+            "successes": tally.successes,
+            "decisions": tally.decisions,
+            "control_steps": tally.control_steps,
+            "retries": tally.retries,
+            "seconds": seconds,
+            "policy_seconds": tally.policy_seconds,
+            "wait_seconds": tally.wait_seconds,
+            "env_utilisation": min(1.0, busy / (seconds * servers)),
+            "decisions_per_second": tally.decisions / seconds,
+            "control_steps_per_second": tally.control_steps / seconds,
+            "policy_batch": tally.decisions / max(1, tally.policy_calls),
+        }
+
+
+def _to_cpu(output: PolicyOutput) -> PolicyOutput:
+    return PolicyOutput(
+        chunk=ActionChunk(output.chunk.actions.cpu(), output.chunk.valid.cpu()),
+        behavior_log_prob=output.behavior_log_prob.cpu(),
+        replay={name: tensor.cpu() for name, tensor in output.replay.items()},
+        value=None if output.value is None else output.value.cpu(),
+    )
+
+
+def _trajectory(episode: _Episode, chunk_length: int, policy_version: int) -> Trajectory:
+    """Stack an ended episode. Stacking also turns the policy's inference tensors into normal ones, fit for autograd."""
+
+    def rows(pick: Callable[[PolicyOutput], Tensor]) -> Tensor:
+        return torch.stack([pick(output)[row] for output, row in episode.decisions])
+
+    first, _ = episode.decisions[0]
+    last = episode.steps[-1]
+    rewards = np.zeros((len(episode.steps), chunk_length), dtype=np.float32)
+    executed = np.array([step.executed for step in episode.steps])
+    for row, step in zip(rewards, episode.steps):
+        row[: step.executed] = step.rewards[: step.executed]
+    return Trajectory(
+        episode=episode.spec,
+        observations=Observation.from_slots(episode.observations[:-1]),
+        final_observation=Observation.from_slots(episode.observations[-1:]),
+        actions=rows(lambda output: output.chunk.actions).float(),
+        valid=torch.from_numpy(np.arange(chunk_length)[None, :] < executed[:, None]),
+        rewards=torch.from_numpy(rewards),
+        behavior_log_prob=rows(lambda output: output.behavior_log_prob),
+        replay={name: rows(lambda output, name=name: output.replay[name]) for name in first.replay},
+        terminated=last.terminated,
+        truncated=last.truncated and not last.terminated,
+        success=last.success,
+        policy_version=policy_version,
+        value=None if first.value is None else rows(lambda output: output.value),
+    )
