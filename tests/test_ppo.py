@@ -113,8 +113,9 @@ def critic() -> PrivilegedCritic:
     return PrivilegedCritic(P, CriticConfig(hidden=[16]))
 
 
+@torch.no_grad()
 def score(policy: BanditPolicy) -> float:
-    d = policy.distribution(observe(256, torch.Generator().manual_seed(99)))
+    d = policy.distribution(observe(256, torch.Generator().manual_seed(99)).without_privileged())
     return float(d.probs[..., 3].mean())
 
 

@@ -116,6 +116,12 @@ def policy_loss(
     return loss, active
 
 
+def _value_distance(value: Tensor, returns: Tensor, huber_delta: float | None) -> Tensor:
+    if huber_delta is None:
+        return 0.5 * (value - returns).square()
+    return torch.nn.functional.huber_loss(value, returns, reduction="none", delta=huber_delta)
+
+
 def value_loss(
     value: Tensor,
     returns: Tensor,
@@ -127,15 +133,11 @@ def value_loss(
 
     ``clip`` limits how far the value may move from ``old_value`` and takes the larger of both losses (PPO2's form).
     """
-
-    def distance(v: Tensor) -> Tensor:
-        if huber_delta is None:
-            return 0.5 * (v - returns).square()
-        return torch.nn.functional.huber_loss(v, returns, reduction="none", delta=huber_delta)
-
+    loss = _value_distance(value, returns, huber_delta)
     if clip is None or old_value is None:
-        return distance(value)
-    return torch.maximum(distance(value), distance(old_value + (value - old_value).clamp(-clip, clip)))
+        return loss
+    near = old_value + (value - old_value).clamp(-clip, clip)
+    return torch.maximum(loss, _value_distance(near, returns, huber_delta))
 
 
 def kl_estimate(log_prob: Tensor, other_log_prob: Tensor, kind: str) -> Tensor:

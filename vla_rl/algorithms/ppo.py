@@ -12,6 +12,7 @@ that an early stop of the policy does not stop it and a cheap critic never waits
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -373,19 +374,16 @@ class PPO:
             learns = (batch.valid & ~batch.is_human).any(1)
             return adv.reinforce_plus_plus_advantages(total, discounts, batch.lengths, learns), None
         groups = batch.group_index
-
-        def grouped(x: Tensor) -> Tensor:
-            return adv.grpo_advantages(
-                x,
-                groups,
-                center=config.group_center,
-                scale=config.group_scale,
-                virtual_best=config.virtual_best,
-                best_score=config.best_score,
-                success=batch.success,
-                running=self.running_scale,
-            )
-
+        grouped = functools.partial(
+            adv.grpo_advantages,
+            group_index=groups,
+            center=config.group_center,
+            scale=config.group_scale,
+            virtual_best=config.virtual_best,
+            best_score=config.best_score,
+            success=batch.success,
+            running=self.running_scale,
+        )
         if config.advantage == "rloo":
             per_trajectory = adv.rloo_advantages(score, groups)
         elif config.decouple_rewards and len(scores) > 1:
