@@ -34,7 +34,6 @@ from vla_rl.errors import ConfigError, EmbodimentMismatch, MissingPackage, UserE
 from vla_rl.types import EmbodimentSpec, Observation
 
 STATE_KEY, ACTION_KEY, IMAGE_PREFIX = "observation.state", "action", "observation.images."
-STORAGES = ("images", "videos")
 QUANTILES = (0.01, 0.10, 0.50, 0.90, 0.99)
 _FILE = "chunk-{chunk_index:03d}/file-{file_index:03d}"
 _CHUNK_FILES, _DATA_FILE_BYTES = 1000, 100 * 2**20
@@ -131,32 +130,30 @@ class DemonstrationWriter:
     """Writes episodes as a LeRobotDataset v3 folder; use it as a context manager.
 
     The folder appears under its name only when all is written: until `close` the files lie in a hidden sibling, which
-    an exception inside the ``with`` block removes. ``storage`` is "images" (PNG inside parquet, exact) or "videos"
-    (H.264, lossy, smaller). Raises `DatasetError` where ``path`` exists already or the disk is full.
+    an exception inside the ``with`` block removes. Images are PNG inside parquet (exact), or H.264 files with ``video``
+    (lossy, smaller). Raises `DatasetError` where ``path`` exists already or the disk is full.
     """
 
     def __init__(
-        self, path: str | Path, embodiment: EmbodimentSpec, *, storage: str = "images", workers: int | None = None
+        self, path: str | Path, embodiment: EmbodimentSpec, *, video: bool = False, workers: int | None = None
     ):
-        if storage not in STORAGES:
-            raise ConfigError(f"storage={storage!r} is not a way to store cameras; choose one of {', '.join(STORAGES)}")
-        self.path, self.embodiment, self.storage = Path(path), embodiment, storage
+        self.path, self.embodiment, self.video = Path(path), embodiment, video
         if self.path.exists():
             raise DatasetError(
                 f"{self.path} exists already, and a dataset is never added to or overwritten. "
                 f"Delete the folder, or choose another name."
             )
         self._pa = _pyarrow()
-        if storage == "videos":
+        if video:
             _av()
             odd = [c for c in embodiment.cameras if c.height % 2 or c.width % 2]
             if odd:
-                raise ConfigError(f"H.264 needs even image sizes, got {odd}; use storage='images' or an even camera size")
+                raise ConfigError(f"H.264 needs even image sizes, got {odd}; store images instead, or use even camera sizes")
         self._folder = self.path.with_name(f".{self.path.name}.partial-{os.getpid()}")
         shutil.rmtree(self._folder, ignore_errors=True)
         fps = embodiment.control_hz
         self._fps: int | float = int(fps) if float(fps).is_integer() else fps
-        self._features = lerobot_features(embodiment, storage)
+        self._features = lerobot_features(embodiment, video)
         self._pool = ThreadPoolExecutor(workers or min(4, os.cpu_count() or 1), thread_name_prefix="png")
         self._pending: deque[dict[str, Any]] = deque()
         self._episodes: list[dict[str, Any]] = []
@@ -214,11 +211,11 @@ class DemonstrationWriter:
         steps, first = len(actions), self._frames
         encoded: dict[str, Future] = {}
         for camera, frames in images.items():
-            if self.storage == "images":
-                encoded[camera] = self._pool.submit(_encode_frames, frames)
-            else:
+            if self.video:
                 with self._disk_errors():
-                    self._video(camera).add(frames)
+                    self._video_file(camera).add(frames)
+            else:
+                encoded[camera] = self._pool.submit(_encode_frames, frames)
         task_index = self._instructions.setdefault(instruction, len(self._instructions))
         self._vectors[STATE_KEY].append(proprio)
         self._vectors[ACTION_KEY].append(actions)
@@ -341,7 +338,7 @@ class DemonstrationWriter:
             self._histograms[camera] += histogram
             self._histogram_frames[camera] += count
             item["stats"][image_key(camera)] = image_statistics(histogram, count)
-            if self.storage == "videos":
+            if self.video:
                 start = row["dataset_from_index"] / self._fps
                 prefix = f"videos/{image_key(camera)}/"
                 row |= {f"{prefix}chunk_index": 0, f"{prefix}file_index": 0}
@@ -359,7 +356,7 @@ class DemonstrationWriter:
         self._parquet = self._pa.parquet.ParquetWriter(target, schema, compression="snappy")
         self._file_bytes = 0
 
-    def _video(self, camera: str) -> _VideoFile:
+    def _video_file(self, camera: str) -> _VideoFile:
         if camera not in self._videos:
             target = self._folder / f"videos/{image_key(camera)}/{_FILE.format(chunk_index=0, file_index=0)}.mp4"
             self._videos[camera] = _VideoFile(target, self._fps)
@@ -406,7 +403,7 @@ class DemonstrationWriter:
             "total_frames": self._frames, "total_tasks": len(self._instructions), "chunks_size": _CHUNK_FILES,
             "data_files_size_in_mb": _DATA_FILE_BYTES >> 20, "video_files_size_in_mb": 200, "fps": self._fps,
             "splits": {"train": f"0:{len(self._episodes)}"}, "data_path": f"data/{_FILE}.parquet",
-            "video_path": f"videos/{{video_key}}/{_FILE}.mp4" if self.storage == "videos" else None,
+            "video_path": f"videos/{{video_key}}/{_FILE}.mp4" if self.video else None,
             "features": self._features,
         }  # fmt: skip
         for name, value in (
@@ -475,9 +472,9 @@ class _VideoFile:
         self._container.close()
 
 
-def lerobot_features(embodiment: EmbodimentSpec, storage: str = "images") -> dict[str, dict[str, Any]]:
+def lerobot_features(embodiment: EmbodimentSpec, video: bool = False) -> dict[str, dict[str, Any]]:
     """The ``features`` table of ``meta/info.json`` for an embodiment."""
-    kind = "image" if storage == "images" else "video"
+    kind = "video" if video else "image"
     features: dict[str, dict[str, Any]] = {}
     for c in embodiment.cameras:
         shape = [c.height, c.width, 3]

@@ -1,0 +1,455 @@
+"""Evaluation: success on fixed initial states, with intervals; two results compare pairwise, episode by episode.
+
+Episode i of a task is initial state i of the split (training never sees the held-out split), with the split's
+instructions in turn. The outcome depends on that and on the policy alone, so two policies, or one policy before and after
+training, meet exactly the same episodes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vla_rl.errors import ConfigError, UserError
+from vla_rl.interfaces import Env
+from vla_rl.metrics import write_json
+from vla_rl.rollout import RolloutEngine
+from vla_rl.splits import stable_seed
+from vla_rl.statistics import PairedComparison, compare_paired, wilson_interval
+from vla_rl.types import EmbodimentSpec, EpisodeSpec, TaskSpec, Trajectory
+from vla_rl.video import Clip, grid, have_video, write_mp4
+
+SPLITS = ("held_out", "train")
+_PORTION_BYTES = 2**30
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class EvaluateConfig:
+    """What is evaluated. ``video_episodes`` episodes (the first of each task in turn) are kept for the video."""
+
+    episodes_per_task: int = 100
+    split: str = "held_out"
+    seed: int = 0
+    deterministic: bool = True
+    video_episodes: int = 12
+
+    def __post_init__(self) -> None:
+        if self.split not in SPLITS:
+            raise ConfigError(f"evaluate.split is {self.split!r}; choose one of {', '.join(SPLITS)}")
+        if self.episodes_per_task < 1 or self.video_episodes < 0:
+            raise ConfigError(
+                "evaluate needs episodes_per_task >= 1 and video_episodes >= 0, got "
+                f"{self.episodes_per_task} and {self.video_episodes}"
+            )
+
+
+@dataclass(frozen=True)
+class EpisodeOutcome:
+    """How one episode went. ``control_steps`` were executed in ``decisions`` policy calls.
+
+    ``mean_jerk`` is None for episodes shorter than four control steps; see `mean_jerk` for the unit.
+    """
+
+    task_id: str
+    init_state_id: int
+    instruction: str
+    success: bool
+    control_steps: int
+    decisions: int
+    mean_jerk: float | None = None
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        """What makes it the same episode for another policy."""
+        return self.task_id, self.init_state_id, self.instruction
+
+
+@dataclass
+class EvaluationResult:
+    """Outcomes of all episodes and figures of the run. ``clips`` are for `write_videos` and are not saved."""
+
+    outcomes: list[EpisodeOutcome]
+    split: str
+    seed: int
+    deterministic: bool
+    control_hz: float
+    jerk_unit: str
+    seconds: float
+    seconds_per_decision: float  # policy time over decisions, in the batches of this evaluation
+    latency_s: float  # one observation alone, median: what a robot would wait
+    engine: dict[str, float] = field(default_factory=dict)
+    clips: list[Clip] = field(default_factory=list)
+
+    @property
+    def episodes(self) -> int:
+        return len(self.outcomes)
+
+    @property
+    def successes(self) -> int:
+        return sum(o.success for o in self.outcomes)
+
+    @property
+    def success_rate(self) -> float:
+        return self.successes / self.episodes if self.episodes else 0.0
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % Wilson interval of the success rate over all tasks."""
+        return wilson_interval(self.successes, self.episodes)
+
+    @property
+    def control_steps(self) -> int:
+        return sum(o.control_steps for o in self.outcomes)
+
+    def per_task(self) -> dict[str, dict[str, Any]]:
+        """`summarise` of each task's episodes, in the order of their first episode."""
+        tasks: dict[str, list[EpisodeOutcome]] = {}
+        for outcome in self.outcomes:
+            tasks.setdefault(outcome.task_id, []).append(outcome)
+        return {task: summarise(outcomes) for task, outcomes in tasks.items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dict; `from_dict` inverts it (without ``clips``)."""
+        return {
+            "total": summarise(self.outcomes),
+            "tasks": self.per_task(),
+            "split": self.split,
+            "seed": self.seed,
+            "deterministic": self.deterministic,
+            "control_hz": self.control_hz,
+            "jerk_unit": self.jerk_unit,
+            "seconds": self.seconds,
+            "seconds_per_decision": self.seconds_per_decision,
+            "latency_s": self.latency_s,
+            "engine": dict(self.engine),
+            "outcomes": [asdict(o) for o in self.outcomes],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> EvaluationResult:
+        names = ("split", "seed", "deterministic", "control_hz", "jerk_unit", "seconds", "seconds_per_decision", "latency_s")
+        outcomes = [EpisodeOutcome(**o) for o in data["outcomes"]]
+        return cls(outcomes, engine=dict(data.get("engine", {})), **{name: data[name] for name in names})
+
+    def save(self, path: str | Path) -> None:
+        write_json(Path(path), self.to_dict())
+
+    @classmethod
+    def load(cls, path: str | Path) -> EvaluationResult:
+        """Raises `UserError` for a file that `save` did not write."""
+        try:
+            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{path} is not an evaluation result ({type(error).__name__}: {error}). Write it with 'vla-rl eval … --json'."
+            ) from error
+
+    def table(self) -> str:
+        """Success with interval, length and smoothness per task and in all, as text."""
+        rows = [("task", "success", "95 % interval", "steps", "to success", f"jerk ({self.jerk_unit})")]
+        for name, s in {**self.per_task(), "all tasks": summarise(self.outcomes)}.items():
+            rows.append(
+                (
+                    name,
+                    f"{s['successes']}/{s['episodes']} = {s['rate']:.0%}",
+                    f"{s['low']:.1%} – {s['high']:.1%}",
+                    _number(s["control_steps"]),
+                    _number(s["control_steps_to_success"]),
+                    _number(s["mean_jerk"]),
+                )
+            )
+        if len(rows) == 3:  # one task: the line of all tasks says the same
+            rows.pop()
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+        lines.insert(1, "  ".join("─" * width for width in widths))
+        how = "most likely actions" if self.deterministic else "sampled actions"
+        lines.append(
+            f"{self.split} initial states, {how}; {self.seconds_per_decision * 1e3:.2f} ms per decision in batches, "
+            f"{self.latency_s * 1e3:.1f} ms for one alone; {self.seconds:.1f} s in all"
+        )
+        return "\n".join(lines)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def summarise(outcomes: Sequence[EpisodeOutcome]) -> dict[str, Any]:
+    """Counts, success rate with 95 % Wilson interval, mean control steps (all episodes; successes only), mean jerk."""
+    successes = sum(o.success for o in outcomes)
+    low, high = wilson_interval(successes, len(outcomes))
+    return {
+        "episodes": len(outcomes),
+        "successes": successes,
+        "rate": successes / len(outcomes) if outcomes else 0.0,
+        "low": low,
+        "high": high,
+        "control_steps": _mean([o.control_steps for o in outcomes]),
+        "control_steps_to_success": _mean([o.control_steps for o in outcomes if o.success]),
+        "mean_jerk": _mean([o.mean_jerk for o in outcomes if o.mean_jerk is not None]),
+    }
+
+
+# -------------------------------------------------------------------------------------------------------------- running
+def evaluation_episodes(tasks: Sequence[TaskSpec], config: EvaluateConfig) -> list[EpisodeSpec]:
+    """The fixed episodes of an evaluation: initial states 0, 1, 2 … of the split, instructions in turn, tasks in turn."""
+    episodes = []
+    for i in range(config.episodes_per_task):
+        for task in tasks:
+            texts = task.held_out_instructions if config.split == "held_out" else task.instructions
+            seed = stable_seed("evaluate", config.seed, task.task_id, i)
+            episodes.append(
+                EpisodeSpec(
+                    task_id=task.task_id,
+                    init_state_id=i,
+                    split=config.split,
+                    seed=seed,
+                    group_id=len(episodes),
+                    instruction_index=i % max(1, len(texts)),
+                    rollout_id=f"evaluate-{config.split}-{config.seed}-{task.task_id}-{i}",
+                )
+            )
+    return episodes
+
+
+def evaluate(
+    engine: RolloutEngine,
+    tasks: Sequence[TaskSpec],
+    config: EvaluateConfig | None = None,
+    *,
+    progress: Callable[[int, int, int], None] | None = None,
+) -> EvaluationResult:
+    """Run ``config.episodes_per_task`` episodes of every task and say how they went.
+
+    ``progress`` gets (episodes finished, all episodes, successes). Episodes run in portions whose images fit into 1 GiB.
+
+    Raises:
+        ConfigError: no task is given.
+    """
+    config = config or EvaluateConfig()
+    if not tasks:
+        raise ConfigError("there is no task to evaluate on; name at least one")
+    env, spec = engine.env, engine.env.embodiment
+    episodes = evaluation_episodes(tasks, config)
+    portion = _portion(engine, tasks)
+    outcomes: list[EpisodeOutcome] = []
+    clips: list[Clip] = []
+    totals: dict[str, float] = {}
+    first: Trajectory | None = None
+    started = time.perf_counter()
+    for start in range(0, len(episodes), portion):
+        finished, won = len(outcomes), sum(o.success for o in outcomes)
+
+        def report(done: int, _: int, successes: int, finished: int = finished, won: int = won) -> None:
+            if progress is not None:
+                progress(finished + done, len(episodes), won + successes)
+
+        result = engine.run(episodes[start : start + portion], deterministic=config.deterministic, progress=report)
+        first = first or result.trajectories[0]
+        outcomes += [outcome(t, spec) for t in result.trajectories]
+        for name in ("decisions", "control_steps", "policy_seconds", "wait_seconds", "seconds", "retries"):
+            totals[name] = totals.get(name, 0.0) + float(result.stats.get(name, 0.0))
+        missing = config.video_episodes - len(clips)
+        if missing > 0 and have_video():
+            clips += make_clips(env, result.trajectories[:missing])
+    seconds = time.perf_counter() - started
+    decisions = max(1.0, totals["decisions"])
+    assert first is not None
+    return EvaluationResult(
+        outcomes=outcomes,
+        split=config.split,
+        seed=config.seed,
+        deterministic=config.deterministic,
+        control_hz=spec.control_hz,
+        jerk_unit=jerk_unit(spec),
+        seconds=seconds,
+        seconds_per_decision=totals["policy_seconds"] / decisions,
+        latency_s=_latency(engine, first, config.deterministic),
+        engine=totals,
+        clips=clips,
+    )
+
+
+def _portion(engine: RolloutEngine, tasks: Sequence[TaskSpec]) -> int:
+    executed = engine.config.replan_steps or engine.policy.chunk_length
+    decisions = math.ceil(max(task.horizon for task in tasks) / executed) + 1
+    image_bytes = sum(c.height * c.width * 3 for c in engine.env.embodiment.cameras)
+    return max(engine.env.num_slots, _PORTION_BYTES // max(1, decisions * image_bytes))
+
+
+def _latency(engine: RolloutEngine, trajectory: Trajectory, deterministic: bool, repeats: int = 5) -> float:
+    """Median seconds of a decision for one observation alone (after a first, uncounted one)."""
+    observation = trajectory.observations[:1].without_privileged()
+    times = []
+    with torch.inference_mode():
+        for _ in range(repeats + 1):
+            started = time.perf_counter()
+            engine.policy.act(observation, deterministic=deterministic, seeds=[0]).chunk.actions.cpu()
+            times.append(time.perf_counter() - started)
+    return float(np.median(times[1:]))
+
+
+def outcome(trajectory: Trajectory, spec: EmbodimentSpec) -> EpisodeOutcome:
+    """The figures of one finished episode."""
+    return EpisodeOutcome(
+        task_id=trajectory.episode.task_id,
+        init_state_id=trajectory.episode.init_state_id,
+        instruction=trajectory.observations.instruction[0],
+        success=bool(trajectory.success),
+        control_steps=trajectory.num_control_steps,
+        decisions=len(trajectory),
+        mean_jerk=mean_jerk(executed_actions(trajectory), spec),
+    )
+
+
+def executed_actions(trajectory: Trajectory) -> np.ndarray:
+    """The actions that were carried out, in order: float32 [control_steps a], physical units."""
+    return trajectory.actions[trajectory.valid].float().cpu().numpy()
+
+
+def _moving_dims(spec: EmbodimentSpec) -> list[int]:
+    dims = [i for i, name in enumerate(spec.action_names) if "gripper" not in name]
+    return dims or list(range(spec.action_dim))
+
+
+def mean_jerk(actions: np.ndarray, spec: EmbodimentSpec) -> float | None:
+    """Roughness of executed ``actions`` [t a]: mean |third difference| · control_hz³; None for fewer than 4 steps.
+
+    The gripper is left out (it opens and shuts on purpose). The unit is the actions' unit per s³ (`jerk_unit`): for
+    absolute position targets that is jerk in the usual sense, for delta actions it is one derivative higher. Compare it
+    between policies of the same embodiment, not across embodiments.
+    """
+    if len(actions) < 4:
+        return None
+    third = np.diff(actions[:, _moving_dims(spec)].astype(np.float64), n=3, axis=0)
+    return float(np.abs(third).mean() * spec.control_hz**3)
+
+
+def jerk_unit(spec: EmbodimentSpec) -> str:
+    units = list(dict.fromkeys(spec.action_units[i] for i in _moving_dims(spec)))
+    return " & ".join(units) + "/s³"
+
+
+# ---------------------------------------------------------------------------------------------------------------- videos
+def make_clips(env: Env, trajectories: Sequence[Trajectory]) -> list[Clip]:
+    """A clip per episode from its first camera.
+
+    A rollout keeps images only at decisions. In a simulator an episode is determined by its initial state and actions, so
+    an env whose attribute ``repeatable`` is True steps it again, one control step at a time, for the images in between;
+    where that does not end the same way, and on a real robot, the images at decisions have to do.
+    """
+    hz, camera = env.embodiment.control_hz, env.embodiment.camera_names[0]
+    again = _replay(env, trajectories, camera) if getattr(env, "repeatable", False) else {}
+    clips = []
+    for i, t in enumerate(trajectories):
+        decisions = torch.cat([t.observations.images[camera], t.final_observation.images[camera]]).cpu().numpy()
+        frames = again.get(i)
+        if frames is not None and len(frames) == t.num_control_steps + 1 and np.array_equal(frames[-1], decisions[-1]):
+            clips.append(Clip(np.stack(frames), hz, t.success, _label(t)))
+        else:
+            clips.append(Clip(decisions, hz * len(t) / t.num_control_steps, t.success, _label(t)))
+    return clips
+
+
+def _label(t: Trajectory) -> str:
+    state = "success" if t.success else "no success"
+    return f"{t.episode.task_id} #{t.episode.init_state_id}: {state}, {t.num_control_steps} steps"
+
+
+def _replay(env: Env, trajectories: Sequence[Trajectory], camera: str) -> dict[int, list[np.ndarray]]:
+    """Images uint8 [H W 3] at every control step of the episodes (by index), in all slots at once.
+
+    An episode that fails is missing. Always waits for every request it made, so that no event is left for others.
+    """
+    todo = list(range(len(trajectories)))[::-1]
+    live: dict[int, tuple[int, Iterator[np.ndarray]]] = {}  # slot → episode, actions still to do
+    frames: dict[int, list[np.ndarray]] = {}
+
+    def take_next(slot: int) -> None:
+        if todo:
+            index = todo.pop()
+            live[slot], frames[index] = (index, iter(executed_actions(trajectories[index]))), []
+            env.start(slot, trajectories[index].episode)
+
+    for slot in range(env.num_slots):
+        take_next(slot)
+    while live:
+        for event in env.poll(None):
+            index, actions = live.pop(event.slot)
+            if event.error is not None or event.observation is None:
+                del frames[index]
+                take_next(event.slot)
+                continue
+            frames[index].append(event.observation.images[camera].copy())  # a pool reuses its memory
+            ended = event.step is not None and (event.step.terminated or event.step.truncated)
+            action = None if ended else next(actions, None)
+            if action is None:
+                take_next(event.slot)
+            else:
+                live[event.slot] = (index, actions)
+                env.step(event.slot, action[None])
+    return frames
+
+
+def write_videos(result: EvaluationResult, path: str | Path, *, control_hz: float | None = None) -> Path | None:
+    """Write the result's clips as one grid video in real time; None (with a warning) where none were recorded.
+
+    ``control_hz`` caps the frame rate at 30; it defaults to the result's own.
+    """
+    if not result.clips:
+        _log.warning("no video %s: %s", path, "PyAV is not installed" if not have_video() else "no episode was recorded")
+        return None
+    frames, hz = grid(result.clips)
+    if hz > 30:
+        skip = math.ceil(hz / 30)
+        frames, hz = (f for i, f in enumerate(frames) if i % skip == 0), hz / skip
+    return write_mp4(path, frames, min(hz, control_hz or result.control_hz))
+
+
+# ------------------------------------------------------------------------------------------------------------ comparing
+def compare(a: EvaluationResult, b: EvaluationResult) -> PairedComparison:
+    """Compare two results on the episodes they share: same task, split, initial state and instruction.
+
+    Raises:
+        UserError: they share none, because the tasks, splits or seeds differ.
+    """
+    if (a.split, a.seed) != (b.split, b.seed):
+        raise UserError(
+            f"The two evaluations used other episodes: split {a.split!r} and seed {a.seed} against split {b.split!r} and "
+            f"seed {b.seed}. Evaluate both with the same --split and --seed."
+        )
+    of_a = {o.key: o.success for o in a.outcomes}
+    of_b = {o.key: o.success for o in b.outcomes}
+    shared = [key for key in of_a if key in of_b]
+    if not shared:
+        raise UserError(
+            f"The two evaluations share no episode: tasks {sorted(a.per_task())} against {sorted(b.per_task())}. Evaluate "
+            f"both on the same tasks."
+        )
+    return compare_paired([of_a[k] for k in shared], [of_b[k] for k in shared])
+
+
+def comparison_text(c: PairedComparison, name_a: str = "A", name_b: str = "B") -> str:
+    """The comparison in one plain sentence or two."""
+    p = "p < 0.0001" if c.p_value < 1e-4 else f"p = {c.p_value:.2g}"
+    verdict = "more than chance explains" if c.significant else "within what chance explains"
+    return (
+        f"{name_b} − {name_a}: {c.difference * 100:+.0f} points on the same {c.trials} episodes "
+        f"(95 % interval {c.difference_low * 100:+.1f} to {c.difference_high * 100:+.1f}); {name_b} alone solved {c.only_b}, "
+        f"{name_a} alone {c.only_a}, which is {verdict} (exact McNemar test, {p})."
+    )
