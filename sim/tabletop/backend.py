@@ -16,13 +16,13 @@ import mujoco  # noqa: E402  isort: skip
 
 from sim.tabletop.controller import OSC, ControlState  # noqa: E402
 from sim.tabletop.look import apply_look, scene_flags  # noqa: E402
-from sim.tabletop.tasks import LIFT_HEIGHT, OBJECTS, TABLE_HEIGHT, TASKS, SceneSpec, Task  # noqa: E402
+from sim.tabletop.tasks import LIFT_HEIGHT, MAX_OBJECTS, OBJECTS, TABLE_HEIGHT, TASKS, SceneSpec, Task  # noqa: E402
 
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 _SETTLE_STEPS = 4
 _HOME_STEPS = 40
-_GRIPPER_TRAVEL = 0.08
-MAX_OBJECTS = 2
+_GRIPPER_TRAVEL = 0.08  # metres between the fingers when open
+_AT_REST = 0.05  # m/s
 
 
 @dataclass
@@ -183,31 +183,51 @@ class CompiledScene:
                 any_finger |= other in self._fingers
         return left, right, any_finger
 
+    def height(self, data: mujoco.MjData, name: str) -> float:
+        """How far (m) the object's origin is above its place when it stands on the table."""
+        return float(data.xpos[self.body[name], 2]) - TABLE_HEIGHT - OBJECTS[name].rest_height
+
+    def goal(self, task: Task, data: mujoco.MjData) -> np.ndarray | None:
+        """Where the target's origin should come to rest (m), or None for lifting tasks."""
+        rest = OBJECTS[task.target].rest_height
+        if task.kind == "stack":
+            return data.xpos[self.body[task.goal]] + (0.0, 0.0, OBJECTS[task.goal].top + rest)
+        if task.kind == "place":
+            return np.array([self.spec.zone[0], self.spec.zone[1], TABLE_HEIGHT + rest])
+        return None
+
     def success(self, task: Task, data: mujoco.MjData) -> bool:
-        position = data.xpos[self.body[task.target]]
-        height = position[2] - TABLE_HEIGHT - OBJECTS[task.target].rest_height
-        return bool(height >= LIFT_HEIGHT)
+        """Lifted high enough; or at rest within reach of its goal and let go of."""
+        if task.kind == "lift":
+            return self.height(data, task.target) >= LIFT_HEIGHT
+        offset = np.abs(self.goal(task, data) - data.xpos[self.body[task.target]])
+        reach = self.spec.zone[2] if task.kind == "place" else 0.025
+        if max(offset[0], offset[1]) > reach or offset[2] > 0.008:
+            return False
+        v = self._qvel[task.target]
+        return bool(np.max(np.abs(data.qvel[v : v + 3])) < _AT_REST) and not self.touches(data, task.target)[2]
 
     def privileged(self, task: Task, data: mujoco.MjData, time_left: float) -> np.ndarray:
-        """float32 [s]: hand, gripper, objects (target first), goal, task one-hot, stage flags, time left (0 ... 1)."""
-        eef = data.site_xpos[self.controller.site]
-        velocity = np.zeros(6)
+        """float32 [`PRIVILEGED_DIM`]: see `sim.tabletop.tasks`; lengths in m, heights above the table, target first."""
+        table = np.array([0.0, 0.0, TABLE_HEIGHT])
+        eef = data.site_xpos[self.controller.site].copy()
+        velocity = np.empty(6)
         mujoco.mj_objectVelocity(self.model, data, mujoco.mjtObj.mjOBJ_SITE, self.controller.site, velocity, 0)
-        parts = [eef - (0.0, 0.0, TABLE_HEIGHT), velocity[3:], [self.gripper_open(data), 0.0], [time_left]]
-        others = [n for n in self.spec.objects if n != task.target]
-        for name in (task.target, *others)[:MAX_OBJECTS]:
-            position, v = data.xpos[self.body[name]], self._qvel[name]
-            height = position[2] - TABLE_HEIGHT - OBJECTS[name].rest_height
-            parts += [position - (0.0, 0.0, TABLE_HEIGHT), position - eef, data.qvel[v : v + 3], [height, 1.0]]
-        for _ in range(MAX_OBJECTS - 1 - len(others)):
-            parts.append(np.zeros(11))
-        goal = np.zeros(4)
+        parts = [eef - table, velocity[3:], [self.gripper_open(data), time_left]]
+        for name in (task.target, *task.others):
+            body, v = self.body[name], self._qvel[name]
+            position, rotation = data.xpos[body], data.xmat[body]
+            yaw = np.arctan2(rotation[3], rotation[0])
+            parts += [position - table, position - eef, data.qvel[v : v + 3]]
+            parts.append([self.height(data, name), np.cos(yaw), np.sin(yaw)])
+        parts.append(np.zeros(12 * (MAX_OBJECTS - 1 - len(task.others))))
+        target, goal = data.xpos[self.body[task.target]], self.goal(task, data)
+        parts += [np.zeros(4)] if goal is None else [goal - target, [1.0]]
+        grasp = target + (0.0, 0.0, OBJECTS[task.target].grasp_height)
         left, right, _ = self.touches(data, task.target)
-        target = data.xpos[self.body[task.target]]
-        reached = float(np.linalg.norm(target - eef) < 0.03)
-        lifted = float(target[2] - TABLE_HEIGHT - OBJECTS[task.target].rest_height > 0.01)
-        one_hot = [float(name == task.task_id) for name in TASKS]
-        parts += [goal, one_hot, [reached, float(left and right), lifted, float(self.success(task, data))]]
+        reached, lifted = np.linalg.norm(grasp - eef) < 0.03, self.height(data, task.target) > 0.01
+        parts.append([float(name == task.task_id) for name in TASKS])
+        parts.append([float(f) for f in (reached, left and right, lifted, self.success(task, data))])
         return np.concatenate(parts).astype(np.float32)
 
     # ---------------------------------------------------------------------------------------------------------- rendering

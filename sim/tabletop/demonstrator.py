@@ -1,4 +1,8 @@
-"""Scripted experts that read simulator state: closed-loop, near full speed, one action per control step."""
+"""Scripted experts that read simulator state: closed-loop, near full speed, one action per control step (numpy only).
+
+An expert looks at where things are now, never at how they should have moved, so it recovers from noise in the executed
+actions: a missed or dropped object is approached again.
+"""
 
 from __future__ import annotations
 
@@ -6,67 +10,137 @@ from typing import Protocol
 
 import numpy as np
 
-from sim.tabletop.tasks import LIFT_HEIGHT, OBJECTS, Task
+from sim.tabletop.tasks import LIFT_HEIGHT, OBJECTS, SCENES, TABLE_HEIGHT, Task
 
 GAIN = 2.6  # a commanded offset moves the hand by about a third of itself per control step
+REACH = 0.05  # metres: the largest command per dimension
 OPEN, CLOSE = -1.0, 1.0
+FINGERTIP = 0.011  # metres that the fingers reach below the point between the pads
+SIDE = 0.11  # metres: half-width of the corridor that hand and load need
 
 
 class SceneState(Protocol):
-    """What an expert may look at; positions in metres, world frame."""
+    """What an expert may look at; positions in metres, world frame; ``gripper_open`` 0 ... 1."""
 
-    eef_position: np.ndarray
-    gripper_open: float
+    @property
+    def eef_position(self) -> np.ndarray: ...
+
+    @property
+    def gripper_open(self) -> float: ...
 
     def position(self, name: str) -> np.ndarray: ...
 
 
 class Demonstrator(Protocol):
+    """A scripted expert for one episode."""
+
     def act(self, state: SceneState) -> np.ndarray:
         """A clean label in physical units [a]: metres (and radians) per control step, gripper -1 open ... +1 close."""
         ...
 
 
-def toward(state: SceneState, goal: np.ndarray, limit: float = 0.05) -> np.ndarray:
-    """Offset [3] that moves the hand towards ``goal``, straight and at most ``limit`` per dimension."""
-    offset = GAIN * (goal - state.eef_position)
+def toward(position: np.ndarray, goal: np.ndarray) -> np.ndarray:
+    """Command [3] that moves the hand straight towards ``goal``, at most `REACH` per dimension."""
+    offset = GAIN * (goal - position)
     largest = float(np.max(np.abs(offset)))
-    return offset * (limit / largest) if largest > limit else offset
+    return offset * (REACH / largest) if largest > REACH else offset
 
 
-class LiftDemonstrator:
-    """Reach down over the object, close, lift."""
+def distance_to_path(point: np.ndarray, start: np.ndarray, end: np.ndarray) -> float:
+    """Horizontal distance (m) of ``point`` from the segment ``start`` - ``end``."""
+    a, b, p = start[:2], end[:2], point[:2]
+    length = float(np.dot(b - a, b - a))
+    t = 0.0 if length == 0.0 else min(max(float(np.dot(p - a, b - a)) / length, 0.0), 1.0)
+    return float(np.linalg.norm(p - (a + t * (b - a))))
+
+
+class PickDemonstrator:
+    """Reach over the target, close, lift; for "stack" and "place" also carry, lower, open and retreat."""
 
     def __init__(self, task: Task, action_dim: int) -> None:
-        self._task = task
-        self._dim = action_dim
-        self._closing = 0
+        self._task, self._dim = task, action_dim
+        self._spec = OBJECTS[task.target]
+        self._closing = 0  # control steps spent closing
+        self._opening = 1.0  # of the gripper, at the previous control step
+        self._carrying = self._released = False
 
     def act(self, state: SceneState) -> np.ndarray:
-        spec = OBJECTS[self._task.target]
-        grasp = state.position(self._task.target) + (0.0, 0.0, spec.grasp_height)
-        offset = grasp - state.eef_position
-        across = float(np.hypot(offset[0], offset[1]))
+        """See `Demonstrator.act`."""
+        hand, target = state.eef_position, state.position(self._task.target)
+        grasp = target + np.array([0.0, 0.0, self._spec.grasp_height])
+        across = float(np.hypot(*(grasp - hand)[:2]))
+        above = float(hand[2] - grasp[2])
+        stalled = self._opening - state.gripper_open < 0.015
+        self._opening = state.gripper_open
         action = np.zeros(self._dim)
-        holding = across < 0.02 and abs(offset[2]) < 0.022
-        if self._closing and not holding:
-            self._closing = 0
-        if self._closing or (across < 0.008 and abs(offset[2]) < 0.012):
+        if self._released:
+            self._released = not (across > 0.04 or above > 0.06)  # away, and yet no success: try again
+        if (self._carrying or self._closing) and (across > 0.025 or abs(above) > 0.03):
+            self._carrying, self._closing = False, 0  # slipped away
+        if self._released:
+            action[:3], action[-1] = self._retreat(state, hand), OPEN
+        elif self._carrying:
+            action[:3], action[-1] = self._carry(state, hand, target)
+        elif self._closing or (across < 0.009 and abs(above) < 0.013):
             self._closing += 1
-            action[-1] = CLOSE
-            if self._closing > 5 and state.gripper_open < 0.75:
-                lift = np.array([state.eef_position[0], state.eef_position[1], grasp[2] + LIFT_HEIGHT + 0.05])
-                action[:3] = toward(state, lift)
-            else:
-                action[:3] = toward(state, grasp)
-            return action
-        action[-1] = OPEN
-        goal = grasp.copy()
-        goal[2] += min(0.06, max(0.0, 2.0 * (across - 0.012)))
-        action[:3] = toward(state, goal)
+            self._carrying = self._closing >= 4 and stalled and state.gripper_open < 0.9
+            action[:3], action[-1] = toward(hand, grasp), CLOSE
+        else:
+            action[:3], action[-1] = toward(hand, self._approach(state, hand, grasp, across)), OPEN
         return action
+
+    def _approach(self, state: SceneState, hand: np.ndarray, grasp: np.ndarray, across: float) -> np.ndarray:
+        """A waypoint that comes down on the object from above, over whatever stands in the way."""
+        clear = self._spec.top - self._spec.grasp_height + FINGERTIP + 0.02
+        height = grasp[2] + min(clear, 4.0 * max(0.0, across - 0.008))
+        if across > 0.05:
+            height = max(height, self._obstacle_top(state, hand, grasp) + FINGERTIP + 0.02)
+        return np.array([grasp[0], grasp[1], height])
+
+    def _carry(self, state: SceneState, hand: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, float]:
+        if self._task.kind == "lift":
+            up = TABLE_HEIGHT + self._spec.rest_height + self._spec.grasp_height + LIFT_HEIGHT + 0.06
+            return toward(hand, np.array([hand[0], hand[1], up])), CLOSE
+        goal = self._goal(state)
+        gap = goal - target
+        across = float(np.hypot(gap[0], gap[1]))
+        if across < 0.012 and abs(gap[2]) < 0.006:
+            self._released, self._carrying, self._closing = True, False, 0
+            return np.zeros(3), OPEN
+        ground = goal[2] - self._spec.rest_height if self._task.kind == "stack" else TABLE_HEIGHT
+        floor = max(ground, self._obstacle_top(state, target, goal) if across > 0.03 else ground)
+        safe = floor + self._spec.rest_height + 0.02  # of the target's origin while it travels
+        if across < 0.03:
+            safe = goal[2] + min(0.02, 3.0 * max(0.0, across - 0.005))
+        waypoint = hand + np.array([gap[0], gap[1], safe - target[2]])
+        command = toward(hand, waypoint)
+        if across >= 0.03:
+            command[:2] *= min(max(1.0 - (safe - target[2]) / 0.05, 0.0), 1.0)  # up first, then across
+        return command, CLOSE
+
+    def _retreat(self, state: SceneState, hand: np.ndarray) -> np.ndarray:
+        waiting = state.gripper_open < 0.9 and self._opening < 0.9
+        return np.zeros(3) if waiting else toward(hand, hand + np.array([0.0, 0.0, 0.05]))
+
+    def _goal(self, state: SceneState) -> np.ndarray:
+        """Where the target's origin should come to rest."""
+        if self._task.goal is not None:
+            below = OBJECTS[self._task.goal]
+            height = np.array([0.0, 0.0, below.top + self._spec.rest_height + 0.003])
+            return state.position(self._task.goal) + height
+        x, y, _ = SCENES[self._task.scene].zone or (0.0, 0.0, 0.0)
+        return np.array([x, y, TABLE_HEIGHT + self._spec.rest_height + 0.004])
+
+    def _obstacle_top(self, state: SceneState, start: np.ndarray, end: np.ndarray) -> float:
+        """Height of the tallest other object near the straight way from ``start`` to ``end``, else the table's."""
+        top = TABLE_HEIGHT
+        for name in self._task.others:
+            position = state.position(name)
+            if name != self._task.goal and distance_to_path(position, start, end) < SIDE:
+                top = max(top, float(position[2]) + OBJECTS[name].top)
+        return top
 
 
 def make_demonstrator(task: Task, action_dim: int) -> Demonstrator:
-    """A fresh expert for one episode of ``task``."""
-    return LiftDemonstrator(task, action_dim)
+    """A fresh expert for one episode of ``task``, for an action space of ``action_dim`` (4 or 7)."""
+    return PickDemonstrator(task, action_dim)

@@ -28,9 +28,10 @@ def apply_look(model: mujoco.MjModel, look: str, size: int) -> None:
     model.vis.quality.shadowsize = 0
     model.light_castshadow[:] = 0
     for geom in range(model.ngeom):
-        if model.geom(geom).name.startswith(FLAT_PREFIXES) and model.geom_matid[geom] >= 0:
-            model.geom_rgba[geom] = mean_color(model, int(model.geom_matid[geom]))
-            model.geom_matid[geom] = -1
+        material = int(model.geom_matid[geom])
+        if model.geom(geom).name.startswith(FLAT_PREFIXES) and material >= 0:
+            model.mat_rgba[material] = mean_color(model, material)
+            model.mat_texid[material] = -1
     _draw_robot_by_collision_geoms(model)
 
 

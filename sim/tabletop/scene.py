@@ -99,7 +99,7 @@ def _build_object(spec: ObjectSpec) -> Any:
             tex_attrib={"type": "cube"},
             mat_attrib={"texrepeat": "1 1", "specular": "0.4", "shininess": "0.1"},
         )
-        half = [spec.half_width] * 3
+        half = [spec.rest_height] * 3
         return BoxObject(name=spec.name, size=half, rgba=[*spec.color, 1.0], material=material)
     return _XML_OBJECTS[spec.kind](name=spec.name)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.tabletop.demonstrator import Demonstrator, make_demonstrator
-from sim.tabletop.tasks import LIFT_HEIGHT, OBJECTS, SCENES, TABLE_HEIGHT, TASKS, Task
+from sim.tabletop.tasks import PRIVILEGED_DIM, SCENES, TASKS, Task, place_objects
 from vla_rl import splits
 from vla_rl.errors import ConfigError
 from vla_rl.types import CameraSpec, EmbodimentSpec, EpisodeSpec, SlotObservation, SlotStep, TaskSpec
@@ -26,9 +26,6 @@ CAMERAS = ("agentview", "robot0_eye_in_hand", "frontview", "sideview", "birdview
 _CONTROLLERS = ("osc_position", "osc_pose")
 _LOOKS = ("light", "full")
 _CACHED_STATES = 4096
-_GRIPPER_TRAVEL = 0.08  # metres between the fingers when open
-MAX_OBJECTS = 2
-STAGES = ("reached", "grasped", "lifted", "at_goal")
 
 
 @dataclass
@@ -84,7 +81,7 @@ class TabletopSimulator:
         self._horizon = {t.task_id: t.horizon for t in self.tasks}
         self.embodiment = _embodiment(config)
         self._half_range = np.array(self.embodiment.action_high)
-        self.privileged_dim = _privileged_dim()
+        self.privileged_dim = PRIVILEGED_DIM
         self._backend = backend
         self._scenes: dict[str, backend.CompiledScene] = {}
         self._slots: dict[int, _Slot] = {}
@@ -213,21 +210,6 @@ class _Slot:
         return self._data[scene.name]
 
 
-def place_objects(task: Task, rng: np.random.Generator, split: str) -> dict[str, np.ndarray]:
-    """Initial poses {object: [x, y, z, yaw]} of a task; placements of the two splits never share a lattice cell."""
-    poses: dict[str, np.ndarray] = {}
-    for name, (x0, y0, x1, y1) in task.regions.items():
-        for _ in range(1000):
-            xy = splits.sample_xy(rng, (x0, y0), (x1, y1), split)
-            if all(np.hypot(*(xy - p[:2])) >= task.min_distance for p in poses.values()):
-                break
-        else:
-            raise ConfigError(f"task {task.task_id}: the regions leave no room to place {name!r}")
-        yaw = rng.uniform(-task.max_yaw, task.max_yaw)
-        poses[name] = np.array([xy[0], xy[1], TABLE_HEIGHT + OBJECTS[name].rest_height + 0.001, yaw])
-    return poses
-
-
 def _instruction(task: Task, episode: EpisodeSpec) -> str:
     texts = task.spec.held_out_instructions if episode.split == "held_out" else task.spec.instructions
     return texts[episode.instruction_index % len(texts)]
@@ -252,6 +234,3 @@ def _embodiment(config: TabletopConfig) -> EmbodimentSpec:
         proprio_names=("eef_x", "eef_y", "eef_z", "gripper_open", *quaternion),
     )
 
-
-def _privileged_dim() -> int:
-    return 8 + 1 + 11 * MAX_OBJECTS + 4 + len(TASKS) + len(STAGES)
