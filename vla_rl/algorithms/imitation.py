@@ -11,14 +11,14 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adamw, optimizer_state, require_range
 from vla_rl.errors import ConfigError, UserError
-from vla_rl.interfaces import ImitationPolicy
+from vla_rl.interfaces import ImitationPolicy, Policy
 from vla_rl.types import Observation, Trajectory
 
 
@@ -152,11 +152,11 @@ def learning_rate_factor(update: int, warmup: int, total: int, floor: float) -> 
 class Imitation:
     """Trains an `ImitationPolicy` from a `Sampler`, one `update` at a time."""
 
-    def __init__(self, config: ImitationConfig, policy: ImitationPolicy, sampler: Sampler):
+    def __init__(self, config: ImitationConfig, policy: Policy, sampler: Sampler):
         """Raises ConfigError where the policy cannot imitate or has nothing to train."""
         if not hasattr(policy, "imitation_loss"):
             raise ConfigError(f"SFT needs a policy with imitation_loss (ImitationPolicy); {type(policy).__name__} has none")
-        self.config, self.policy, self.sampler = config, policy, sampler
+        self.config, self.policy, self.sampler = config, cast(ImitationPolicy, policy), sampler
         self.parameters = [p for p in policy.parameters() if p.requires_grad]
         self.optimizer = make_adamw([(self.parameters, config.learning_rate)], config.betas, config.weight_decay)
         self.guard = GuardedStep(config.max_bad_updates, config.grad_clip)

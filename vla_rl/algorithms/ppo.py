@@ -16,7 +16,7 @@ import functools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ from vla_rl.algorithms.optim import (
     require_range,
 )
 from vla_rl.errors import ConfigError
-from vla_rl.interfaces import Critic, LikelihoodPolicy
+from vla_rl.interfaces import Critic, LikelihoodPolicy, Policy
 from vla_rl.types import Observation, RolloutBatch
 
 ADVANTAGES = ("gae", "grpo", "rloo", "reinforce++")
@@ -136,6 +136,8 @@ class PPOConfig:
             )
         if self.decouple_rewards and self.advantage != "grpo":
             raise ConfigError(f"{own}.decouple_rewards (GDPO) needs advantage='grpo', got {self.advantage!r}")
+        if self.decouple_rewards and self.group_scale == "running_std":
+            raise ConfigError(f"{own}.decouple_rewards cannot share one running_std between rewards; use group_scale='std'")
         if self.adaptive_learning_rate and self.target_kl is None:
             raise ConfigError(f"{own}.adaptive_learning_rate needs target_kl; set it (0.01 is a usual start)")
 
@@ -174,7 +176,7 @@ class PPO:
     def __init__(
         self,
         config: PPOConfig,
-        policy: LikelihoodPolicy,
+        policy: Policy,
         critic: Critic | None = None,
         reference_policy: LikelihoodPolicy | None = None,
     ):
@@ -192,7 +194,8 @@ class PPO:
                 f"PPOConfig.ratio_level='step' needs a 'control_step' axis; {type(policy).__name__} declares "
                 f"{tuple(policy.log_prob_axes)}; use 'token' or 'chunk'"
             )
-        self.config, self.policy, self.critic, self.reference_policy = config, policy, critic, reference_policy
+        self.config, self.critic, self.reference_policy = config, critic, reference_policy
+        self.policy = cast(LikelihoodPolicy, policy)
         parameters = [p for p in policy.parameters() if p.requires_grad]
         head = {id(p) for p in policy.value_parameters()} if hasattr(policy, "value_parameters") else set()
         if config.critic_warmup_iterations and critic is None and config.advantage == "gae" and not head:
