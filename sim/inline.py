@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vla_rl.errors import UserError
+from vla_rl.errors import ConfigError, UserError
 from vla_rl.specs import EmbodimentSpec, EpisodeSpec, SlotEvent, SlotObservation, SlotStep
 
 if TYPE_CHECKING:
@@ -27,32 +27,30 @@ class InlineEnv:
 
     def __init__(self, simulator: Simulator, num_slots: int = 1) -> None:
         if num_slots < 1:
-            raise UserError(f"InlineEnv needs num_slots >= 1, got {num_slots}.")
-        self.embodiment, self.tasks, self.privileged_dim = (
-            simulator.embodiment,
-            simulator.tasks,
-            simulator.privileged_dim,
-        )
+            raise ConfigError(f"InlineEnv needs num_slots >= 1, got {num_slots}.")
+        self.embodiment, self.tasks = simulator.embodiment, simulator.tasks
+        self.privileged_dim = simulator.privileged_dim
         self.num_slots = num_slots
         self.busy_seconds = 0.0
         self._simulator = simulator
-        self._requests: deque[tuple[int, EpisodeSpec, np.ndarray | None]] = deque()
+        self._requests: deque[tuple[int, np.ndarray | None]] = deque()
+        self._events: list[SlotEvent] = []
         self._guard = SlotGuard(num_slots, self.embodiment)
 
     def start(self, slot: int, episode: EpisodeSpec) -> None:
-        self._guard.started(slot, episode)
-        self._requests.append((slot, episode, None))
+        self._guard.start(slot, episode)
+        self._requests.append((slot, None))
 
     def step(self, slot: int, actions: np.ndarray) -> None:
         """Queue a chunk float32 [h a]. Raises `UserError` for a wrong shape or values that are not finite."""
-        episode, actions = self._guard.checked(slot, actions)
-        self._requests.append((slot, episode, actions))
+        self._requests.append((slot, self._guard.step(slot, actions)))
 
     def poll(self, timeout: float | None = None) -> list[SlotEvent]:
         """Run all queued requests (whatever ``timeout``); an empty list where there are none."""
-        events = []
         while self._requests:
-            events.append(self._run(*self._requests.popleft()))
+            slot, actions = self._requests.popleft()
+            self._run(slot, actions)
+        events, self._events = self._events, []
         return events
 
     def close(self) -> None:
@@ -65,20 +63,22 @@ class InlineEnv:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run(self, slot: int, episode: EpisodeSpec, actions: np.ndarray | None) -> SlotEvent:
-        started = time.perf_counter()
+    def _run(self, slot: int, actions: np.ndarray | None) -> None:
+        started, executed, observation, step, failure = time.perf_counter(), 0, None, None, None
         try:
-            result = run_request(self._simulator, slot, episode, actions)
+            result = run_request(self._simulator, slot, self._guard.episode(slot), actions)
+            if isinstance(result, SlotStep):
+                observation, step, executed = result.observation, result, result.executed
+            else:
+                observation = result
         except UserError:
+            self._guard.answered(slot)
             raise
         except Exception as error:  # a plug-in may raise anything; the episode runs again
-            return SlotEvent(slot, episode, None, error=f"the simulator raised {type(error).__name__}: {error}")
+            failure = f"the simulator raised {type(error).__name__}: {error}"
         finally:
             self.busy_seconds += time.perf_counter() - started
-        if isinstance(result, SlotObservation):
-            return SlotEvent(slot, episode, result)
-        self._guard.executed(slot, result.executed)
-        return SlotEvent(slot, episode, result.observation, result)
+        self._events.append(SlotEvent(slot, self._guard.answered(slot, executed), observation, step, failure))
 
 
 class SlotGuard:
@@ -88,22 +88,19 @@ class SlotGuard:
         self._action_dim = embodiment.action_dim
         self._episodes: list[EpisodeSpec | None] = [None] * num_slots
         self._control_steps = [0] * num_slots
+        self._busy = [False] * num_slots
 
-    def started(self, slot: int, episode: EpisodeSpec) -> None:
-        self._episode(slot)
+    def start(self, slot: int, episode: EpisodeSpec) -> None:
+        """A start is requested. Raises `UserError` for a slot that does not exist or has a request open."""
+        self._request(slot)
         self._episodes[slot] = episode
         self._control_steps[slot] = 0
 
-    def executed(self, slot: int, control_steps: int) -> None:
-        self._control_steps[slot] += control_steps
-
-    def checked(self, slot: int, actions: np.ndarray) -> tuple[EpisodeSpec, np.ndarray]:
-        """The slot's episode, and ``actions`` as contiguous float32 [h a]; `UserError` where they are no such thing."""
-        episode = self._episode(slot)
+    def step(self, slot: int, actions: np.ndarray) -> np.ndarray:
+        """A chunk is requested: ``actions`` as contiguous float32 [h a]; `UserError` where they are no such thing."""
+        episode = self._episodes[slot] if 0 <= slot < len(self._episodes) else None
         if episode is None:
-            raise UserError(
-                f"Slot {slot} was stepped before an episode was started in it: call start(slot, episode) first."
-            )
+            raise UserError(f"Slot {slot} was stepped before an episode was started in it: call start() first.")
         actions = np.ascontiguousarray(actions, dtype=np.float32)
         if actions.ndim != 2 or len(actions) == 0 or actions.shape[1] != self._action_dim:
             raise UserError(
@@ -119,12 +116,24 @@ class SlotGuard:
                 f"{actions[row].tolist()}. The policy has diverged: check its weights, action normalisation and "
                 f"learning rate."
             )
-        return episode, actions
+        self._request(slot)
+        return actions
 
-    def _episode(self, slot: int) -> EpisodeSpec | None:
+    def answered(self, slot: int, control_steps: int = 0) -> EpisodeSpec:
+        """The slot's request has its event; returns the episode it belongs to."""
+        self._busy[slot] = False
+        self._control_steps[slot] += control_steps
+        return self.episode(slot)
+
+    def episode(self, slot: int) -> EpisodeSpec:
+        return self._episodes[slot]
+
+    def _request(self, slot: int) -> None:
         if not 0 <= slot < len(self._episodes):
             raise UserError(f"There is no slot {slot}: this env has slots 0 to {len(self._episodes) - 1}.")
-        return self._episodes[slot]
+        if self._busy[slot]:
+            raise UserError(f"Slot {slot} has a request open: poll() its event before the next start() or step().")
+        self._busy[slot] = True
 
 
 def run_request(

@@ -101,8 +101,7 @@ class ToyReach:
             for color in COLORS
         )
         self._slots: dict[int, _Slot] = {}
-        centres = (np.arange(size) + 0.5) / size * 2 * _VIEW - _VIEW
-        self._pixel_x, self._pixel_y = centres[None, :], -centres[:, None]  # first row is the top
+        self._centres = (np.arange(size) + 0.5) / size * 2 * _VIEW - _VIEW  # of the pixels of a row, metres
         self._blob_width = 2 * _VIEW / size  # one pixel
 
     def start(self, slot: int, episode: EpisodeSpec) -> SlotObservation:
@@ -168,8 +167,9 @@ class ToyReach:
 
     def _blob(self, centre: np.ndarray) -> np.ndarray:
         """A Gaussian spot uint8 [H W], so that its position can be read to a fraction of a pixel."""
-        squared = (self._pixel_x - centre[0]) ** 2 + (self._pixel_y - centre[1]) ** 2
-        return (255 * np.exp(-0.5 * np.nan_to_num(squared, nan=np.inf) / self._blob_width**2)).round().astype(np.uint8)
+        x, y = np.nan_to_num(centre, nan=1e3)  # a fault's NaN is out of sight
+        row, column = (np.exp(-0.5 * ((self._centres - c) / self._blob_width) ** 2) for c in (x, -y))
+        return (255 * np.outer(column, row)).round().astype(np.uint8)  # the first row is the top
 
     def _fault(self, episode: EpisodeSpec) -> bool:
         """Do what ``config.fault`` says where it applies; True means: corrupt the state."""

@@ -33,7 +33,8 @@ class RolloutConfig:
 
     ``serve_fraction`` (0 to 1): the share of live slots that must wait before the policy serves them. ``replan_steps``:
     control steps executed of each chunk before the policy is asked again (0: the whole chunk). ``max_retries``: how
-    often one episode may run again after its slot was lost or its simulator failed.
+    often one episode may run again after it made its simulator fail or its worker die (episodes that are lost because
+    they shared that worker always run again).
     """
 
     serve_fraction: float = 0.5
@@ -140,7 +141,7 @@ class RolloutEngine:
             for event in self._poll(0.0 if serve else None, tally):  # serving: take along what is ready anyway
                 episode = live[event.slot]
                 if event.error is not None:  # the episode runs again, from its start
-                    failures[episode.index] += 1
+                    failures[episode.index] += not event.blameless
                     tally.retries += 1
                     self._give_up_on(episode.spec, failures[episode.index], event.error)
                     queue.appendleft(_Episode(episode.index, episode.spec))
@@ -235,8 +236,8 @@ class RolloutEngine:
         if failures > self.config.max_retries:
             raise UserError(
                 f"Episode {spec.rollout_id} (task {spec.task_id!r}, initial state {spec.init_state_id}, {spec.split}, "
-                f"seed {spec.seed}) failed {failures} times (rollout.max_retries={self.config.max_retries}). Last error: "
-                f"{error}"
+                f"seed {spec.seed}) failed {failures} times (rollout.max_retries={self.config.max_retries}). "
+                f"Last error: {error}"
             )
 
     def _stats(self, tally: _Tally, episodes: int, seconds: float, busy_before: float | None) -> dict[str, float]:

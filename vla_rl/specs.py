@@ -147,10 +147,14 @@ class SlotStep:
 
 @dataclass(frozen=True)
 class SlotEvent:
-    """Something a slot reports: the first observation (``step`` None), a chunk's result, or a loss (``error``)."""
+    """Something a slot reports: the first observation (``step`` None), a chunk's result, or a loss (``error``).
+
+    ``blameless`` marks a loss that what another slot did has caused, in the worker that both share.
+    """
 
     slot: int
     episode: EpisodeSpec
     observation: SlotObservation | None
     step: SlotStep | None = None
     error: str | None = None
+    blameless: bool = False

@@ -1,0 +1,525 @@
+"""Simulators in worker processes: requests and results through shared memory, lost workers replaced (numpy only).
+
+A worker serves its slots one request after the other. Images, proprio, privileged state, actions and rewards lie in one
+anonymous shared block (nothing is left behind in /dev/shm, however the processes end); only a few words per request go
+over pipes. Torch is not imported in a worker unless the simulator does so itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import math
+import mmap
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from multiprocessing import connection, get_context, parent_process, reduction, resource_tracker
+from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sim.inline import SlotGuard, run_request
+from vla_rl import errors
+from vla_rl.errors import ConfigError, UserError
+from vla_rl.specs import EmbodimentSpec, EpisodeSpec, SlotEvent, SlotObservation, SlotStep, TaskSpec
+
+if TYPE_CHECKING:
+    from vla_rl.interfaces import Simulator  # at run time it would pull torch into every worker
+
+_THREADS = ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "VECLIB")  # a worker is one thread: more workers use more cores
+SINGLE_THREADED = {f"{name}_NUM_THREADS": "1" for name in _THREADS}
+_CLOSE_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class WorkerStats:
+    """What one worker (and those it replaced) did: seconds inside the simulator, and counts."""
+
+    pid: int
+    busy_seconds: float
+    control_steps: int
+    episodes: int
+    restarts: int
+
+
+class ProcessPool:
+    """An `Env` of ``num_workers`` spawned processes with ``slots_per_worker`` slots each.
+
+    ``factory`` is called in each worker and returns its `Simulator`; it must be picklable (a class or function that can
+    be imported, or ``functools.partial`` of one). Slot i lives in worker ``i % num_workers``. Each request (`start` or
+    `step`) yields exactly one event, and a slot takes one request at a time.
+
+    A worker that dies, or does not answer a request within ``hang_timeout`` seconds (None: no limit), is replaced: its
+    open requests yield events with ``error``, and so does the next `step` of its other slots. `poll` raises `UserError`
+    when one worker failed more than ``max_restarts`` times in a row without answering a request in between, when it was
+    not ready within ``start_timeout`` seconds that often, or with the simulator's own `UserError`. Any other exception
+    of a simulator costs that slot its episode only. ``worker_env`` adds environment variables for the workers.
+    """
+
+    def __init__(
+        self,
+        factory: Callable[[], Simulator],
+        num_workers: int = 1,
+        slots_per_worker: int = 1,
+        *,
+        max_restarts: int = 5,
+        hang_timeout: float | None = 300.0,
+        start_timeout: float | None = 300.0,
+        max_chunk_length: int = 128,
+        worker_env: Mapping[str, str] | None = None,
+    ) -> None:
+        if min(num_workers, slots_per_worker, max_chunk_length) < 1 or max_restarts < 0:
+            raise ConfigError(
+                f"A process pool needs num_workers, slots_per_worker, max_chunk_length >= 1 and max_restarts >= 0, got "
+                f"{num_workers}, {slots_per_worker}, {max_chunk_length} and {max_restarts}."
+            )
+        try:
+            self._needs_main = b"__main__" in pickle.dumps(factory)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise UserError(
+                f"The simulator factory {factory!r} cannot be sent to a worker process ({error}): pass an importable "
+                f"class or function, or functools.partial of one."
+            ) from error
+        self.num_workers, self.num_slots = num_workers, num_workers * slots_per_worker
+        self.embodiment: EmbodimentSpec
+        self.tasks: tuple[TaskSpec, ...]
+        self.privileged_dim: int
+        self._factory, self._max_restarts, self._max_chunk_length = factory, max_restarts, max_chunk_length
+        self._hang_timeout = math.inf if hang_timeout is None else hang_timeout
+        self._start_timeout = math.inf if start_timeout is None else start_timeout
+        self._worker_env = SINGLE_THREADED | dict(worker_env or {})
+        self._events: list[SlotEvent] = []
+        self._failure = ""  # why the pool gave up
+        self._lost: dict[int, str] = {}  # slots whose episode was lost while no request was open
+        self._block: np.ndarray | None = None  # [num_slots] records, see _layout
+        self._shared: list[_SharedMemory] = []
+        self._workers = [_Worker(i) for i in range(num_workers)]
+        self._shutdown = weakref.finalize(self, _shut_down, self._workers, self._shared)
+        try:
+            for worker in self._workers:
+                self._launch(worker)
+            while self._block is None:
+                self._receive(math.inf)
+        except BaseException:
+            self.close()
+            raise
+
+    # ------------------------------------------------------------------------------------------------ the Env interface
+    def start(self, slot: int, episode: EpisodeSpec) -> None:
+        self._open()
+        self._guard.start(slot, episode)
+        self._lost.pop(slot, None)
+        self._request(slot, episode, 0)
+
+    def step(self, slot: int, actions: np.ndarray) -> None:
+        """Send a chunk float32 [h a]. Raises `UserError` for a wrong shape or values that are not finite."""
+        self._open()
+        if len(actions) > self._max_chunk_length:
+            raise UserError(
+                f"Slot {slot} got a chunk of {len(actions)} control steps; this pool was opened for at most "
+                f"{self._max_chunk_length}: open it with a larger max_chunk_length."
+            )
+        actions = self._guard.step(slot, actions)
+        if slot in self._lost:
+            self._fail(slot, self._lost[slot], blameless=True)
+            return
+        self._block["actions"][slot, : len(actions)] = actions
+        self._request(slot, None, len(actions))
+
+    def poll(self, timeout: float | None = None) -> list[SlotEvent]:
+        """Events that are ready; waits for at least one, at most ``timeout`` seconds, and not where none can come."""
+        self._open()
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        self._receive(0.0)
+        while not self._events and any(w.pending for w in self._workers) and time.monotonic() < end:
+            self._receive(end - time.monotonic())
+        events, self._events = self._events, []
+        return events
+
+    def close(self) -> None:
+        """Stop the workers and free the shared memory. May be called again."""
+        self._block = None
+        self._shutdown()
+
+    def __enter__(self) -> ProcessPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------------------------------------------- statistics
+    @property
+    def busy_seconds(self) -> float:
+        """Seconds spent inside the simulators, over all workers."""
+        return sum(w.busy_seconds for w in self._workers)
+
+    @property
+    def restarts(self) -> int:
+        return sum(w.restarts for w in self._workers)
+
+    @property
+    def shared_bytes(self) -> int:
+        return sum(shared.size for shared in self._shared)
+
+    def worker_stats(self) -> list[WorkerStats]:
+        return [
+            WorkerStats(w.process.pid or 0, w.busy_seconds, w.control_steps, w.episodes, w.restarts)
+            for w in self._workers
+        ]
+
+    # --------------------------------------------------------------------------------------------------------- requests
+    def _open(self) -> None:
+        if self._block is None:
+            raise UserError("This process pool is closed: open a new one.")
+        if self._failure:
+            raise UserError(self._failure)
+
+    def _request(self, slot: int, episode: EpisodeSpec | None, length: int) -> None:
+        worker = self._workers[slot % self.num_workers]
+        if not worker.pending:
+            worker.since = time.monotonic() if worker.ready else worker.since
+        worker.pending.append((slot, episode, length))
+        if worker.ready:
+            worker.send((slot, episode, length))
+
+    def _receive(self, timeout: float) -> None:
+        """Take in what workers report within ``timeout`` seconds (less where a worker's own limit comes first)."""
+        limits = [worker.since + self._limit(worker) for worker in self._workers]
+        timeout = max(0.0, min(timeout, min(limits) - time.monotonic()))
+        sources: dict[object, _Worker] = {}
+        for worker in self._workers:
+            sources |= {worker.conn: worker, worker.process.sentinel: worker}
+        ready = connection.wait(list(sources), None if timeout == math.inf else timeout)
+        for worker in {id(sources[r]): sources[r] for r in ready}.values():
+            process = worker.process
+            try:
+                while worker.conn.poll():
+                    self._answer(worker, worker.conn.recv())
+                alive = process.is_alive()
+            except (EOFError, OSError):
+                alive = False
+            if not alive and worker.process is process:
+                self._replace(worker, _cause_of_death(process))
+        for worker in self._workers:
+            limit = self._limit(worker)
+            if time.monotonic() - worker.since > limit:
+                worker.process.kill()
+                self._replace(worker, f"did not answer within {limit:g} s and was killed")
+
+    def _limit(self, worker: _Worker) -> float:
+        """How long after ``worker.since`` it must have reported something."""
+        if not worker.ready:
+            return self._start_timeout
+        return self._hang_timeout if worker.pending else math.inf
+
+    def _answer(self, worker: _Worker, message: tuple) -> None:
+        """One message of a worker: it is ready, it failed to start, or it answers its oldest open request."""
+        worker.since = time.monotonic()
+        kind, *rest = message
+        if kind == "ready":
+            self._ready(worker, *rest)
+            return
+        if kind == "failed":
+            self._raise_user_error(*rest)
+            worker.last_error = rest[1]  # it ends now, which the pipe tells
+            return
+        slot, _, _ = worker.pending.popleft()
+        seconds, *rest = rest
+        worker.busy_seconds += seconds
+        worker.failures, worker.last_error = 0, ""
+        if kind == "raised":
+            worker.last_error = rest[1]
+            episode = self._guard.answered(slot)
+            self._raise_user_error(*rest)
+            self._events.append(SlotEvent(slot, episode, None, error=f"the simulator raised {rest[1]}"))
+            return
+        instruction, length, executed, terminated, truncated, success = rest
+        episode = self._guard.answered(slot, executed)
+        record = self._block[slot]
+        observation = SlotObservation(
+            images={name: record[f"image:{name}"].copy() for name in self.embodiment.camera_names},
+            proprio=record["proprio"].copy(),
+            instruction=instruction,
+            privileged=record["privileged"].copy() if self.privileged_dim else None,
+        )
+        step = None
+        if kind == "step":
+            rewards = record["rewards"][:length].copy()
+            step = SlotStep(observation, rewards, executed, terminated, truncated, success)
+        worker.control_steps += executed
+        worker.episodes += kind == "start"
+        self._events.append(SlotEvent(slot, episode, observation, step))
+
+    @staticmethod
+    def _raise_user_error(name: str | None, text: str) -> None:
+        """Raise the `UserError` that a worker sent (``name`` of its class), if it is one."""
+        if name is not None:
+            cls = getattr(errors, name, UserError)
+            error = cls.__new__(cls)  # some classes build their message in __init__
+            error.args = (text,)
+            raise error
+
+    # ---------------------------------------------------------------------------------------------- workers come and go
+    def _launch(self, worker: _Worker) -> None:
+        context = get_context("spawn")
+        worker.conn, theirs = context.Pipe()
+        worker.process = context.Process(
+            target=_work, args=(theirs, self._factory), name=f"vla-rl-sim-{worker.index}", daemon=True
+        )
+        worker.ready, worker.since = False, time.monotonic()
+        resource_tracker.ensure_running()  # it would unblock SIGINT
+        hidden = contextlib.nullcontext() if self._needs_main else _main_module_hidden()
+        with _environment(self._worker_env), _interrupts_blocked(), hidden:
+            worker.process.start()
+        theirs.close()
+
+    def _ready(
+        self, worker: _Worker, embodiment: EmbodimentSpec, tasks: tuple[TaskSpec, ...], privileged_dim: int
+    ) -> None:
+        if self._block is None:
+            self.embodiment, self.tasks, self.privileged_dim = embodiment, tasks, privileged_dim
+            self._guard = SlotGuard(self.num_slots, embodiment)
+            layout = _layout(embodiment, privileged_dim, self._max_chunk_length)
+            self._shared.append(_SharedMemory(self.num_slots * layout.itemsize))
+            self._block = np.frombuffer(self._shared[0].memory, dtype=layout)[: self.num_slots]
+        self.embodiment.require(embodiment, "the first worker", f"worker {worker.index}")
+        worker.ready = True
+        with contextlib.suppress(OSError):  # a worker that died meanwhile is noticed by the next wait
+            reduction.send_handle(worker.conn, self._shared[0].fd, worker.process.pid)
+            worker.conn.send((self.num_slots, self._max_chunk_length))
+        for request in worker.pending:
+            worker.send(request)
+
+    def _replace(self, worker: _Worker, cause: str) -> None:
+        """Report what was lost with a worker, and launch another unless this happens again and again."""
+        worker.process.join(_CLOSE_SECONDS)
+        worker.conn.close()
+        reason = f"worker {worker.index} (pid {worker.process.pid}) {cause}"
+        if worker.last_error:
+            reason += f"; its last exception: {worker.last_error}"
+        for i, (slot, _, _) in enumerate(worker.pending):  # the first was being served; the others merely waited
+            self._fail(slot, reason, blameless=i > 0)
+        worker.pending.clear()
+        if self._block is not None:
+            self._lost |= dict.fromkeys(range(worker.index, self.num_slots, self.num_workers), reason)
+        worker.failures += 1
+        if self._block is None:
+            raise UserError(
+                f"The simulator could not be started: {reason}. Messages above may say more. (Where the factory is "
+                f"defined in a script, the script must open the pool under: if __name__ == '__main__'.)"
+            )
+        if worker.failures > self._max_restarts:
+            self._failure = (
+                f"The simulator failed {worker.failures} times in a row (max_restarts={self._max_restarts}): {reason}."
+            )
+            raise UserError(self._failure)
+        worker.restarts += 1
+        self._launch(worker)
+
+    def _fail(self, slot: int, reason: str, blameless: bool) -> None:
+        self._events.append(SlotEvent(slot, self._guard.answered(slot), None, error=reason, blameless=blameless))
+
+
+@dataclass
+class _Worker:
+    """The parent's side of a worker. ``pending``: requests without an answer yet, oldest first."""
+
+    index: int
+    process: BaseProcess = field(init=False)
+    conn: connection.Connection = field(init=False)
+    ready: bool = False
+    pending: deque[tuple[int, EpisodeSpec | None, int]] = field(default_factory=deque)
+    since: float = 0.0  # when it last reported, or was given something to do
+    failures: int = 0  # in a row
+    restarts: int = 0
+    last_error: str = ""
+    busy_seconds: float = 0.0
+    control_steps: int = 0
+    episodes: int = 0
+
+    def send(self, request: tuple | None) -> None:
+        with contextlib.suppress(OSError):  # a dead worker is noticed by the next wait, which reports the request
+            self.conn.send(request)
+
+
+class _SharedMemory:
+    """Anonymous memory that other processes map through its file descriptor; no name of it can be left behind."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        if hasattr(os, "memfd_create"):
+            self.fd = os.memfd_create("vla-rl-pool")
+        else:
+            with tempfile.TemporaryFile() as file:
+                self.fd = os.dup(file.fileno())
+        os.ftruncate(self.fd, size)
+        self.memory = mmap.mmap(self.fd, size)
+
+    def close(self) -> None:
+        os.close(self.fd)
+        with contextlib.suppress(BufferError):  # a view is alive; the mapping goes with it
+            self.memory.close()
+
+
+def _shut_down(workers: list[_Worker], shared: list[_SharedMemory]) -> None:
+    """Ask every worker to end, kill those that do not (or are still starting), free the memory."""
+    started = [worker for worker in workers if hasattr(worker, "process") and worker.process.pid is not None]
+    for worker in started:
+        if worker.ready:
+            worker.send(None)
+        else:
+            worker.process.kill()
+    end = time.monotonic() + _CLOSE_SECONDS
+    for worker in started:
+        worker.process.join(max(0.0, end - time.monotonic()))
+        if worker.process.is_alive():
+            worker.process.kill()
+            worker.process.join()
+        worker.conn.close()
+    while shared:
+        shared.pop().close()
+
+
+def _layout(embodiment: EmbodimentSpec, privileged_dim: int, max_chunk_length: int) -> np.dtype:
+    """The record of one slot in the shared block."""
+    return np.dtype(
+        [
+            *((f"image:{c.name}", np.uint8, (c.height, c.width, 3)) for c in embodiment.cameras),
+            ("proprio", np.float32, (embodiment.proprio_dim,)),
+            ("privileged", np.float32, (privileged_dim,)),
+            ("actions", np.float32, (max_chunk_length, embodiment.action_dim)),
+            ("rewards", np.float32, (max_chunk_length,)),
+        ],
+        align=True,
+    )
+
+
+def _cause_of_death(process: BaseProcess) -> str:
+    process.join(_CLOSE_SECONDS)
+    code = process.exitcode
+    if code is None:
+        process.kill()
+        return "closed its connection and was killed"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    name = signal.Signals(-code).name
+    return f"was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for a child that starts inside the block: libraries read them when they are loaded."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _main_module_hidden() -> Iterator[None]:
+    """A child that starts inside the block does not run the parent's main script again.
+
+    It would import all that the script does (torch: seconds and 270 MB), and break where a script has no main guard.
+    """
+    main = sys.modules["__main__"]
+    before = {name: vars(main).pop(name) for name in ("__spec__", "__file__") if name in vars(main)}
+    main.__spec__ = None
+    try:
+        yield
+    finally:
+        vars(main).update(before)
+
+
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """A child that starts inside the block never sees Ctrl-C, not even while it imports; the parent handles it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+# --------------------------------------------------------------------------------------------- in the worker process
+def _work(conn: connection.Connection, factory: Callable[[], Simulator]) -> None:
+    """Build the simulator, then serve requests until told to end or the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.stderr is not None:
+        faulthandler.enable()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        simulator = factory()
+    except Exception as error:  # whatever a plug-in raises; the parent words it
+        conn.send(("failed", *_describe(error)))
+        return
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+    conn.send(("ready", simulator.embodiment, simulator.tasks, simulator.privileged_dim))
+    with contextlib.suppress(EOFError, OSError):  # the parent is gone
+        fd = reduction.recv_handle(conn)
+        num_slots, max_chunk_length = conn.recv()
+        layout = _layout(simulator.embodiment, simulator.privileged_dim, max_chunk_length)
+        memory = mmap.mmap(fd, num_slots * layout.itemsize)
+        os.close(fd)
+        _serve(conn, simulator, np.frombuffer(memory, dtype=layout))
+    simulator.close()
+
+
+def _serve(conn: connection.Connection, simulator: Simulator, block: np.ndarray) -> None:
+    episodes: dict[int, EpisodeSpec] = {}
+    while (request := conn.recv()) is not None:
+        slot, episode, length = request
+        started = time.perf_counter()
+        if episode is not None:
+            episodes[slot] = episode
+        actions = None if episode is not None else block["actions"][slot, :length].copy()
+        try:
+            result = run_request(simulator, slot, episodes[slot], actions)
+        except Exception as error:  # whatever a plug-in raises; the parent words it
+            conn.send(("raised", time.perf_counter() - started, *_describe(error)))
+            continue
+        seconds = time.perf_counter() - started
+        if isinstance(result, SlotStep):
+            observation = result.observation
+            block["rewards"][slot, :length] = result.rewards
+            outcome = (length, result.executed, result.terminated, result.truncated, result.success)
+        else:
+            observation, outcome = result, (0, 0, False, False, False)
+        for name, image in observation.images.items():
+            block[f"image:{name}"][slot] = image
+        block["proprio"][slot] = observation.proprio
+        if observation.privileged is not None and simulator.privileged_dim:
+            block["privileged"][slot] = observation.privileged
+        conn.send(("start" if actions is None else "step", seconds, observation.instruction, *outcome))
+
+
+def _describe(error: Exception) -> tuple[str | None, str]:
+    """The class name of a `UserError` (None for others), and the message; with its place where it is not the user's."""
+    if isinstance(error, UserError):
+        return next(c.__name__ for c in type(error).__mro__ if getattr(errors, c.__name__, None) is c), str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return None, f"{type(error).__name__}: {error}{place}"
+
+
+def _end_with_parent() -> None:
+    """A busy worker must not outlive a parent that was killed (an idle one sees its pipe close)."""
+    connection.wait([parent_process().sentinel])
+    os._exit(1)
