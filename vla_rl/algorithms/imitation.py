@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from vla_rl.interfaces import ImitationPolicy, Policy
 from vla_rl.types import Observation, Trajectory
 
 
+@runtime_checkable
 class Sampler(Protocol):
     """Yields demonstration chunks for ever."""
 
