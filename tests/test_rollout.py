@@ -1,0 +1,337 @@
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+
+import numpy as np
+import pytest
+import torch
+from contracts import check_policy
+
+from sim.inline import InlineEnv
+from sim.toy import CAMERA, ToyConfig, ToyReach
+from vla_rl.errors import ConfigError, EmbodimentMismatch, UserError
+from vla_rl.rollout import RolloutConfig, RolloutEngine
+from vla_rl.types import (
+    ActionChunk,
+    EpisodeSpec,
+    Observation,
+    PolicyOutput,
+    RolloutBatch,
+    SlotEvent,
+    SlotObservation,
+    SlotStep,
+)
+
+SPEC = ToyReach().embodiment
+PIXELS = (torch.arange(16) + 0.5) * 0.015 - 0.12  # metres
+
+
+class SeeingPolicy:
+    """Steers to the named goal from the image, with noise from the seeds; remembers what it was asked."""
+
+    chunk_length = 4
+    embodiment = SPEC
+
+    def __init__(self, noise: float = 0.3, with_value: bool = False) -> None:
+        self.noise, self.with_value = noise, with_value
+        self.calls: list[tuple[Observation, list[int], bool]] = []
+
+    def act(self, observation, *, deterministic=False, seeds=None):
+        self.calls.append((observation, list(seeds or []), deterministic))
+        b = len(observation)
+        channel = torch.tensor([0 if "red" in text else 2 for text in observation.instruction])
+        image = observation.images[CAMERA].float()[torch.arange(b), :, :, channel]
+        image = image * (image > 64)
+        weight = image.sum((1, 2))
+        goal = torch.stack([(image.sum(1) * PIXELS).sum(1) / weight, -(image.sum(2) * PIXELS).sum(1) / weight], 1)
+        actions = ((goal - observation.proprio) / (4 * 0.02)).clamp(-1, 1)[:, None].repeat(1, 4, 1)
+        noise = torch.zeros_like(actions)
+        if not deterministic and self.noise:
+            generators = [torch.Generator().manual_seed(s) for s in (seeds or range(b))]
+            noise = self.noise * torch.stack([torch.randn(4, 2, generator=g) for g in generators])
+        return PolicyOutput(
+            chunk=ActionChunk(actions + noise, torch.ones(b, 4, dtype=torch.bool)),
+            behavior_log_prob=-0.5 * noise.square().sum(-1),
+            replay={"noise": noise, "row": torch.arange(b)},
+            value=goal.sum(1) if self.with_value else None,
+        )
+
+
+def toy(num_slots: int = 4, **config) -> InlineEnv:
+    return InlineEnv(ToyReach(ToyConfig(**config)), num_slots)
+
+
+def episodes(count: int) -> list[EpisodeSpec]:
+    return [EpisodeSpec(("reach_red", "reach_blue")[i % 2], i, seed=100 + i, group_id=i // 2) for i in range(count)]
+
+
+def assert_same(a, b) -> None:
+    for x, y in zip(a.trajectories, b.trajectories, strict=True):
+        assert x.episode == y.episode
+        for name in ("actions", "rewards", "valid", "behavior_log_prob"):
+            torch.testing.assert_close(getattr(x, name), getattr(y, name), rtol=0, atol=1e-5)
+        assert torch.equal(x.observations.images[CAMERA], y.observations.images[CAMERA])
+        assert (x.terminated, x.truncated, x.success) == (y.terminated, y.truncated, y.success)
+
+
+class ScriptedEnv:
+    """Episodes of scripted lengths (decisions); ``polls`` gives the order in which open requests are answered."""
+
+    tasks, privileged_dim = ToyReach().tasks, 0
+    embodiment = SPEC
+
+    def __init__(self, num_slots: int, lengths: list[int], answers_per_poll: int = 1) -> None:
+        self.num_slots, self.lengths, self.answers = num_slots, lengths, answers_per_poll
+        self.open: deque[tuple[int, EpisodeSpec, int]] = deque()
+        self.running: dict[int, list] = {}
+        self.started: list[tuple[int, int]] = []
+
+    def start(self, slot, episode):
+        assert slot not in [s for s, *_ in self.open]
+        self.started.append((slot, episode.init_state_id))
+        self.running[slot] = [episode, 0]
+        self.open.append((slot, episode, 0))
+
+    def step(self, slot, actions):
+        assert slot not in [s for s, *_ in self.open]
+        self.running[slot][1] += 1
+        self.open.append((slot, self.running[slot][0], len(actions)))
+
+    def poll(self, timeout=None):
+        events = []
+        for _ in range(min(self.answers, len(self.open)) if timeout is None else 0):
+            slot, episode, executed = self.open.popleft()
+            seen = SlotObservation({CAMERA: np.full((16, 16, 3), 200, np.uint8)}, np.zeros(2, np.float32), "red")
+            over = self.running[slot][1] >= self.lengths[episode.init_state_id]
+            rewards = np.zeros(executed, np.float32)
+            step = SlotStep(seen, rewards, executed, False, over, False) if executed else None
+            events.append(SlotEvent(slot, episode, seen, step))
+        return events
+
+    def close(self):
+        self.open.clear()
+
+
+def test_results_come_in_order_and_slots_are_refilled():
+    env, policy, seen = toy(3), SeeingPolicy(), []
+    specs = episodes(20)
+    result = RolloutEngine(env, policy).run(specs, progress=lambda *counts: seen.append(counts), policy_version=7)
+    assert [t.episode for t in result.trajectories] == specs
+    assert len({t.num_control_steps for t in result.trajectories}) > 3  # episodes of different lengths
+    assert sum(t.success for t in result.trajectories) >= 18
+    assert [s[:2] for s in seen] == [(i + 1, 20) for i in range(20)]
+    assert seen[-1][2] == result.stats["successes"] == sum(t.success for t in result.trajectories)
+    assert result.stats["control_steps"] == sum(t.num_control_steps for t in result.trajectories)
+    assert result.stats["decisions"] == sum(len(t) for t in result.trajectories)
+    assert result.stats["policy_batch"] == pytest.approx(result.stats["decisions"] / len(policy.calls))
+    assert result.stats["episodes"] == 20 and result.stats["retries"] == 0
+    assert 0 < result.stats["env_utilisation"] <= 1
+    assert {t.policy_version for t in result.trajectories} == {7}
+
+
+def test_trajectories_hold_what_happened():
+    (trajectory,) = RolloutEngine(toy(1), SeeingPolicy(with_value=True)).run(episodes(1)).trajectories
+    simulator = ToyReach()
+    observation = simulator.start(0, trajectory.episode)
+    for i in range(len(trajectory)):
+        np.testing.assert_array_equal(trajectory.observations.images[CAMERA][i], observation.images[CAMERA])
+        np.testing.assert_array_equal(trajectory.observations.privileged[i], observation.privileged)
+        step = simulator.step(0, trajectory.actions[i].numpy())
+        assert int(trajectory.valid[i].sum()) == step.executed
+        np.testing.assert_array_equal(trajectory.rewards[i], step.rewards)
+        observation = step.observation
+    np.testing.assert_array_equal(trajectory.final_observation.proprio[0], observation.proprio)
+    assert trajectory.terminated and trajectory.success and step.terminated
+    assert trajectory.replay["noise"].shape == trajectory.actions.shape and trajectory.value.shape == (len(trajectory),)
+    tensors = [trajectory.actions, trajectory.behavior_log_prob, trajectory.value, *trajectory.replay.values()]
+    assert not any(t.is_inference() for t in tensors)  # autograd may save them
+
+
+def test_the_policy_never_sees_privileged_state():
+    policy = SeeingPolicy()
+    result = RolloutEngine(toy(), policy).run(episodes(6))
+    assert all(observation.privileged is None for observation, _, _ in policy.calls)
+    assert all(t.observations.privileged.shape == (len(t), 9) for t in result.trajectories)
+    assert RolloutBatch.from_trajectories(result.trajectories).observations.privileged is not None
+
+
+@pytest.mark.parametrize("slots, fraction", [(1, 1.0), (3, 0.0), (5, 0.5), (16, 1.0)])
+def test_outcomes_do_not_depend_on_slots_or_batches(slots, fraction):
+    specs = episodes(12)
+    expected = RolloutEngine(toy(4), SeeingPolicy()).run(specs)
+    result = RolloutEngine(toy(slots), SeeingPolicy(), RolloutConfig(serve_fraction=fraction)).run(specs)
+    assert_same(expected, result)
+
+
+def test_every_decision_has_its_own_seed():
+    policy = SeeingPolicy()
+    specs = episodes(8)
+    result = RolloutEngine(toy(), policy).run(specs)
+    seeds = [seed for _, call, _ in policy.calls for seed in call]
+    assert len(set(seeds)) == len(seeds) == result.stats["decisions"]
+    again = RolloutEngine(toy(), SeeingPolicy()).run([dataclasses.replace(e, seed=e.seed + 1) for e in specs])
+    assert not any(torch.equal(a.actions[0], b.actions[0]) for a, b in zip(result.trajectories, again.trajectories))
+
+
+def test_deterministic_is_passed_on():
+    policy = SeeingPolicy()
+    result = RolloutEngine(toy(), policy).run(episodes(4), deterministic=True)
+    assert all(deterministic for _, _, deterministic in policy.calls)
+    assert all(not t.replay["noise"].any() for t in result.trajectories)
+
+
+def test_replanning_executes_the_first_control_steps_only():
+    result = RolloutEngine(toy(), SeeingPolicy(), RolloutConfig(replan_steps=2)).run(episodes(6))
+    for t in result.trajectories:
+        assert t.actions.shape[1:] == (4, 2) and not t.valid[:, 2:].any() and not t.rewards[:, 2:].any()
+        assert t.valid[:-1, :2].all()
+    whole = RolloutEngine(toy(), SeeingPolicy()).run(episodes(6))
+    assert result.stats["decisions"] > whole.stats["decisions"]
+
+
+def test_only_valid_control_steps_are_executed():
+    class Hesitant(SeeingPolicy):
+        def act(self, observation, **kwargs):
+            output = super().act(observation, **kwargs)
+            valid = output.chunk.valid.clone()
+            valid[:, 3:] = False
+            return dataclasses.replace(output, chunk=ActionChunk(output.chunk.actions, valid))
+
+    result = RolloutEngine(toy(), Hesitant()).run(episodes(4))
+    assert all(t.valid[:, :3].sum() == t.valid.sum() for t in result.trajectories)
+
+
+@pytest.mark.parametrize("fraction, smallest", [(0.5, 2), (1.0, 4), (0.0, 1)])
+def test_the_policy_serves_once_enough_slots_wait(fraction, smallest):
+    policy = SeeingPolicy()
+    env = ScriptedEnv(4, lengths=[6] * 4)
+    RolloutEngine(env, policy, RolloutConfig(serve_fraction=fraction)).run(episodes(4))
+    assert [len(observation) for observation, _, _ in policy.calls] == [smallest] * (24 // smallest)
+
+
+def test_a_free_slot_takes_the_next_episode_at_once():
+    env = ScriptedEnv(2, lengths=[5, 1, 1, 1, 2])
+    result = RolloutEngine(env, SeeingPolicy()).run(episodes(5))
+    assert env.started[:2] == [(0, 0), (1, 1)]
+    assert [slot for slot, state in env.started if state in (2, 3)] == [1, 1]  # while slot 0 still runs episode 0
+    assert [len(t) for t in result.trajectories] == [5, 1, 1, 1, 2]
+
+
+def test_lockstep_batches_do_not_depend_on_the_order_of_answers():
+    lengths = [3, 1, 2, 2, 4, 1, 3]
+    calls = []
+    for answers in (1, 2, 4):
+        policy = SeeingPolicy()
+        env = ScriptedEnv(4, lengths, answers)
+        RolloutEngine(env, policy, RolloutConfig(serve_fraction=1.0)).run(episodes(7))
+        calls.append([seeds for _, seeds, _ in policy.calls])
+    assert calls[0] == calls[1] == calls[2]
+
+
+def test_trajectories_are_handed_out_as_they_end():
+    ended = []
+    result = RolloutEngine(toy(), SeeingPolicy()).run(episodes(9), on_trajectory=ended.append)
+    assert len(ended) == 9 and {id(t) for t in ended} == {id(t) for t in result.trajectories}
+
+
+@pytest.mark.parametrize("fault", ["raise", "nan"])
+def test_a_failed_episode_runs_again_from_its_start(tmp_path, fault):
+    specs = episodes(6)
+    expected = RolloutEngine(toy(), SeeingPolicy()).run(specs)
+    env = toy(fault=fault, fault_init_state_id=2, fault_control_step=5, fault_marker=str(tmp_path / "once"))
+    result = RolloutEngine(env, SeeingPolicy()).run(specs)
+    assert result.stats["retries"] == 1
+    assert_same(expected, result)
+
+
+def test_an_episode_that_always_fails_is_named():
+    engine = RolloutEngine(toy(fault="raise", fault_init_state_id=2), SeeingPolicy(), RolloutConfig(max_retries=1))
+    specs = episodes(6)
+    with pytest.raises(UserError, match=f"{specs[2].rollout_id}.*'reach_red', initial state 2.*failed 2 times.*Runtime"):
+        engine.run(specs)
+
+
+def test_blameless_losses_do_not_use_up_retries():
+    class Unlucky(ScriptedEnv):
+        losses = 5
+
+        def poll(self, timeout=None):
+            events = super().poll(timeout)
+            if events and events[0].step is not None and self.losses:
+                self.losses -= 1
+                lost = SlotEvent(events[0].slot, events[0].episode, None, error="the worker died", blameless=True)
+                return [lost, *events[1:]]
+            return events
+
+    result = RolloutEngine(Unlucky(2, [2, 2, 2]), SeeingPolicy(), RolloutConfig(max_retries=0)).run(episodes(3))
+    assert result.stats["retries"] == 5 and [len(t) for t in result.trajectories] == [2, 2, 2]
+
+
+def test_an_interrupted_run_does_not_disturb_the_next():
+    env, policy = toy(4), SeeingPolicy()
+    engine = RolloutEngine(env, policy)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    specs = episodes(8)
+    with pytest.raises(KeyboardInterrupt):
+        engine.run(specs, progress=interrupt)
+    assert_same(RolloutEngine(toy(4), SeeingPolicy()).run(specs), engine.run(specs))
+
+
+def test_actions_that_are_not_finite_stop_the_run_and_the_engine_stays_usable():
+    class Diverged(SeeingPolicy):
+        bad = True
+
+        def act(self, observation, **kwargs):
+            output = super().act(observation, **kwargs)
+            if self.bad:
+                output.chunk.actions[-1, 2, 1] = float("nan")
+            return output
+
+    policy = Diverged()
+    engine = RolloutEngine(toy(), policy)
+    with pytest.raises(UserError, match="Slot 3, task 'reach_blue', initial state 3.*control step 2 .*not finite"):
+        engine.run(episodes(4))
+    policy.bad = False
+    assert engine.run(episodes(4)).stats["episodes"] == 4
+
+
+def test_no_episodes_give_an_empty_result():
+    result = RolloutEngine(toy(), SeeingPolicy()).run([])
+    assert result.trajectories == [] and result.stats["episodes"] == 0
+
+
+def test_bad_input_is_named():
+    with pytest.raises(ConfigError, match="serve_fraction=1.5"):
+        RolloutConfig(serve_fraction=1.5)
+    with pytest.raises(ConfigError, match="replan_steps"):
+        RolloutConfig(replan_steps=-1)
+    with pytest.raises(ConfigError, match="replan_steps=5 .*chunk_length 4"):
+        RolloutEngine(toy(), SeeingPolicy(), RolloutConfig(replan_steps=5))
+    with pytest.raises(UserError, match=r"'reach_green'.*reach_blue, reach_red"):
+        RolloutEngine(toy(), SeeingPolicy()).run([EpisodeSpec("reach_green", 0)])
+    with pytest.raises(UserError, match="'test'"):
+        RolloutEngine(toy(), SeeingPolicy()).run([EpisodeSpec("reach_red", 0, "test")])
+    other = SeeingPolicy()
+    other.embodiment = dataclasses.replace(SPEC, control_hz=5.0)
+    with pytest.raises(EmbodimentMismatch, match="control_hz"):
+        RolloutEngine(toy(), other)
+
+
+def test_a_policy_that_returns_the_wrong_shape_is_named():
+    class Short(SeeingPolicy):
+        def act(self, observation, **kwargs):
+            output = super().act(observation, **kwargs)
+            return dataclasses.replace(output, chunk=ActionChunk(output.chunk.actions[:, :3], output.chunk.valid[:, :3]))
+
+    with pytest.raises(UserError, match=r"shape \(4, 3, 2\).*expected \(4, 4, 2\)"):
+        RolloutEngine(toy(), Short()).run(episodes(4))
+
+
+def test_the_seeing_policy_keeps_the_policy_contract():
+    simulator = ToyReach()
+    seen = [simulator.start(0, EpisodeSpec("reach_red", i)) for i in range(5)]
+    check_policy(SeeingPolicy(), Observation.from_slots(seen).without_privileged())
