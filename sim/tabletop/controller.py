@@ -231,13 +231,21 @@ class ControlState:
 
 
 def rotation_matrix(vector: np.ndarray) -> np.ndarray:
-    """Rotation matrix [3, 3] of a rotation vector (radians), by Rodrigues' formula."""
+    """Rotation matrix float32 [3, 3] of a rotation vector (radians), through a quaternion.
+
+    robosuite turns its quaternions into matrices in single precision; so does this, to set the very same goals.
+    """
     angle = float(np.linalg.norm(vector))
     if angle == 0.0:
-        return np.eye(3)
-    x, y, z = vector / angle
-    k = np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
-    return np.eye(3) + np.sin(angle) * k + (1.0 - np.cos(angle)) * (k @ k)
+        return np.eye(3, dtype=np.float32)
+    q = np.array([np.cos(angle / 2.0), *(vector / angle * np.sin(angle / 2.0))]).astype(np.float32)
+    q *= np.sqrt(2.0 / np.dot(q, q))
+    ww = np.outer(q, q)
+    (wx, wy, wz), (xx, xy, xz), (yy, yz, zz) = ww[0, 1:], ww[1, 1:], (ww[2, 2], ww[2, 3], ww[3, 3])
+    return np.array(
+        [[1.0 - yy - zz, xy - wz, xz + wy], [xy + wz, 1.0 - xx - zz, yz - wx], [xz - wy, yz + wx, 1.0 - xx - yy]],
+        dtype=np.float32,
+    )
 
 
 def _as_slice(index: np.ndarray) -> slice | np.ndarray:

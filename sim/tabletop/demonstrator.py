@@ -62,26 +62,27 @@ class PickDemonstrator:
         self._spec = OBJECTS[task.target]
         self._closing = 0  # control steps spent closing
         self._opening = 1.0  # of the gripper, at the previous control step
-        self._carrying = self._released = False
+        self._carrying = False
+        self._released: np.ndarray | None = None  # where the hand was to be when it let go
 
     def act(self, state: SceneState) -> np.ndarray:
         """See `Demonstrator.act`."""
         hand, target = state.eef_position, state.position(self._task.target)
         grasp = target + np.array([0.0, 0.0, self._spec.grasp_height])
-        across = float(np.hypot(*(grasp - hand)[:2]))
-        above = float(hand[2] - grasp[2])
+        offset = grasp - hand
+        across, above = float(np.hypot(offset[0], offset[1])), -float(offset[2])
         stalled = self._opening - state.gripper_open < 0.015
         self._opening = state.gripper_open
         action = np.zeros(self._dim)
-        if self._released:
-            self._released = not (across > 0.04 or above > 0.06)  # away, and yet no success: try again
+        if self._released is not None and (across > 0.04 or above > 0.06):
+            self._released = None  # let go, away, and yet no success: try again
         if (self._carrying or self._closing) and (across > 0.025 or abs(above) > 0.03):
             self._carrying, self._closing = False, 0  # slipped away
-        if self._released:
-            action[:3], action[-1] = self._retreat(state, hand), OPEN
+        if self._released is not None:
+            action[:3], action[-1] = self._retreat(state, hand, self._released), OPEN
         elif self._carrying:
             action[:3], action[-1] = self._carry(state, hand, target)
-        elif self._closing or (across < 0.009 and abs(above) < 0.013):
+        elif self._closing or (abs(offset[0]) < 0.010 and abs(offset[1]) < 0.013 and abs(above) < 0.014):
             self._closing += 1
             self._carrying = self._closing >= 4 and stalled and state.gripper_open < 0.9
             action[:3], action[-1] = toward(hand, grasp), CLOSE
@@ -104,23 +105,26 @@ class PickDemonstrator:
         goal = self._goal(state)
         gap = goal - target
         across = float(np.hypot(gap[0], gap[1]))
-        if across < 0.012 and abs(gap[2]) < 0.006:
-            self._released, self._carrying, self._closing = True, False, 0
-            return np.zeros(3), OPEN
+        near = 0.03 if self._task.kind == "stack" else 0.045
+        if across < 0.35 * near and gap[2] > -0.012:
+            self._released, self._carrying, self._closing = hand + gap, False, 0
+            return toward(hand, hand + gap), OPEN
         ground = goal[2] - self._spec.rest_height if self._task.kind == "stack" else TABLE_HEIGHT
-        floor = max(ground, self._obstacle_top(state, target, goal) if across > 0.03 else ground)
-        safe = floor + self._spec.rest_height + 0.02  # of the target's origin while it travels
-        if across < 0.03:
-            safe = goal[2] + min(0.02, 3.0 * max(0.0, across - 0.005))
-        waypoint = hand + np.array([gap[0], gap[1], safe - target[2]])
-        command = toward(hand, waypoint)
-        if across >= 0.03:
-            command[:2] *= min(max(1.0 - (safe - target[2]) / 0.05, 0.0), 1.0)  # up first, then across
+        if across > near:
+            safe = max(ground, self._obstacle_top(state, target, goal)) + self._spec.rest_height + 0.03
+        else:
+            safe = goal[2] + min(0.02, 2.0 * max(0.0, across - 0.2 * near))  # of the target's origin
+        up = GAIN * (safe - float(target[2]))
+        command = toward(hand, hand + gap)
+        if across > near:
+            command[:2] *= min(max(1.0 - (safe - float(target[2]) - 0.01) / 0.03, 0.0), 1.0)  # up first, then across
+        command[2] = min(max(up, -REACH), REACH)
         return command, CLOSE
 
-    def _retreat(self, state: SceneState, hand: np.ndarray) -> np.ndarray:
-        waiting = state.gripper_open < 0.9 and self._opening < 0.9
-        return np.zeros(3) if waiting else toward(hand, hand + np.array([0.0, 0.0, 0.05]))
+    def _retreat(self, state: SceneState, hand: np.ndarray, hold: np.ndarray) -> np.ndarray:
+        """Hold still until the fingers are apart, then move up."""
+        apart = state.gripper_open > 0.94
+        return toward(hand, hand + np.array([0.0, 0.0, 0.05]) if apart else hold)
 
     def _goal(self, state: SceneState) -> np.ndarray:
         """Where the target's origin should come to rest."""

@@ -14,6 +14,7 @@ HIDDEN_GROUP = 5  # MuJoCo's last geom group; never drawn here
 VISIBLE_GROUP = 1  # robosuite draws its visual geoms in group 1
 ROBOT_PREFIXES = ("robot0_", "gripper0_", "mount0_")
 FLAT_PREFIXES = ("floor", "wall_", "table_")
+DIM = 0.88  # of the colours that replace textures and visual meshes: lighting adds up to more than 1 without a texture
 MAX_FACES = 400  # a collision mesh with more faces is drawn by its convex hull, which is what it collides by anyway
 
 
@@ -30,7 +31,7 @@ def apply_look(model: mujoco.MjModel, look: str, size: int) -> None:
     for geom in range(model.ngeom):
         material = int(model.geom_matid[geom])
         if model.geom(geom).name.startswith(FLAT_PREFIXES) and material >= 0:
-            model.mat_rgba[material] = mean_color(model, material)
+            model.mat_rgba[material] = mean_color(model, material) * (DIM, DIM, DIM, 1.0)
             model.mat_texid[material] = -1
     _draw_robot_by_collision_geoms(model)
 
@@ -65,7 +66,7 @@ def _draw_robot_by_collision_geoms(model: mujoco.MjModel) -> None:
             continue
         model.geom_group[geom] = VISIBLE_GROUP
         model.geom_matid[geom] = -1
-        model.geom_rgba[geom] = color.get(body, (0.25, 0.25, 0.25, 1.0))
+        model.geom_rgba[geom] = color.get(body, np.array([0.25, 0.25, 0.25, 1.0])) * (DIM, DIM, DIM, 1.0)
         mesh = int(model.geom_dataid[geom])
         if mesh >= 0 and model.mesh_facenum[mesh] > MAX_FACES:
             _reduce_to_hull(model, mesh)

@@ -8,7 +8,7 @@ import numpy as np
 
 from vla_rl import splits
 from vla_rl.errors import ConfigError
-from vla_rl.types import TaskSpec
+from vla_rl.specs import TaskSpec
 
 TABLE_HEIGHT = 0.8  # metres, of the table top in the world frame
 LIFT_HEIGHT = 0.04  # metres between a lifted object's underside and the table
