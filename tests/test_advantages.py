@@ -82,7 +82,7 @@ def test_gae_of_a_perfect_critic_is_zero_and_ignores_what_follows_termination():
     lengths = torch.tensor([3])
     values, rewards, discounts = t(0.81, 0.9, 1.0), t(0.0, 0.0, 1.0), torch.full((3,), 0.9)
     for final in (0.0, 5.0, float("nan")):
-        a, returns = adv.gae(rewards, values, t(final), torch.tensor([True]), discounts, 0.95, lengths)
+        a, _returns = adv.gae(rewards, values, t(final), torch.tensor([True]), discounts, 0.95, lengths)
         torch.testing.assert_close(a, torch.zeros(3), atol=1e-6, rtol=0)
     truncated, _ = adv.gae(rewards, values, t(5.0), torch.tensor([False]), discounts, 0.95, lengths)
     assert (truncated > 1.0).all()
@@ -118,7 +118,9 @@ def test_grpo_is_per_group_whatever_the_order():
 
 
 def test_dr_grpo_does_not_divide():
-    torch.testing.assert_close(adv.grpo_advantages(t(1, 0, 0, 0), torch.zeros(4, dtype=torch.long), scale="none"), t(0.75, -0.25, -0.25, -0.25))
+    torch.testing.assert_close(
+        adv.grpo_advantages(t(1, 0, 0, 0), torch.zeros(4, dtype=torch.long), scale="none"), t(0.75, -0.25, -0.25, -0.25)
+    )
 
 
 @pytest.mark.parametrize("scale", ["std", "none", "mad"])
@@ -225,14 +227,16 @@ def test_gdpo_keeps_apart_what_a_summed_reward_confuses():
 
 
 def test_unknown_choice_lists_the_choices():
-    with pytest.raises(ValueError, match="'mode'.*mean, median"):
+    with pytest.raises(ValueError, match=r"'mode'.*mean, median"):
         adv.grpo_advantages(t(1, 0), torch.zeros(2, dtype=torch.long), center="mode")
 
 
 # ---------------------------------------------------------------------------------------------------- dynamic sampling
 def trajectory(group: int, success: bool, version: int = 0) -> Trajectory:
     privileged = torch.full((1, 2), float(group)) if group % 2 else None
-    seen = Observation({"front": torch.full((1, 2, 2, 3), group, dtype=torch.uint8)}, torch.zeros(1, 3), ("go",), privileged)
+    seen = Observation(
+        {"front": torch.full((1, 2, 2, 3), group, dtype=torch.uint8)}, torch.zeros(1, 3), ("go",), privileged
+    )
     return Trajectory(
         episode=EpisodeSpec("lift", group, group_id=group),
         observations=seen,
@@ -292,4 +296,7 @@ def test_buffer_state_is_plain_and_round_trips():
         assert a.episode == b.episode and a.success == b.success
         assert torch.equal(a.observations.images["front"], b.observations.images["front"])
         assert (a.observations.privileged is None) == (b.observations.privileged is None)
-        assert torch.equal(a.replay["tokens"], b.replay["tokens"]) and a.observations.instruction == b.observations.instruction
+        assert (
+            torch.equal(a.replay["tokens"], b.replay["tokens"])
+            and a.observations.instruction == b.observations.instruction
+        )

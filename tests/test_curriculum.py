@@ -140,7 +140,7 @@ def test_metrics_count_what_was_seen():
 
 
 def test_bad_input_names_the_value():
-    with pytest.raises(ConfigError, match="'hard'.*frontier"):
+    with pytest.raises(ConfigError, match=r"'hard'.*frontier"):
         CurriculumConfig("hard")
     with pytest.raises(ConfigError, match="floor=2"):
         CurriculumConfig(floor=2.0)

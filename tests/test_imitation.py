@@ -19,7 +19,9 @@ H, A, P = 3, 2, 4
 
 
 def images(b: int = 5, height: int = 7, width: int = 9, seed: int = 0) -> Tensor:
-    return torch.randint(0, 256, (b, height, width, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        0, 256, (b, height, width, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- augmentation
@@ -50,7 +52,10 @@ def test_crop_of_everything_is_the_identity_and_half_of_a_gradient_is_its_half()
 
 def test_jitter_by_hand():
     x = torch.tensor([50, 100, 150], dtype=torch.uint8).view(1, 1, 3, 1).expand(1, 1, 3, 3).contiguous()
-    shown = lambda brightness, contrast: im.color_jitter(x, torch.tensor([brightness]), torch.tensor([contrast]))[0, 0, :, 0].tolist()  # noqa: E731
+
+    def shown(brightness, contrast):
+        return im.color_jitter(x, torch.tensor([brightness]), torch.tensor([contrast]))[0, 0, :, 0].tolist()
+
     assert shown(0.0, 0.0) == [50, 100, 150]
     assert shown(0.2, 0.0) == [60, 120, 180]
     assert shown(0.0, -0.5) == [75, 100, 125]

@@ -145,7 +145,7 @@ def test_surrogate_gradient_vanishes_beyond_the_clip_and_is_reinforce_at_ratio_o
 @settings(max_examples=50, deadline=None)
 @given(st.floats(-3, 3), st.floats(-3, 3), st.floats(0, 0.5), st.floats(0, 0.5))
 def test_the_surrogate_never_promises_more_than_the_plain_one(log_ratio, advantage, low, high):
-    loss, active = losses.policy_loss(t(log_ratio), t(advantage), low, high)
+    loss, _active = losses.policy_loss(t(log_ratio), t(advantage), low, high)
     plain = -advantage * math.exp(log_ratio)
     assert float(loss) >= plain - 1e-5 * (1 + abs(plain))
     wide, never = losses.policy_loss(t(log_ratio), t(advantage), 1.0, 1e9)
@@ -179,7 +179,10 @@ def test_kl_estimators_by_hand():
 
 
 def test_k1_and_k3_are_unbiased_and_k2s_gradient_is_the_kls():
-    logits, other = torch.tensor([0.2, -0.3, 0.5], dtype=torch.float64, requires_grad=True), torch.tensor([0.1, 0.4, -0.2], dtype=torch.float64)
+    logits, other = (
+        torch.tensor([0.2, -0.3, 0.5], dtype=torch.float64, requires_grad=True),
+        torch.tensor([0.1, 0.4, -0.2], dtype=torch.float64),
+    )
     log_p, log_q = torch.log_softmax(logits, 0), torch.log_softmax(other, 0)
     p = log_p.exp().detach()
     true = (log_p.exp() * (log_p - log_q)).sum()
@@ -209,7 +212,15 @@ def test_ratio_statistics_by_hand():
 def test_statistics_of_an_unchanged_policy():
     mask = torch.ones(4, 3, dtype=torch.bool)
     s = {k: float(v) for k, v in losses.ratio_statistics(torch.zeros(4, 3), ~mask, mask).items()}
-    assert s == {"ratio_mean": 1, "ratio_std": 0, "ratio_max": 1, "ratio_min": 1, "clip_fraction": 0, "approx_kl": 0, "ess": 1}
+    assert s == {
+        "ratio_mean": 1,
+        "ratio_std": 0,
+        "ratio_max": 1,
+        "ratio_min": 1,
+        "clip_fraction": 0,
+        "approx_kl": 0,
+        "ess": 1,
+    }
 
 
 def test_explained_variance():

@@ -184,7 +184,9 @@ def test_the_gap_to_the_sampler_is_measured_and_only_recomputing_removes_it_from
     batch = rollout(policy, 0)
     batch = dataclasses.replace(batch, behavior_log_prob=batch.behavior_log_prob - 0.1)
     for recompute, ratio in ((True, 1.0), (False, math.exp(0.1))):
-        config = PPOConfig(advantage="grpo", epochs=1, minibatch_size=10_000, learning_rate=0.0, recompute_old_log_prob=recompute)
+        config = PPOConfig(
+            advantage="grpo", epochs=1, minibatch_size=10_000, learning_rate=0.0, recompute_old_log_prob=recompute
+        )
         metrics = PPO(config, policy).update(batch)
         assert metrics["ppo/ratio_mean"] == pytest.approx(ratio, rel=1e-5)
         assert metrics["ppo/behavior_gap_mean"] == pytest.approx(0.1 if recompute else 0.0, abs=1e-5)
@@ -227,7 +229,10 @@ def test_resume_gives_a_bit_equal_next_update(head, tmp_path):
     for i in range(2):
         ppo.update(rollout(policy, i))
     saved = tmp_path / "state.pt"
-    torch.save({"ppo": ppo.state_dict(), "policy": policy.state_dict(), "critic": ppo.critic and ppo.critic.state_dict()}, saved)
+    torch.save(
+        {"ppo": ppo.state_dict(), "policy": policy.state_dict(), "critic": ppo.critic and ppo.critic.state_dict()},
+        saved,
+    )
     other = BanditPolicy(seed=5, head=head)
     resumed = make(other)
     state = torch.load(saved, weights_only=True)
@@ -330,7 +335,9 @@ def test_skipping_zero_advantages_only_rescales_the_mean():
     entries = int((batch.valid.sum(1) * A).sum())
     kept = int((batch.valid.sum(1) * A)[batch.group_index[batch.trajectory_index] == 0].sum())
     assert b["ppo/grad_norm"] == pytest.approx(a["ppo/grad_norm"] * entries / kept, rel=1e-4)
-    nothing = PPO(dataclasses.replace(config, skip_zero_advantage=True), BanditPolicy()).update(batch, torch.zeros(batch.num_decisions))
+    nothing = PPO(dataclasses.replace(config, skip_zero_advantage=True), BanditPolicy()).update(
+        batch, torch.zeros(batch.num_decisions)
+    )
     assert nothing["ppo/epochs"] == 0
 
 
@@ -362,15 +369,27 @@ def test_several_rewards_are_weighted_or_decoupled():
     policy = BanditPolicy()
     batch = rollout(policy, 0)
     g = torch.Generator().manual_seed(0)
-    rewards = {"success": torch.rand(batch.num_decisions, generator=g), "style": torch.rand(batch.num_decisions, generator=g)}
-    names = dict(reward_names=["success", "style"], reward_weights=[1.0, 0.5], advantage="grpo", epochs=1, learning_rate=0.01)
+    rewards = {
+        "success": torch.rand(batch.num_decisions, generator=g),
+        "style": torch.rand(batch.num_decisions, generator=g),
+    }
+    names = {
+        "reward_names": ["success", "style"],
+        "reward_weights": [1.0, 0.5],
+        "advantage": "grpo",
+        "epochs": 1,
+        "learning_rate": 0.01,
+    }
     summed = PPO(PPOConfig(**names), BanditPolicy()).update(batch, rewards)
     by_hand = rewards["success"] + 0.5 * rewards["style"]
     plain = PPO(PPOConfig(advantage="grpo", epochs=1, learning_rate=0.01), BanditPolicy()).update(batch, by_hand)
     assert summed["ppo/policy_loss"] == pytest.approx(plain["ppo/policy_loss"])
     assert "ppo/score_mean/style" in summed
     decoupled = PPO(PPOConfig(**names, decouple_rewards=True), BanditPolicy()).update(batch, rewards)
-    assert decoupled["ppo/advantage_std"] == pytest.approx(1.0, abs=0.2) and decoupled["ppo/grad_norm"] != summed["ppo/grad_norm"]
+    assert (
+        decoupled["ppo/advantage_std"] == pytest.approx(1.0, abs=0.2)
+        and decoupled["ppo/grad_norm"] != summed["ppo/grad_norm"]
+    )
     with pytest.raises(ConfigError, match="reward_names"):
         PPO(PPOConfig(advantage="grpo"), BanditPolicy()).update(batch, rewards)
 
@@ -537,7 +556,7 @@ def test_critic_needs_privileged_state():
     seen = observe(2, torch.Generator().manual_seed(0))
     with pytest.raises(ConfigError, match="without privileged state"):
         critic().value(seen.without_privileged())
-    with pytest.raises(ConfigError, match="made for 4 .* got 2"):
+    with pytest.raises(ConfigError, match=r"made for 4 .* got 2"):
         critic().value(dataclasses.replace(seen, privileged=seen.privileged[:, :2]))
     with pytest.raises(ConfigError, match="privileged_dim is 0"):
         PrivilegedCritic(0)

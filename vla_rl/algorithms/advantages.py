@@ -1,14 +1,14 @@
 """Advantages as pure functions of tensors, plus the buffer behind dynamic sampling.
 
-Letters: n decisions of a batch in trajectory order, m trajectories, h control steps in a chunk. A decision is the unit of
-time here: it earns a reward [n] and discounts the next decision's value by its own factor [n]. Trajectories lie one after
-another in the flat arrays (`RolloutBatch`), so nothing is padded at the borders of this module.
+Letters: n decisions of a batch in trajectory order, m trajectories, h control steps in a chunk. A decision is the unit
+of time here: it earns a reward [n] and discounts the next decision's value by its own factor [n]. Trajectories lie one
+after another in the flat arrays (`RolloutBatch`), so nothing is padded at the borders of this module.
 
 Followed: GAE (Schulman et al. 2016, eq. 16), GRPO (Shao et al. 2024, DeepSeekMath §4.1), Dr. GRPO (Liu et al. 2025: no
 division by the standard deviation), MC-GRPO (Kim 2026: median centre), NGRPO (Nan et al. 2025: a virtual best sample),
 RLOO (Ahmadian et al. 2024), REINFORCE++ (Hu 2025: one normalisation over the whole batch), GDPO (Liu et al. 2026:
-normalise each reward on its own), DAPO's dynamic sampling (Yu et al. 2025 §3.2) in SimpleVLA-RL's form (keep a group when
-its success rate lies in a range), here with the surplus kept for the next iteration instead of dropped.
+normalise each reward on its own), DAPO's dynamic sampling (Yu et al. 2025 §3.2) in SimpleVLA-RL's form (keep a group
+when its success rate lies in a range), here with the surplus kept for the next iteration instead of dropped.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def gae(
     lam: float,
     lengths: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation over decisions (Schulman et al. 2016, eq. 16). Returns (advantages, returns) [n].
+    """Generalised advantage estimation over decisions (Schulman et al. 2016, eq. 16). Returns (advantages, returns)
+    [n].
 
     ``rewards``, ``values``, ``discounts`` [n] per decision; ``final_values`` [m] is the value of the observation after
     the last decision, ``terminated`` bool [m], ``lengths`` int64 [m] decisions per trajectory. A terminated trajectory
@@ -161,11 +162,11 @@ def grpo_advantages(
 
     ``scores`` [m] one per trajectory, ``group_index`` int64 [m]. ``center``: "mean" (GRPO) or "median" (MC-GRPO).
     ``scale``: "std" (unbiased), "none" (Dr. GRPO), "mad" (median of the absolute distances to the centre) or
-    "running_std" (``running`` keeps it between calls). A group whose MAD is 0 (binary rewards often are) is centred only:
-    dividing by eps would give advantages of 10⁶. ``virtual_best`` adds one imagined sample of score ``best_score``
-    to the statistics of groups in which every trajectory failed ("all_fail", needs ``success`` bool [m]) or of every
-    group ("always", as NGRPO does); such a group then pushes away from what failed instead of giving no gradient.
-    A group of one has nothing to be compared with: its advantage is 0 (unless a virtual sample joins it).
+    "running_std" (``running`` keeps it between calls). A group whose MAD is 0 (binary rewards often are) is centred
+    only: dividing by eps would give advantages of 10⁶. ``virtual_best`` adds one imagined sample of score
+    ``best_score`` to the statistics of groups in which every trajectory failed ("all_fail", needs ``success`` bool [m])
+    or of every group ("always", as NGRPO does); such a group then pushes away from what failed instead of giving no
+    gradient. A group of one has nothing to be compared with: its advantage is 0 (unless a virtual sample joins it).
     Raises ValueError for an unknown choice.
     """
     options = (("center", center, CENTERS), ("scale", scale, SCALES), ("virtual_best", virtual_best, VIRTUAL_BEST))
@@ -247,8 +248,8 @@ class GroupBuffer:
     A group in which all succeed or all fail gives no group-relative gradient. `add` sorts a rollout's trajectories into
     groups by ``episode.group_id`` and keeps those with a success rate in [``low``, ``high``] (SimpleVLA-RL: 0.1 … 0.9);
     `take` hands out the oldest ones and leaves the surplus for the next iteration. Group ids are renumbered from 0 on
-    the way out, since two iterations may have used the same ids. Groups of one, and at `take` groups whose policy version is more than
-    ``max_staleness`` behind, are dropped.
+    the way out, since two iterations may have used the same ids. Groups of one, and at `take` groups whose policy
+    version is more than ``max_staleness`` behind, are dropped.
     """
 
     def __init__(self, low: float = 0.1, high: float = 0.9, max_staleness: int = 4):
@@ -280,7 +281,9 @@ class GroupBuffer:
             self.groups = [g for g in self.groups if min(t.policy_version for t in g) >= oldest]
         out, self.groups = self.groups[:num_groups], self.groups[num_groups:]
         return [
-            dataclasses.replace(t, episode=dataclasses.replace(t.episode, group_id=i)) for i, g in enumerate(out) for t in g
+            dataclasses.replace(t, episode=dataclasses.replace(t.episode, group_id=i))
+            for i, g in enumerate(out)
+            for t in g
         ]
 
     def state_dict(self) -> dict[str, Any]:

@@ -49,7 +49,9 @@ class PrivilegedCritic(nn.Module):
                 f"use the policy's value head (no critic) or an env that exposes simulator state"
             )
         self.clip = config.clip
-        with torch.random.fork_rng(devices=[]):  # the weights depend on the seed, the caller's random state stays as it was
+        with torch.random.fork_rng(
+            devices=[]
+        ):  # the weights depend on the seed, the caller's random state stays as it was
             torch.manual_seed(config.seed)
             layers: list[nn.Module] = []
             width = privileged_dim

@@ -1,11 +1,10 @@
 """Which (task, initial state) to practise next.
 
-Followed: VLA-RL (Lu et al. 2025) in both of its forms, the paper's exp((0.5 − s)/τ) and the released code's
-(1 − s)^(1/T), which both favour what fails; a true frontier exp(−|s − 0.5|/τ), which peaks at a success rate s of 50 %;
-and VADE (Hu et al. 2025): Thompson sampling on a Beta posterior of each item's success with a prior decay on two scales.
+Followed: VLA-RL (Lu et al. 2025) in both of its forms, the paper's exp((0.5 − s)/τ) and the released code's (1 −
+s)^(1/T), which both favour what fails; a true frontier exp(−|s − 0.5|/τ), which peaks at a success rate s of 50 %; and
+VADE (Hu et al. 2025): Thompson sampling on a Beta posterior of each item's success with a prior decay on two scales.
 Departure from VADE: a draw p is ranked by its variance p(1 − p), to which a group's expected gradient signal is
-proportional.
-Every strategy keeps a probability floor, so that no item is forgotten for good.
+proportional. Every strategy keeps a probability floor, so that no item is forgotten for good.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ Item = tuple[str, int]
 class CurriculumConfig:
     """``strategy``: uniform, vla_rl (paper), vla_rl_power (its code), frontier or thompson (VADE).
 
-    ``temperature`` is τ (vla_rl, frontier) or T (vla_rl_power). ``window`` trials back from which an item's success rate
-    is taken. ``floor`` is the share of the probability spread evenly over all items. ``decay`` shrinks every item's
-    counts at each `Curriculum.tick` and ``visited_decay`` an item's counts before new ones are added (thompson).
+    ``temperature`` is τ (vla_rl, frontier) or T (vla_rl_power). ``window`` trials back from which an item's success
+    rate is taken. ``floor`` is the share of the probability spread evenly over all items. ``decay`` shrinks every
+    item's counts at each `Curriculum.tick` and ``visited_decay`` an item's counts before new ones are added (thompson).
     """
 
     strategy: str = "uniform"
@@ -86,7 +85,9 @@ class Curriculum:
         self.config, self.items = config, [(str(task), int(state)) for task, state in items]
         self._index = {item: i for i, item in enumerate(self.items)}
         if not self.items or len(self._index) != len(self.items):
-            raise ConfigError(f"a curriculum needs distinct (task, initial state) items, got {len(self.items)}: {self.items[:5]}")
+            raise ConfigError(
+                f"a curriculum needs distinct (task, initial state) items, got {len(self.items)}: {self.items[:5]}"
+            )
         self.recent: list[list[tuple[int, int]]] = [[] for _ in self.items]  # (successes, trials), newest last
         self.successes = np.zeros(len(self.items))  # decayed counts
         self.failures = np.zeros(len(self.items))
@@ -122,7 +123,7 @@ class Curriculum:
         return [int(rng.integers(len(self.items))) if is_even else i for i, is_even in zip(chosen, even, strict=True)]
 
     def record(self, item: Item, successes: int, trials: int) -> None:
-        """Take in the outcome of ``trials`` episodes of ``item``. Raises ValueError for an unknown item or bad counts."""
+        """Take in the outcome of ``trials`` episodes of ``item``. ValueError for an unknown item or bad counts."""
         if item not in self._index:
             raise ValueError(f"{item!r} is not an item of this curriculum of {len(self.items)}")
         if not 0 <= successes <= trials:
@@ -167,8 +168,8 @@ class Curriculum:
         items = [(str(task), int(init)) for task, init in state["items"]]
         if items != self.items:
             raise ConfigError(
-                f"the saved curriculum has {len(items)} items and this run {len(self.items)}, or in another order; resume "
-                f"with the same tasks and initial states"
+                f"the saved curriculum has {len(items)} items and this run {len(self.items)}, or in another order; "
+                f"resume with the same tasks and initial states"
             )
         self.recent = [[(int(s), int(t)) for s, t in r] for r in state["recent"]]
         self.successes = np.array(state["successes"], dtype=float)

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning (behaviour cloning) of any `ImitationPolicy`, with image augmentation; filtered BC on rollouts.
+"""Supervised fine-tuning (behaviour cloning) of any `ImitationPolicy` with image augmentation; filtered BC.
 
 Filtered BC keeps the successful episodes of a rollout and clones them (Chen et al. 2020, "BAIL"; also called rejection
 fine-tuning). Learning rate: linear warm-up, then a cosine to a floor (Loshchilov & Hutter 2017, eq. 5, one cycle).
@@ -55,8 +55,8 @@ class AugmentConfig:
 class ImitationConfig:
     """Settings of `Imitation`. ``updates`` is the length of the schedule; ``min_learning_rate_fraction`` its floor.
 
-    ``ema_decay`` (None: off) averages the weights; `Imitation.ema_weights` swaps them in. ``micro_batch_size`` (None: at
-    once) accumulates gradients. ``max_bad_updates`` non-finite updates in a row raise `TrainingDiverged`.
+    ``ema_decay`` (None: off) averages the weights; `Imitation.ema_weights` swaps them in. ``micro_batch_size`` (None:
+    at once) accumulates gradients. ``max_bad_updates`` non-finite updates in a row raise `TrainingDiverged`.
     """
 
     updates: int = 1000
@@ -142,7 +142,7 @@ def augment(observation: Observation, config: AugmentConfig, generator: torch.Ge
 
 # ------------------------------------------------------------------------------------------------------------ schedule
 def learning_rate_factor(update: int, warmup: int, total: int, floor: float) -> float:
-    """Factor for 0-based ``update``: rises linearly to 1 over ``warmup`` updates, then falls by a cosine to ``floor``."""
+    """Factor for 0-based ``update``: linear to 1 over ``warmup`` updates, then a cosine down to ``floor``."""
     if update < warmup:
         return (update + 1) / warmup
     progress = min(1.0, (update - warmup) / max(1, total - warmup))
@@ -156,7 +156,9 @@ class Imitation:
     def __init__(self, config: ImitationConfig, policy: Policy, sampler: Sampler):
         """Raises ConfigError where the policy cannot imitate or has nothing to train."""
         if not hasattr(policy, "imitation_loss"):
-            raise ConfigError(f"SFT needs a policy with imitation_loss (ImitationPolicy); {type(policy).__name__} has none")
+            raise ConfigError(
+                f"SFT needs a policy with imitation_loss (ImitationPolicy); {type(policy).__name__} has none"
+            )
         self.config, self.policy, self.sampler = config, cast(ImitationPolicy, policy), sampler
         self.parameters = [p for p in policy.parameters() if p.requires_grad]
         self.optimizer = make_adamw([(self.parameters, config.learning_rate)], config.betas, config.weight_decay)
@@ -242,7 +244,9 @@ class Imitation:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state_dict`. Raises ConfigError where the parameters differ from those saved."""
         if (state["ema"] is None) != (self.ema is None):
-            raise ConfigError("the saved state and this run disagree on ImitationConfig.ema_decay; resume with the same value")
+            raise ConfigError(
+                "the saved state and this run disagree on ImitationConfig.ema_decay; resume with the same value"
+            )
         self.updates = int(state["updates"])
         load_optimizer_state(self.optimizer, state["optimizer"])
         self.guard.load_state_dict(state["guard"])
@@ -273,7 +277,9 @@ def successful_decisions(trajectories: Iterable[Trajectory], max_control_steps: 
         t for t in trajectories if t.success and (max_control_steps is None or t.num_control_steps <= max_control_steps)
     ]
     if not kept:
-        raise UserError("filtered BC found no successful episode to imitate; collect more, or start from a better policy")
+        raise UserError(
+            "filtered BC found no successful episode to imitate; collect more, or start from a better policy"
+        )
     return DecisionSamples(
         observations=Observation.cat([t.observations.without_privileged() for t in kept]),
         actions=torch.cat([t.actions for t in kept]),
@@ -282,7 +288,7 @@ def successful_decisions(trajectories: Iterable[Trajectory], max_control_steps: 
 
 
 class DecisionSampler:
-    """A `Sampler` over decisions in memory: a fresh permutation each epoch, batches of ``batch_size`` (or all there is)."""
+    """A `Sampler` over decisions in memory: a fresh permutation each epoch, ``batch_size`` (or all) at a time."""
 
     def __init__(self, samples: DecisionSamples, batch_size: int, seed: int = 0):
         self.samples, self.batch_size = samples, min(batch_size, len(samples))
@@ -301,6 +307,8 @@ class DecisionSampler:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if len(state["order"]) != len(self.samples):
-            raise ConfigError(f"the sampler state is for {len(state['order'])} decisions, there are {len(self.samples)} now")
+            raise ConfigError(
+                f"the sampler state is for {len(state['order'])} decisions, there are {len(self.samples)} now"
+            )
         self.order, self.position = state["order"].cpu().clone(), int(state["position"])
         self.generator.set_state(state["generator"].cpu())

@@ -1,10 +1,10 @@
 """PPO's losses and statistics as pure functions of tensors.
 
-Letters: n decisions, h control steps in a chunk, ``*k`` the policy's log-prob axes, e entries per decision at the chosen
-ratio level (all tokens, or h, or 1). A mask [n e] marks entries that count: control steps that were executed.
+Letters: n decisions, h control steps in a chunk, ``*k`` the policy's log-prob axes, e entries per decision at the
+chosen ratio level (all tokens, or h, or 1). A mask [n e] marks entries that count: control steps that were executed.
 
-Followed: PPO (Schulman et al. 2017, eq. 7), asymmetric clip range (DAPO, Yu et al. 2025 §3.1), dual clip (Ye et al. 2020,
-eq. 5), KL estimators k1, k2, k3 (Schulman 2020, "Approximating KL divergence").
+Followed: PPO (Schulman et al. 2017, eq. 7), asymmetric clip range (DAPO, Yu et al. 2025 §3.1), dual clip (Ye et al.
+2020, eq. 5), KL estimators k1, k2, k3 (Schulman 2020, "Approximating KL divergence").
 """
 
 from __future__ import annotations
@@ -31,13 +31,17 @@ def reduce_log_prob(log_prob: Tensor, axes: Sequence[str], valid: Tensor, level:
     """
     n, k = log_prob.shape[0], log_prob.ndim - 1
     if len(axes) != k:
-        raise ValueError(f"log_prob of shape {tuple(log_prob.shape)} has {k} axes after the batch, log_prob_axes names {tuple(axes)}")
+        raise ValueError(
+            f"log_prob of shape {tuple(log_prob.shape)} has {k} axes after the batch, log_prob_axes names {tuple(axes)}"
+        )
     if level not in LEVELS:
         raise ValueError(f"ratio level {level!r} is not one of {', '.join(LEVELS)}")
     where = axes.index("control_step") + 1 if "control_step" in axes else None
     if where is None:
         if level == "step":
-            raise ValueError(f"a step-level ratio needs a 'control_step' axis; the policy's log_prob_axes are {tuple(axes)}")
+            raise ValueError(
+                f"a step-level ratio needs a 'control_step' axis; the policy's log_prob_axes are {tuple(axes)}"
+            )
         mask = valid.any(1).view(n, *[1] * k)
     else:
         if log_prob.shape[where] != valid.shape[1]:
@@ -80,7 +84,9 @@ def weight_norm(weights: Tensor, aggregation: str, num_decisions: int, num_traje
     return weights.sum().clamp(min=1e-8)
 
 
-def aggregate(values: Tensor, mask: Tensor, trajectory_index: Tensor, num_trajectories: int, aggregation: str) -> Tensor:
+def aggregate(
+    values: Tensor, mask: Tensor, trajectory_index: Tensor, num_trajectories: int, aggregation: str
+) -> Tensor:
     """Scalar loss from entries [n e] of a whole batch (see `weight_norm`)."""
     weights = entry_weights(mask, trajectory_index, num_trajectories, aggregation)
     return (values * weights).sum() / weight_norm(weights, aggregation, mask.shape[0], num_trajectories)
@@ -180,6 +186,6 @@ def ratio_statistics(log_ratio: Tensor, active: Tensor, mask: Tensor) -> dict[st
 
 
 def explained_variance(prediction: Tensor, target: Tensor) -> float:
-    """1 − Var(target − prediction) / Var(target); 1 is perfect, 0 no better than a constant, 0 when target is constant."""
+    """1 − Var(target − prediction) / Var(target); 1 is perfect, 0 is a constant; 0 when target is constant."""
     spread = float(target.var(unbiased=False))
     return 0.0 if spread < 1e-12 else 1.0 - float((target - prediction).var(unbiased=False)) / spread

@@ -1,4 +1,4 @@
-"""Optimiser steps that survive a loss that is not finite, and optimiser state without pickles. Shared by PPO and SFT."""
+"""Optimiser steps that survive a loss that is not finite, optimiser state without pickles; for PPO and SFT."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def require_choice(owner: str, name: str, value: str, choices: Sequence[str]) ->
         raise ConfigError(f"{owner}.{name}={value!r} is not a choice; use one of: {', '.join(choices)}")
 
 
-def require_range(owner: str, name: str, value: float | int | None, low: float | int, high: float | int = float("inf")) -> None:
+def require_range(
+    owner: str, name: str, value: float | int | None, low: float | int, high: float | int = float("inf")
+) -> None:
     """Raise `ConfigError` unless ``value`` is None or lies in [low, high]."""
     if value is not None and not low <= value <= high:
         raise ConfigError(f"{owner}.{name}={value!r} is out of range; use a value in [{low}, {high}]")
@@ -71,8 +73,8 @@ class GuardedStep:
         if self.bad_in_a_row >= self.max_bad_updates:
             raise TrainingDiverged(
                 f"{self.bad_in_a_row} updates in a row had a loss or gradient that was not finite (last loss "
-                f"{float(loss):g}, gradient norm {float(norm):g}). Resume from the last checkpoint with a lower learning "
-                f"rate, or look for bad values in observations and rewards."
+                f"{float(loss):g}, gradient norm {float(norm):g}). Resume from the last checkpoint with a lower "
+                f"learning rate, or look for bad values in observations and rewards."
             )
         return None
 
@@ -85,7 +87,7 @@ class GuardedStep:
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """An optimiser's state as nested dicts with string keys, lists, tensors and numbers; JSON and safetensors can hold it."""
+    """An optimiser's state as nested dicts with string keys, lists, tensors, numbers: fit for JSON and safetensors."""
     state = optimizer.state_dict()
     return {
         "state": {str(k): dict(v) for k, v in state["state"].items()},
@@ -101,7 +103,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
     mine = [len(g["params"]) for g in optimizer.param_groups]
     if mine != [len(g["params"]) for g in groups]:
         raise ConfigError(
-            f"the optimiser state was saved for groups of {[len(g['params']) for g in groups]} parameters, this run trains "
-            f"{mine}; resume with the policy and the freezing it was saved with"
+            f"the optimiser state was saved for groups of {[len(g['params']) for g in groups]} parameters, this run "
+            f"trains {mine}; resume with the policy and the freezing it was saved with"
         )
     optimizer.load_state_dict({"state": {int(k): dict(v) for k, v in state["state"].items()}, "param_groups": groups})

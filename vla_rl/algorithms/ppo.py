@@ -1,12 +1,12 @@
 """PPO and its group-relative relatives on one class: GAE, GRPO, RLOO and REINFORCE++ differ in the advantage alone.
 
-Followed: PPO (Schulman et al. 2017) with the details that matter in practice (Huang et al. 2022): advantages normalised,
-gradients clipped, value loss ½·error². A decision (one policy call = one chunk) is the unit of time for advantages and
-of minibatches; the ratio is taken per token, per control step or per chunk.
-Departures: old log-probs are recomputed by the learner before the first epoch, since the sampler's may differ (another
-precision, another batch); the gap is logged. A separate critic is trained in a loop of its own, with its own epochs, so
-that an early stop of the policy does not stop it and a cheap critic never waits for images. Minibatches are split evenly
-(no small last one). Steps taken by a human count in the advantage but not in the policy's loss. Time-outs bootstrap.
+Followed: PPO (Schulman et al. 2017) with the details that matter in practice (Huang et al. 2022): advantages
+normalised, gradients clipped, value loss ½·error². A decision (one policy call = one chunk) is the unit of time for
+advantages and of minibatches; the ratio is taken per token, per control step or per chunk. Departures: old log-probs
+are recomputed by the learner before the first epoch, since the sampler's may differ (another precision, another batch);
+the gap is logged. A separate critic is trained in a loop of its own, with its own epochs, so that an early stop of the
+policy does not stop it and a cheap critic never waits for images. Minibatches are split evenly (no small last one).
+Steps taken by a human count in the advantage but not in the policy's loss. Time-outs bootstrap.
 """
 
 from __future__ import annotations
@@ -122,22 +122,26 @@ class PPOConfig:
             require_range(own, name, getattr(self, name), 0.0, 1.0)
         for name in ("epochs", "minibatch_size", "micro_batch_size", "critic_minibatch_size", "max_bad_updates"):
             require_range(own, name, getattr(self, name), 1)
-        for name in (
-            "clip_low clip_high value_coef value_clip entropy_coef kl_coef success_imitation_coef learning_rate "
-            "critic_learning_rate critic_epochs critic_warmup_iterations weight_decay grad_clip target_kl"
-        ).split():
+        for name in ("clip_low", "clip_high", "value_coef", "value_clip", "entropy_coef", "kl_coef", "weight_decay"):
             require_range(own, name, getattr(self, name), 0.0)
+        for name in ("success_imitation_coef", "learning_rate", "critic_learning_rate", "grad_clip", "target_kl"):
+            require_range(own, name, getattr(self, name), 0.0)
+        for name in ("critic_epochs", "critic_warmup_iterations"):
+            require_range(own, name, getattr(self, name), 0)
         require_range(own, "dual_clip", self.dual_clip, 1.0)
         if len(self.betas) != 2:
             raise ConfigError(f"{own}.betas={list(self.betas)!r} needs two numbers")
         if len(self.reward_names) != len(self.reward_weights):
             raise ConfigError(
-                f"{own}.reward_names={list(self.reward_names)!r} and reward_weights={list(self.reward_weights)!r} differ in length"
+                f"{own}.reward_names={list(self.reward_names)!r} and reward_weights={list(self.reward_weights)!r} "
+                f"differ in length; give one weight per name"
             )
         if self.decouple_rewards and self.advantage != "grpo":
             raise ConfigError(f"{own}.decouple_rewards (GDPO) needs advantage='grpo', got {self.advantage!r}")
         if self.decouple_rewards and self.group_scale == "running_std":
-            raise ConfigError(f"{own}.decouple_rewards cannot share one running_std between rewards; use group_scale='std'")
+            raise ConfigError(
+                f"{own}.decouple_rewards cannot share one running_std between rewards; use group_scale='std'"
+            )
         if self.adaptive_learning_rate and self.target_kl is None:
             raise ConfigError(f"{own}.adaptive_learning_rate needs target_kl; set it (0.01 is a usual start)")
 
@@ -187,6 +191,7 @@ class PPO:
                 f"PPO needs a policy with a tractable log-prob (LikelihoodPolicy); {type(policy).__name__} lacks "
                 f"{', '.join(missing)}"
             )
+        self.policy = policy = cast(LikelihoodPolicy, policy)
         if config.kl_coef > 0 and reference_policy is None:
             raise ConfigError(f"PPOConfig.kl_coef={config.kl_coef} needs a reference policy; give one or set kl_coef=0")
         if config.ratio_level == "step" and "control_step" not in policy.log_prob_axes:
@@ -195,7 +200,6 @@ class PPO:
                 f"{tuple(policy.log_prob_axes)}; use 'token' or 'chunk'"
             )
         self.config, self.critic, self.reference_policy = config, critic, reference_policy
-        self.policy = cast(LikelihoodPolicy, policy)
         parameters = [p for p in policy.parameters() if p.requires_grad]
         head = {id(p) for p in policy.value_parameters()} if hasattr(policy, "value_parameters") else set()
         if config.critic_warmup_iterations and critic is None and config.advantage == "gae" and not head:
@@ -222,9 +226,7 @@ class PPO:
         self.iteration = 0
 
     # ------------------------------------------------------------------------------------------------------ one update
-    def update(
-        self, batch: RolloutBatch, rewards: Tensor | Mapping[str, Tensor] | None = None
-    ) -> dict[str, float]:
+    def update(self, batch: RolloutBatch, rewards: Tensor | Mapping[str, Tensor] | None = None) -> dict[str, float]:
         """Learn from one batch of rollouts and return metrics (``docs/algorithms/metrics.md``).
 
         ``rewards`` float32 [n] per decision, or {name: [n]} with `PPOConfig.reward_names`; by default the env's rewards
@@ -252,11 +254,13 @@ class PPO:
         self.iteration += 1
         metrics["ppo/critic_warmup"] = float(warmup)
         metrics["ppo/learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
-        metrics["ppo/skipped_updates"] = float(self.guard.skipped + (self.critic_guard.skipped if self.critic_guard else 0))
+        metrics["ppo/skipped_updates"] = float(
+            self.guard.skipped + (self.critic_guard.skipped if self.critic_guard else 0)
+        )
         metrics["ppo/updates_total"] = float(self.guard.updates)
         return metrics
 
-    # ------------------------------------------------------------------------------------------- evaluation before epochs
+    # --------------------------------------------------------------------------------------- evaluation before epochs
     def _device(self) -> torch.device:
         return next(iter(self.policy.parameters())).device
 
@@ -280,7 +284,9 @@ class PPO:
         for rows in torch.arange(batch.num_decisions).split(self._slice_size()):
             view = slice(int(rows[0]), int(rows[-1]) + 1)
             with self._autocast():
-                out = policy.evaluate(observations[view].to(device), {k: v[view].to(device) for k, v in batch.replay.items()})
+                out = policy.evaluate(
+                    observations[view].to(device), {k: v[view].to(device) for k, v in batch.replay.items()}
+                )
             log_probs.append(out.log_prob.float())
             values.append(out.value)
         recompute = policy is not self.policy or config.recompute_old_log_prob
@@ -299,8 +305,8 @@ class PPO:
             return self._critic_values(batch.observations)
         if head_values is None:
             raise ConfigError(
-                f"PPOConfig.advantage='gae' needs values: {type(self.policy).__name__} has no value head and no critic was "
-                f"given; add one, or use advantage grpo, rloo or reinforce++"
+                f"PPOConfig.advantage='gae' needs values: {type(self.policy).__name__} has no value head and no critic "
+                f"was given; add one, or use advantage grpo, rloo or reinforce++"
             )
         return head_values.cpu()
 
@@ -324,17 +330,21 @@ class PPO:
                     value = self.policy.act(seen.without_privileged().to(self._device()), deterministic=True).value
                 if value is None:
                     raise ConfigError(
-                        f"{type(self.policy).__name__}.evaluate returns a value and its act() does not; PPO needs act()'s "
-                        f"value to bootstrap truncated episodes"
+                        f"{type(self.policy).__name__}.evaluate returns a value and its act() does not; PPO needs "
+                        f"act()'s value to bootstrap truncated episodes"
                     )
                 out[part] = value.float().cpu()
         return out
 
-    def _decision_rewards(self, batch: RolloutBatch, rewards: Tensor | Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    def _decision_rewards(
+        self, batch: RolloutBatch, rewards: Tensor | Mapping[str, Tensor] | None
+    ) -> dict[str, Tensor]:
         """Named rewards per decision [n]; a single one is called "reward"."""
         config, n = self.config, batch.num_decisions
         if rewards is None:
-            inside = config.gamma if config.gamma_per_control_step and config.advantage in ("gae", "reinforce++") else 1.0
+            inside = (
+                config.gamma if config.gamma_per_control_step and config.advantage in ("gae", "reinforce++") else 1.0
+            )
             rewards = adv.chunk_rewards(batch.rewards, inside)
         several = isinstance(rewards, Mapping)
         named = {k: v.float().cpu() for k, v in (rewards if several else {"reward": rewards}).items()}
@@ -552,7 +562,11 @@ class PPO:
                 loss = torch.zeros((), device=device)
             if data.returns is not None:
                 value_losses = losses.value_loss(
-                    out.value.float(), data.returns[where], data.old_value[where], config.value_clip, config.value_huber_delta
+                    out.value.float(),
+                    data.returns[where],
+                    data.old_value[where],
+                    config.value_clip,
+                    config.value_huber_delta,
                 )
                 terms["value_loss"] = value_losses.sum() / len(rows)
                 loss = loss + config.value_coef * terms["value_loss"]
@@ -578,7 +592,9 @@ class PPO:
             for rows in self._split(batch.num_decisions, config.critic_minibatch_size):
                 at = rows.to(device)
                 value = critic.value(observations[at].to(device)).float()
-                loss = losses.value_loss(value, returns[at], old_values[at], config.value_clip, config.value_huber_delta).mean()
+                loss = losses.value_loss(
+                    value, returns[at], old_values[at], config.value_clip, config.value_huber_delta
+                ).mean()
                 loss.backward()
                 self.critic_guard.step(self.critic_optimizer, loss.detach())
                 total, count = total + loss.detach(), count + 1
