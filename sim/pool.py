@@ -173,10 +173,7 @@ class ProcessPool:
         return sum(shared.size for shared in self._shared)
 
     def worker_stats(self) -> list[WorkerStats]:
-        return [
-            WorkerStats(w.process.pid or 0, w.busy_seconds, w.control_steps, w.episodes, w.restarts)
-            for w in self._workers
-        ]
+        return [WorkerStats(w.pid, w.busy_seconds, w.control_steps, w.episodes, w.restarts) for w in self._workers]
 
     # --------------------------------------------------------------------------------------------------------- requests
     def _open(self) -> None:
@@ -282,6 +279,7 @@ class ProcessPool:
         hidden = contextlib.nullcontext() if self._needs_main else _main_module_hidden()
         with _environment(self._worker_env), _interrupts_blocked(), hidden:
             worker.process.start()
+        worker.pid = worker.process.pid
         theirs.close()
 
     def _ready(
@@ -296,7 +294,7 @@ class ProcessPool:
         self.embodiment.require(embodiment, "the first worker", f"worker {worker.index}")
         worker.ready = True
         with contextlib.suppress(OSError):  # a worker that died meanwhile is noticed by the next wait
-            reduction.send_handle(worker.conn, self._shared[0].fd, worker.process.pid)
+            reduction.send_handle(worker.conn, self._shared[0].fd, worker.pid)
             worker.conn.send((self.num_slots, self._max_chunk_length))
         for request in worker.pending:
             worker.send(request)
@@ -305,7 +303,7 @@ class ProcessPool:
         """Report what was lost with a worker, and launch another unless this happens again and again."""
         worker.process.join(_CLOSE_SECONDS)
         worker.conn.close()
-        reason = f"worker {worker.index} (pid {worker.process.pid}) {cause}"
+        reason = f"worker {worker.index} (pid {worker.pid}) {cause}"
         if worker.last_error:
             reason += f"; its last exception: {worker.last_error}"
         for i, (slot, _, _) in enumerate(worker.pending):  # the first was being served; the others merely waited
@@ -338,6 +336,7 @@ class _Worker:
     index: int
     process: BaseProcess = field(init=False)
     conn: connection.Connection = field(init=False)
+    pid: int = 0
     ready: bool = False
     pending: deque[tuple[int, EpisodeSpec | None, int]] = field(default_factory=deque)
     since: float = 0.0  # when it last reported, or was given something to do
@@ -374,7 +373,7 @@ class _SharedMemory:
 
 def _shut_down(workers: list[_Worker], shared: list[_SharedMemory]) -> None:
     """Ask every worker to end, kill those that do not (or are still starting), free the memory."""
-    started = [worker for worker in workers if hasattr(worker, "process") and worker.process.pid is not None]
+    started = [worker for worker in workers if worker.pid]
     for worker in started:
         if worker.ready:
             worker.send(None)
@@ -386,6 +385,7 @@ def _shut_down(workers: list[_Worker], shared: list[_SharedMemory]) -> None:
         if worker.process.is_alive():
             worker.process.kill()
             worker.process.join()
+        worker.process.close()
         worker.conn.close()
     while shared:
         shared.pop().close()

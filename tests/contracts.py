@@ -64,7 +64,7 @@ def random_actions(spec: EmbodimentSpec, chunk_length: int, seed: int) -> np.nda
 
 
 def check_simulator(make: Callable[[], Simulator], *, chunk_length: int = 4, chunks: int = 3) -> None:
-    """Determinism per episode whatever the slot and its history, clipping, splits, errors, and the end of an episode."""
+    """Determinism per episode whatever slot and history, clipping, splits, errors, and the end of an episode."""
     simulator, other = make(), make()
     spec, task = simulator.embodiment, simulator.tasks[0]
     check_embodiment(spec)
@@ -107,7 +107,8 @@ def check_simulator(make: Callable[[], Simulator], *, chunk_length: int = 4, chu
 
     # Time runs out exactly at the horizon.
     simulator.start(0, episode)
-    still, executed = np.tile(np.clip(0.0, spec.action_low, spec.action_high).astype(np.float32), (chunk_length, 1)), 0
+    still = np.tile(np.clip(0.0, spec.action_low, spec.action_high).astype(np.float32), (chunk_length, 1))
+    executed = 0
     while True:
         step = simulator.step(0, still)
         executed += step.executed

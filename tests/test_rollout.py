@@ -248,7 +248,9 @@ def test_a_failed_episode_runs_again_from_its_start(tmp_path, fault):
 def test_an_episode_that_always_fails_is_named():
     engine = RolloutEngine(toy(fault="raise", fault_init_state_id=2), SeeingPolicy(), RolloutConfig(max_retries=1))
     specs = episodes(6)
-    with pytest.raises(UserError, match=f"{specs[2].rollout_id}.*'reach_red', initial state 2.*failed 2 times.*Runtime"):
+    with pytest.raises(
+        UserError, match=f"{specs[2].rollout_id}.*'reach_red', initial state 2.*failed 2 times.*Runtime"
+    ):
         engine.run(specs)
 
 
@@ -293,7 +295,7 @@ def test_actions_that_are_not_finite_stop_the_run_and_the_engine_stays_usable():
 
     policy = Diverged()
     engine = RolloutEngine(toy(), policy)
-    with pytest.raises(UserError, match="Slot 3, task 'reach_blue', initial state 3.*control step 2 .*not finite"):
+    with pytest.raises(UserError, match=r"Slot 3, task 'reach_blue', initial state 3.*control step 2 .*not finite"):
         engine.run(episodes(4))
     policy.bad = False
     assert engine.run(episodes(4)).stats["episodes"] == 4
@@ -305,11 +307,11 @@ def test_no_episodes_give_an_empty_result():
 
 
 def test_bad_input_is_named():
-    with pytest.raises(ConfigError, match="serve_fraction=1.5"):
+    with pytest.raises(ConfigError, match=r"serve_fraction=1.5"):
         RolloutConfig(serve_fraction=1.5)
     with pytest.raises(ConfigError, match="replan_steps"):
         RolloutConfig(replan_steps=-1)
-    with pytest.raises(ConfigError, match="replan_steps=5 .*chunk_length 4"):
+    with pytest.raises(ConfigError, match=r"replan_steps=5 .*chunk_length 4"):
         RolloutEngine(toy(), SeeingPolicy(), RolloutConfig(replan_steps=5))
     with pytest.raises(UserError, match=r"'reach_green'.*reach_blue, reach_red"):
         RolloutEngine(toy(), SeeingPolicy()).run([EpisodeSpec("reach_green", 0)])
@@ -325,7 +327,9 @@ def test_a_policy_that_returns_the_wrong_shape_is_named():
     class Short(SeeingPolicy):
         def act(self, observation, **kwargs):
             output = super().act(observation, **kwargs)
-            return dataclasses.replace(output, chunk=ActionChunk(output.chunk.actions[:, :3], output.chunk.valid[:, :3]))
+            return dataclasses.replace(
+                output, chunk=ActionChunk(output.chunk.actions[:, :3], output.chunk.valid[:, :3])
+            )
 
     with pytest.raises(UserError, match=r"shape \(4, 3, 2\).*expected \(4, 4, 2\)"):
         RolloutEngine(toy(), Short()).run(episodes(4))

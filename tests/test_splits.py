@@ -27,7 +27,9 @@ def test_placements_fill_the_region_and_survive_rounding_to_float32():
 
 
 def test_a_fifth_of_the_cells_is_held_out_and_none_touches_another():
-    held_out = np.array([[splits.cell_is_held_out(i + 0.5, j + 0.5, 1.0) for j in range(-20, 20)] for i in range(-20, 20)])
+    held_out = np.array(
+        [[splits.cell_is_held_out(i + 0.5, j + 0.5, 1.0) for j in range(-20, 20)] for i in range(-20, 20)]
+    )
     assert held_out.mean() == pytest.approx(0.2)
     assert not (held_out[1:] & held_out[:-1]).any() and not (held_out[:, 1:] & held_out[:, :-1]).any()
 
@@ -50,7 +52,7 @@ def test_seeds_do_not_depend_on_the_process():
 
 
 def test_bad_input_is_named():
-    with pytest.raises(ConfigError, match="'test'.*train, held_out"):
+    with pytest.raises(ConfigError, match=r"'test'.*train, held_out"):
         splits.rng("task", 0, "test")
     with pytest.raises(ConfigError, match="widen the region"):
         splits.sample_xy(splits.rng("task", 0, "held_out"), (0.011, 0.011), (0.012, 0.012), "held_out")
