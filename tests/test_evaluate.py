@@ -177,7 +177,7 @@ def test_clips_show_every_control_step(results):
     assert len(good.clips) == 5
     for clip, o in zip(good.clips, good.outcomes):
         assert len(clip.frames) == o.control_steps + 1 and clip.hz == 10 and clip.success
-        assert f"{o.task_id} #{o.init_state_id}: success, {o.control_steps} steps" == clip.caption
+        assert f"{o.task_id} #{o.init_state_id} · {o.control_steps} steps" == clip.caption
 
 
 def test_clips_fall_back_to_decisions():
@@ -212,8 +212,8 @@ def test_grid_frames_mark_the_outcome():
     assert hz == 10 and len(images) == 6 and all(n % 2 == 0 for n in images[0].shape[:2])
 
     def border(image, row, column):
-        tile_h, tile_w = 8 * 2 + 8 + 20 + 6, 8 * 2 + 8 + 6
-        return tuple(image[6 + row * tile_h + 1, 6 + column * tile_w + 1])
+        tile_h, tile_w = 8 * 2 + 16 + 30 + 8, 8 * 2 + 16 + 8  # image, border, caption, gap
+        return tuple(image[8 + row * tile_h + 1, 8 + column * tile_w + 1])
 
     assert border(images[0], 0, 0) not in (SUCCESS, FAILURE) and border(images[-1], 0, 0) == SUCCESS
     assert border(images[0], 0, 1) not in (SUCCESS, FAILURE) and border(images[1], 0, 1) == FAILURE

@@ -58,7 +58,8 @@ def short(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    return f"{value * 100:.0f} %"
+    """A share as "41 %", with a space that does not break."""
+    return f"{value * 100:.0f}\u00a0%"
 
 
 def running_mean(values: Sequence[float | None], window: int) -> list[float | None]:
@@ -198,6 +199,9 @@ def interval_chart(rows: Sequence[Interval], *, width: int = 760, row_height: in
             f'width="{max(1.5, px(r.rate) - px(0)):.1f}"><title>{escape(r.note or percent(r.rate))}</title></rect>'
         )
         out.append(f'<line class="whisker ink" x1="{px(r.low):.1f}" x2="{px(r.high):.1f}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        inside = px(r.rate) - px(0) > 90 and px(r.low) - px(0) > 60
+        at, style = (px(0) + 10, "on-bar") if inside else (px(r.high) + 10, "name")
+        out.append(f'<text class="{style}" x="{at:.1f}" y="{y + 4.5:.1f}">{percent(r.rate)}</text>')
         for end in (r.low, r.high):
             out.append(f'<line class="whisker ink" x1="{px(end):.1f}" x2="{px(end):.1f}" y1="{y - 5:.1f}" y2="{y + 5:.1f}"/>')
     return "".join(out) + "</svg>"

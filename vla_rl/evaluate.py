@@ -367,8 +367,7 @@ def make_clips(env: Env, trajectories: Sequence[Trajectory]) -> list[Clip]:
 
 
 def _label(t: Trajectory) -> str:
-    state = "success" if t.success else "no success"
-    return f"{t.episode.task_id} #{t.episode.init_state_id}: {state}, {t.num_control_steps} steps"
+    return f"{t.episode.task_id} #{t.episode.init_state_id} · {t.num_control_steps} steps"
 
 
 def _replay(env: Env, trajectories: Sequence[Trajectory], camera: str) -> dict[int, list[np.ndarray]]:

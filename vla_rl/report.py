@@ -207,7 +207,7 @@ def summary(runs: Sequence[RunData]) -> dict[str, Any]:
     }
     comparison = paired(runs, names[0], names[-1]) if len(names) > 1 else None
     return {
-        "verdict": verdict(runs)[0],
+        "verdict": verdict(runs)[0].replace("\u00a0", " "),
         "seeds": [r.seed for r in runs],
         "evaluations": evaluations,
         "comparison": None
@@ -310,45 +310,57 @@ def _clock(seconds: float) -> str:
 
 
 def warnings(runs: Sequence[RunData]) -> list[str]:
-    """What a reader should know before trusting the figures, and what may be done about it."""
-    notes = []
+    """What a reader should know before trusting the figures, and what may be done about it; equal notes are merged."""
+    who: dict[str, list[str]] = {}
     for r in runs:
-        who = f"{r.label}: " if len(runs) > 1 else ""
-        notes += [who + problem for problem in r.problems]
-        for name, phase in r.phases.items():
-            if phase.get("complete") is False and name != "report":
-                notes.append(f"{who}Phase “{name}” is not complete; the same command resumes it.")
-        keys = [(p, k) for p in dict.fromkeys(m["phase"] for m in r.metrics) for k in r.keys(p)]
-        for phase, key in keys:
-            values = [v for v in r.series(phase, key)[1] if v is not None]
-            if key.endswith("skipped_updates") and max(values, default=0) > 0:
-                count = int(max(values))
-                notes.append(
-                    f"{who}{count} {_plural('update', count)} of phase “{phase}” {'was' if count == 1 else 'were'} skipped "
-                    f"because the loss or gradient was not finite. Lower the learning rate if there are many."
-                )
-            if key.endswith(("retries", "worker_restarts", "restarts")) and sum(values) > 0:
-                what = "ran again after their simulator failed" if key.endswith("retries") else "restarts of simulator workers"
-                count = int(sum(values))
-                noun = _plural("episode", count) + " " if key.endswith("retries") else ""
-                notes.append(f"{who}{count} {noun}{what} ({phase}).")
-        late = [v for v in r.series("rl", _match(r, "rl", r"clip_fraction$") or "")[1][-10:] if v is not None]
-        if late and sum(late) / len(late) > 0.3:
+        for note in dict.fromkeys(_run_warnings(r)):
+            who.setdefault(note, []).append(r.label)
+    if len(runs) == 1:
+        return list(who)
+    return [note if len(labels) == len(runs) else f"{', '.join(labels)}: {note}" for note, labels in who.items()]
+
+
+def _run_warnings(r: RunData) -> list[str]:
+    notes = list(r.problems)
+    for name, phase in r.phases.items():
+        if phase.get("complete") is False and name != "report":
+            notes.append(f"Phase “{name}” is not complete; the same command resumes it.")
+    for phase, key in [(p, k) for p in dict.fromkeys(m["phase"] for m in r.metrics) for k in r.keys(p)]:
+        values = [v for v in r.series(phase, key)[1] if v is not None]
+        total, most = int(sum(values)), int(max(values, default=0))
+        if key.endswith("skipped_updates") and most > 0:  # a running count
             notes.append(
-                f"{who}Over the last iterations {sum(late) / len(late):.0%} of the ratios were clipped: the updates are too "
-                f"large. Lower the learning rate or the number of epochs."
+                f"{most} {_plural('update', most)} of {_phase(phase)} {'was' if most == 1 else 'were'} skipped because the loss "
+                f"or gradient was not finite. Lower the learning rate if there are many."
             )
-        critic = [v for v in r.series("rl", _match(r, "rl", r"explained_variance$") or "")[1][-10:] if v is not None]
-        if critic and sum(critic) / len(critic) < 0:
-            notes.append(f"{who}The critic explains nothing (explained variance below 0): more critic updates or warm-up help.")
-        success = [v for v in r.series("rl", "rollout/success")[1] if v is not None]
-        if success and max(success) == 0:
-            notes.append(
-                f"{who}No training episode ever succeeded, so RL had nothing to learn from: start from a stronger SFT policy."
-            )
-        if str(r.versions.get("git_commit", "")).endswith("+changes"):
-            notes.append(f"{who}The source had changes that are in no commit, so the commit alone does not reproduce the run.")
-    return list(dict.fromkeys(notes))
+        elif key.endswith("retries") and total > 0:
+            notes.append(f"{total} {_plural('episode', total)} of {_phase(phase)} ran again after a simulator failure.")
+        elif key.endswith("restarts") and total > 0:
+            notes.append(f"{total} {_plural('restart', total)} of simulator workers during {_phase(phase)}.")
+    clipped, critic = _late(r, r"clip_fraction$"), _late(r, r"explained_variance$")
+    if clipped is not None and clipped > 0.3:
+        notes.append(
+            f"Over the last iterations {clipped:.0%} of the ratios were clipped: the updates are too large. Lower the "
+            f"learning rate or the number of epochs."
+        )
+    if critic is not None and critic < 0:
+        notes.append("The critic explains nothing (explained variance below 0): more critic updates or warm-up help.")
+    success = [v for v in r.series("rl", "rollout/success")[1] if v is not None]
+    if success and max(success) == 0:
+        notes.append("No training episode ever succeeded, so RL had nothing to learn from: start from a stronger SFT policy.")
+    if str(r.versions.get("git_commit", "")).endswith("+changes"):
+        notes.append("The source had changes that are in no commit, so the commit alone does not reproduce the run.")
+    return notes
+
+
+def _phase(name: str) -> str:
+    return _PHASE_LABELS.get(name, name)
+
+
+def _late(run: RunData, pattern: str, count: int = 10) -> float | None:
+    """Mean of an RL metric over the last iterations."""
+    values = [v for v in run.series("rl", _match(run, "rl", pattern) or "")[1][-count:] if v is not None]
+    return sum(values) / len(values) if values else None
 
 
 # ------------------------------------------------------------------------------------------------------------- the page
@@ -374,9 +386,9 @@ def render(runs: Sequence[RunData], name: str) -> str:
     sections = [
         _header(runs, name, head, evidence),
         _tiles(runs),
-        _notes(notes),
         _success(runs),
         _videos(runs),
+        _notes(notes),
         _learning(runs),
         _tasks(runs),
         _time(runs),
@@ -469,6 +481,8 @@ def _success(runs: Sequence[RunData]) -> str:
     how = "the most likely actions" if first.deterministic else "sampled actions"
     where = "initial states that training never sees" if first.split == "held_out" else "training initial states"
     lead = f"Evaluated with {how} on {where}. Lines mark 95 % Wilson intervals. {', '.join(details)}."
+    if len(runs) > 1:
+        lead += " Each run's own rows come first; the last rows pool the episodes of all runs."
     parts = [interval_chart(rows, row_height=46 if len(rows) < 5 else 30)]
     if len(names) > 1 and paired(runs, names[0], names[-1]) is not None:
         parts.append(_squares(runs, names[0], names[-1]))
@@ -500,7 +514,7 @@ def _squares(runs: Sequence[RunData], before: str, after: str) -> str:
     legend = "".join(f'<span><i class="c {style}"></i>{escape(text)}</span>' for style, text in kinds.values())
     return (
         f'<h3 style="margin-top:18px">The same episodes, before and after</h3><div class="legend">{legend}</div>'
-        f"{episode_squares(states)}"
+        f"{episode_squares(states, size=20 if len(states) <= 200 else 14, columns=50 if len(states) <= 200 else 75)}"
     )
 
 
@@ -529,7 +543,7 @@ def _videos(runs: Sequence[RunData]) -> str:
         f"Held-out episodes{which} in real time, the same initial states in each video. A frame turns green when the task "
         f"succeeds and red when time runs out."
     )
-    return _section("Watch it", "", f'<div class="row"><p class="lead" style="margin:0 0 12px">{lead}</p>{button}</div>',
+    return _section("Watch it", "", f'<div class="row"><p>{lead}</p>{button}</div>',
                     f'<div class="two">{"".join(figures)}</div>')  # fmt: skip
 
 
@@ -567,7 +581,7 @@ def _success_curve(runs: Sequence[RunData]) -> str:
         x, y = r.series("rl", "rollout/success")
         if not x:
             continue
-        style = f"s{i % 6}"
+        style = f"s{i % 6}" if many else "s1"
         notes = [f"iteration {a:.0f}: {percent(b)} of the training episodes" for a, b in zip(x, y) if b is not None]
         if not many:
             there = [(a, b) for a, b in zip(x, y) if b is not None]
@@ -578,9 +592,9 @@ def _success_curve(runs: Sequence[RunData]) -> str:
         legend.append(f'<span><i class="c thin {style}"></i>{escape(what)}</span>')
         ex, ey = r.series("rl", "eval/success")
         if ex:
-            curves.append(Series("greedy evaluation", ex, ey, "s1" if not many else style, "dots", [None] * len(ex)))
+            curves.append(Series("greedy evaluation", ex, ey, "s2" if not many else style, "dots", [None] * len(ex)))
             if not many:
-                legend.append('<span><i class="c round s1"></i>held-out evaluations in between</span>')
+                legend.append('<span><i class="c round s2"></i>held-out evaluations in between</span>')
     if not curves:
         return ""
     last = max(max(s.x) for s in curves)
@@ -605,9 +619,9 @@ def _tasks(runs: Sequence[RunData]) -> str:
     rows_of = {name: _task_rows(runs, name) for name in names}
     tasks = list(dict.fromkeys(t for rows in rows_of.values() for t in rows))
     unit = runs[0].evaluations[names[0]].jerk_unit
-    head = "<tr><th>Task</th>" + "".join(
-        f"<th>{escape(_name(n))} success</th><th>95 % interval</th><th>steps to success</th><th>mean jerk</th>" for n in names
-    )
+    columns = ("success", "95 % interval", "steps", "jerk")
+    head = "".join(f'<th colspan="4" class="group">{escape(_name(n))}</th>' for n in names)
+    heads = "".join(f"<th>{c}</th>" for _ in names for c in columns)
     body = []
     lines = [(task, {n: rows_of[n].get(task) for n in names}, "") for task in tasks]
     if len(tasks) > 1:
@@ -630,11 +644,12 @@ def _tasks(runs: Sequence[RunData]) -> str:
     latency = sum(e.latency_s for e in after) / len(after)
     batched = sum(e.seconds_per_decision for e in after) / len(after)
     lead = (
-        f"Mean jerk is the mean size of the third difference of the executed actions × control rate³ ({escape(unit)}): lower "
-        f"is smoother. The {escape(_name(names[-1]))} policy takes {latency * 1e3:.1f} ms for one decision alone and "
-        f"{batched * 1e3:.2f} ms in the batches of this evaluation."
+        f"Steps: mean control steps of successful episodes. Jerk: mean size of the third difference of the executed actions × "
+        f"control rate³ ({escape(unit)}); lower is smoother. One decision of the {escape(_name(names[-1]))} policy takes "
+        f"{latency * 1e3:.1f} ms alone and {batched * 1e3:.2f} ms in batches."
     )
-    return _section("Tasks", lead, f'<div class="scroll"><table>{head}</tr>{"".join(body)}</table></div>')
+    table = f"<table><tr><th></th>{head}</tr><tr><th>Task</th>{heads}</tr>{''.join(body)}</table>"
+    return _section("Tasks", lead, f'<div class="scroll">{table}</div>')
 
 
 def _optional(value: float | None) -> str:
@@ -653,7 +668,7 @@ def _time(runs: Sequence[RunData]) -> str:
     if not shown:
         return ""
     total = sum(t["seconds"] for t in shown.values())
-    parts = [(_PHASE_LABELS.get(n, n), t["seconds"], f"{_PHASE_LABELS.get(n, n)}: {_clock(t['seconds'])}") for n, t in shown.items()]
+    parts = [(_phase(n), t["seconds"], f"{_phase(n)}: {_clock(t['seconds'])}") for n, t in shown.items()]
     rows = []
     for i, (name, t) in enumerate(shown.items()):
         rows.append(_time_row(i, name, t, total, t.get("control_steps", 0)))
@@ -669,7 +684,7 @@ def _time_row(i: int, name: str, t: Mapping[str, float], total: float, steps: fl
     rate = f"{steps / t['seconds']:.0f}" if steps else "–"
     return (
         f'<tr><td><span class="legend" style="display:inline"><i class="c s{i % 6}"></i></span>'
-        f"{escape(_PHASE_LABELS.get(name, name))}</td><td>{_clock(t['seconds'])}</td><td>{t['seconds'] / total:.0%}</td>"
+        f"{escape(_phase(name))}</td><td>{_clock(t['seconds'])}</td><td>{t['seconds'] / total:.0%}</td>"
         f"<td>{_count(t.get('episodes'))}</td><td>{_count(steps)}</td><td>{rate}</td></tr>"
     )
 

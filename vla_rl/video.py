@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from vla_rl.errors import MissingPackage
 
 RUNNING, SUCCESS, FAILURE = (110, 116, 124), (38, 166, 91), (214, 69, 65)
 _BACKGROUND, _TEXT = (24, 26, 30), (235, 237, 240)
-_BORDER, _GAP, _CAPTION = 4, 6, 20
+_BORDER, _GAP, _CAPTION, _FONT = 8, 8, 30, 20
 
 
 @dataclass(frozen=True)
@@ -48,18 +49,25 @@ def upscale(image: np.ndarray, factor: int) -> np.ndarray:
 
 
 def _caption(width: int, text: str) -> np.ndarray:
-    """A strip [20 width 3] with the text; empty without Pillow."""
+    """A strip [30 width 3] with the text; empty without Pillow."""
     strip = np.full((_CAPTION, width, 3), _BACKGROUND, np.uint8)
     try:
         from PIL import Image, ImageDraw, ImageFont
     except ImportError:
         return strip
     image = Image.fromarray(strip)
-    draw, font = ImageDraw.Draw(image), ImageFont.load_default()
-    while text and draw.textlength(text, font=font) > width - 6:
+    draw, font = ImageDraw.Draw(image), _font(ImageFont)
+    while text and draw.textlength(text, font=font) > width - 10:
         text = text[:-2].rstrip("…") + "…" if len(text) > 2 else ""
-    draw.text((3, 4), text, fill=_TEXT, font=font)
+    draw.text((5, 3), text, fill=_TEXT, font=font)
     return np.asarray(image)
+
+
+def _font(module: Any) -> Any:
+    try:
+        return module.load_default(_FONT)
+    except (TypeError, OSError):  # an older Pillow, or one without FreeType, has one small font only
+        return module.load_default()
 
 
 def grid(clips: Sequence[Clip], *, columns: int = 0, cell: int = 250, hold_s: float = 1.5) -> tuple[Iterator[np.ndarray], float]:

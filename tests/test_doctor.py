@@ -1,0 +1,124 @@
+"""The doctor: findings name what is wrong and how to fix it, and nothing it tries can hang, crash or ask."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from vla_rl import doctor as module
+from vla_rl.doctor import FAIL, MISSING, OK, Check, check_gl, check_libero, exit_status, render, run_child
+
+
+@pytest.fixture(scope="module")
+def checks():
+    return module.doctor()
+
+
+def test_finds_this_machine(checks):
+    by_name = {c.name: c for c in checks}
+    assert by_name["python"].status == OK and by_name["torch"].status == OK
+    assert {"gpu", "gl", "gl:egl", "gl:osmesa", "gl:glfw", "robosuite", "libero", "lerobot", "ray", "realsense", "disk"} <= set(
+        by_name
+    )
+    assert all(c.fix for c in checks if c.status == FAIL)
+    gl = [by_name[f"gl:{b}"].status for b in module.GL_BACKENDS]
+    assert exit_status(checks) == int(OK not in gl or by_name["robosuite"].status != OK or by_name["gl"].status != OK)
+    text = render(checks)
+    assert all(c.name in text and c.detail in text for c in checks)
+
+
+def test_exit_status_follows_the_core():
+    good = [Check(name, OK, "", core=True) for name in module.CORE]
+    assert exit_status([*good, Check("ray", MISSING, "", "pip install x")]) == 0
+    assert "vla-rl quickstart" in render(good)
+    for i in range(len(good)):
+        bad = [*good[:i], Check(good[i].name, FAIL, "broken", "repair it"), *good[i + 1 :]]
+        assert exit_status(bad) == 1
+        assert f"cannot run yet: {good[i].name} is not in order" in render(bad) and "→ repair it" in render(bad)
+    assert exit_status(good[1:]) == 1
+
+
+def test_nothing_optional_installed(monkeypatch):
+    real = importlib.util.find_spec
+
+    def find_spec(name, *args):
+        return real(name, *args) if name in ("torch", "numpy") else None
+
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+    monkeypatch.setattr(module, "_version", lambda distribution: None)
+    checks = {c.name: c for c in module.doctor(timeout_s=20)}
+    assert checks["robosuite"].status == FAIL and "vla-rl[sim]" in checks["robosuite"].fix
+    assert checks["gl:egl"].status == MISSING and checks["gl"].status == FAIL
+    for name, extra in (("lerobot", "lerobot"), ("ray", "ray"), ("libero", "libero"), ("realsense", "real"), ("av", "lerobot")):
+        assert checks[name].status == MISSING and f"vla-rl[{extra}]" in checks[name].fix
+    assert exit_status(list(checks.values())) == 1
+
+
+def test_gl_choice(monkeypatch):
+    backends = [Check("gl:egl", FAIL, "no"), Check("gl:osmesa", OK, "5 ms")]
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    assert check_gl(backends).status == OK and "osmesa" in check_gl(backends).detail
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    wrong = check_gl(backends)
+    assert wrong.status == FAIL and wrong.fix == "export MUJOCO_GL=osmesa"
+    none = check_gl(backends[:1])
+    assert none.status == FAIL and "libegl1" in none.fix and "libosmesa6" in none.fix
+
+
+def test_a_broken_gl_library_is_reported(monkeypatch):
+    monkeypatch.setattr(module, "run_child", lambda *args: (None, "crashed with signal 11"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    check = module.check_gl_backend("egl")
+    assert check.status == FAIL and "signal 11" in check.detail and "apt-get install" in check.fix
+    monkeypatch.setattr(module, "run_child", lambda *args: ({"ms": 1.0, "spread": 0}, ""))
+    assert "empty picture" in module.check_gl_backend("egl").detail
+
+
+@pytest.mark.parametrize(
+    "code, found",
+    [
+        ("print('noise'); print('{\"a\": 1}')", {"a": 1}),
+        ("import os; os.kill(os.getpid(), 11)", "crashed with signal 11"),
+        ("raise ImportError('no libEGL.so')", "ImportError: no libEGL.so"),
+        ("import sys; sys.exit(3)", "ended with status 3"),
+        ("import time; time.sleep(60)", "no answer within 1 s"),
+        ("input('where? ')", "EOFError"),
+    ],
+)
+def test_children_cannot_hurt(code, found):
+    result, error = run_child(code, 1.0 if "sleep" in code else 30.0)
+    assert result == found if isinstance(found, dict) else found in error
+
+
+def test_libero_never_asks(monkeypatch, tmp_path):
+    """LIBERO's first import asks on standard input; the check looks at its files only."""
+    package = tmp_path / "libero"
+    (package / "libero" / "bddl_files" / "suite").mkdir(parents=True)
+    (package / "libero" / "bddl_files" / "suite" / "a.bddl").touch()
+    for folder in (package, package / "libero"):
+        (folder / "__init__.py").write_text("input('where to? ')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "libero", raising=False)
+    monkeypatch.setattr(builtins, "input", lambda *args: pytest.fail("it asked"))
+    monkeypatch.setattr(module, "_version", lambda name: "0.1.4")
+    monkeypatch.setenv("LIBERO_CONFIG_PATH", str(tmp_path / "config"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    missing = check_libero()
+    assert missing.status == FAIL and "assets" in missing.detail and "hf download" in missing.fix
+    (tmp_path / "elsewhere" / "scenes").mkdir(parents=True)
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "config.yaml").write_text(f"assets: {tmp_path / 'elsewhere'}\n")
+    found = check_libero()
+    assert found.status == OK and "1 task files" in found.detail and "libero" not in sys.modules
+
+
+def test_memory_and_disk(monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "_available_memory_bytes", lambda: 2 * 2**30)
+    assert module.check_memory(6.0).status == FAIL and "slots" in module.check_memory(6.0).fix
+    assert module.check_memory(1.0).status == OK
+    assert module.check_disk(tmp_path, 0.0).status == OK
+    assert module.check_disk(Path(tmp_path), 1e9).status == FAIL
