@@ -6,13 +6,24 @@ need; it exists during training alone, so that the policy stays one that could r
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vla_rl.algorithms.optim import require_range
+from vla_rl.algorithms import losses
+from vla_rl.algorithms.optim import (
+    GuardedStep,
+    even_split,
+    load_optimizer_state,
+    make_adamw,
+    optimizer_state,
+    require_range,
+)
 from vla_rl.errors import ConfigError
+from vla_rl.interfaces import Critic
 from vla_rl.types import Observation
 
 
@@ -38,6 +49,9 @@ class PrivilegedCritic(nn.Module):
     """
 
     reads_images = False
+    mean: Tensor
+    m2: Tensor
+    count: Tensor
 
     def __init__(self, privileged_dim: int, config: CriticConfig | None = None):
         """Raises ConfigError where the env offers no privileged state (``privileged_dim`` 0)."""
@@ -97,3 +111,71 @@ class PrivilegedCritic(nn.Module):
         scale = torch.where((std > 1e-6) & (self.count > 1), std, torch.ones_like(std))
         x = ((x - self.mean) / scale).clamp(-self.clip, self.clip).float()
         return self.net(x).squeeze(-1)
+
+
+class CriticTrainer:
+    """Fits any separate `Critic` to returns, in epochs of its own.
+
+    The critic may have ``observe(observation)``, called once per batch to keep input statistics, and a class attribute
+    ``reads_images = False``: then images are not copied for it.
+    """
+
+    def __init__(
+        self,
+        critic: Critic,
+        *,
+        learning_rate: float,
+        betas: Sequence[float],
+        epochs: int,
+        minibatch_size: int,
+        value_clip: float | None,
+        huber_delta: float | None,
+        grad_clip: float | None,
+        max_bad_updates: int,
+    ):
+        self.critic, self.epochs, self.minibatch_size = critic, epochs, minibatch_size
+        self.value_clip, self.huber_delta = value_clip, huber_delta
+        self.optimizer = make_adamw([(critic.parameters(), learning_rate)], betas, weight_decay=0.0)
+        self.guard = GuardedStep(max_bad_updates, grad_clip)
+
+    def _view(self, observation: Observation) -> Observation:
+        return observation if getattr(self.critic, "reads_images", True) else replace(observation, images={})
+
+    def _device(self) -> torch.device:
+        return next(iter(self.critic.parameters())).device
+
+    def observe(self, observation: Observation) -> None:
+        """Let the critic update its input statistics, if it keeps any."""
+        if hasattr(self.critic, "observe"):
+            self.critic.observe(self._view(observation))
+
+    @torch.no_grad()
+    def values(self, observation: Observation, slice_size: int = 256) -> Tensor:
+        """Values float32 [b] on the CPU, without gradient."""
+        seen, device = self._view(observation), self._device()
+        starts = range(0, len(seen), slice_size)
+        return torch.cat([self.critic.value(seen[slice(i, i + slice_size)].to(device)).float().cpu() for i in starts])
+
+    def train(self, observation: Observation, returns: Tensor, old_values: Tensor, generator: torch.Generator) -> float:
+        """Run the epochs on observations [n] with ``returns`` [n]; the mean loss. Raises `TrainingDiverged`."""
+        device, seen = self._device(), self._view(observation)
+        if not seen.images:  # small enough to sit on the device as a whole
+            seen = seen.to(device)
+        returns, old_values = returns.to(device), old_values.to(device)
+        total, count = torch.zeros((), device=device), 0
+        for _ in range(self.epochs):
+            for rows in even_split(len(seen), self.minibatch_size, generator):
+                at = rows.to(device)
+                value = self.critic.value(seen[rows].to(device)).float()
+                loss = losses.value_loss(value, returns[at], old_values[at], self.value_clip, self.huber_delta).mean()
+                loss.backward()
+                self.guard.step(self.optimizer, loss.detach())
+                total, count = total + loss.detach(), count + 1
+        return float(total) / max(1, count)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"optimizer": optimizer_state(self.optimizer), "guard": self.guard.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        load_optimizer_state(self.optimizer, state["optimizer"])
+        self.guard.load_state_dict(state["guard"])

@@ -160,7 +160,7 @@ class Imitation:
                 f"SFT needs a policy with imitation_loss (ImitationPolicy); {type(policy).__name__} has none"
             )
         self.config, self.policy, self.sampler = config, cast(ImitationPolicy, policy), sampler
-        self.parameters = [p for p in policy.parameters() if p.requires_grad]
+        self.parameters = [p for p in policy.parameters() if p.requires_grad]  # type: ignore[attr-defined]
         self.optimizer = make_adamw([(self.parameters, config.learning_rate)], config.betas, config.weight_decay)
         self.guard = GuardedStep(config.max_bad_updates, config.grad_clip)
         self.generator = torch.Generator().manual_seed(config.seed)
@@ -193,7 +193,7 @@ class Imitation:
                 sums[name] += x * float(share)
         norm = self.guard.step(self.optimizer, total)
         self.updates += 1
-        if self.ema is not None and norm is not None:
+        if self.ema is not None and config.ema_decay is not None and norm is not None:
             # early on, average over what there is: a fixed decay would keep the untrained weights for long
             decay = min(config.ema_decay, (1 + self.updates) / (10 + self.updates))
             torch._foreach_lerp_(self.ema, [p.detach() for p in self.parameters], 1.0 - decay)

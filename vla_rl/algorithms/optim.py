@@ -33,12 +33,17 @@ def make_adamw(
 
     Raises `ConfigError` where no parameter is left to train.
     """
-    param_groups = [{"params": [p for p in params if p.requires_grad], "lr": lr} for params, lr in groups]
-    param_groups = [g for g in param_groups if g["params"]]
+    trained = [([p for p in params if p.requires_grad], lr) for params, lr in groups]
+    param_groups = [{"params": params, "lr": lr} for params, lr in trained if params]
     if not param_groups:
         raise ConfigError("there is nothing to train: no parameter has requires_grad set; unfreeze some of the policy")
-    plain = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for g in param_groups for p in g["params"])
+    plain = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for ps, _ in trained for p in ps)
     return torch.optim.AdamW(param_groups, betas=(betas[0], betas[1]), weight_decay=weight_decay, eps=eps, fused=plain)
+
+
+def even_split(count: int, size: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+    """A random permutation of ``count`` indices in parts of at most ``size``, as even as can be."""
+    return torch.randperm(count, generator=generator).tensor_split(max(1, -(-count // size)))
 
 
 class GuardedStep:

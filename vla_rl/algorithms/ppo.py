@@ -15,7 +15,7 @@ import contextlib
 import functools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -23,8 +23,10 @@ from torch import Tensor
 
 from vla_rl.algorithms import advantages as adv
 from vla_rl.algorithms import losses
+from vla_rl.algorithms.critic import CriticTrainer
 from vla_rl.algorithms.optim import (
     GuardedStep,
+    even_split,
     load_optimizer_state,
     make_adamw,
     optimizer_state,
@@ -217,10 +219,19 @@ class PPO:
             config.weight_decay,
         )
         self.guard = GuardedStep(config.max_bad_updates, config.grad_clip)
-        self.critic_optimizer = self.critic_guard = None
+        self._critic_trainer = None
         if critic is not None and config.advantage == "gae":
-            self.critic_optimizer = make_adamw([(critic.parameters(), config.critic_learning_rate)], config.betas, 0.0)
-            self.critic_guard = GuardedStep(config.max_bad_updates, config.grad_clip)
+            self._critic_trainer = CriticTrainer(
+                critic,
+                learning_rate=config.critic_learning_rate,
+                betas=config.betas,
+                epochs=config.epochs if config.critic_epochs is None else config.critic_epochs,
+                minibatch_size=config.critic_minibatch_size,
+                value_clip=config.value_clip,
+                huber_delta=config.value_huber_delta,
+                grad_clip=config.grad_clip,
+                max_bad_updates=config.max_bad_updates,
+            )
         self.generator = torch.Generator().manual_seed(config.seed)
         self.running_scale = adv.RunningScale()
         self.iteration = 0
@@ -237,26 +248,26 @@ class PPO:
         warmup = config.advantage == "gae" and self.iteration < config.critic_warmup_iterations
         uses_policy = not (warmup and self.critic is not None)
         old_log_prob, head_values = self._evaluate_all(self.policy, batch) if uses_policy else (None, None)
-        if self.critic is not None and hasattr(self.critic, "observe"):
-            self.critic.observe(self._critic_view(batch.observations))
+        if self._critic_trainer is not None:
+            self._critic_trainer.observe(batch.observations)
         values = self._values(batch, head_values)
         advantages, returns = self._advantages(batch, rewards, values, metrics)
         if values is not None and returns is not None:
             metrics["ppo/explained_variance"] = losses.explained_variance(values, returns)
             metrics["ppo/value_mean"] = float(values.mean())
             metrics["ppo/returns_mean"] = float(returns.mean())
-        if self.critic_optimizer is not None and returns is not None:
-            metrics |= self._train_critic(batch, values, returns)
-        if uses_policy:
+            if self._critic_trainer is not None:
+                loss = self._critic_trainer.train(batch.observations, returns, values, self.generator)
+                metrics["ppo/value_loss"] = loss
+        if old_log_prob is not None:
             own_head = self.critic is None and values is not None
             data = self._prepare(batch, advantages, old_log_prob, returns if own_head else None, values, metrics)
             metrics |= self._train_policy(data, value_only=warmup)
         self.iteration += 1
         metrics["ppo/critic_warmup"] = float(warmup)
         metrics["ppo/learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
-        metrics["ppo/skipped_updates"] = float(
-            self.guard.skipped + (self.critic_guard.skipped if self.critic_guard else 0)
-        )
+        critic_skipped = 0 if self._critic_trainer is None else self._critic_trainer.guard.skipped
+        metrics["ppo/skipped_updates"] = float(self.guard.skipped + critic_skipped)
         metrics["ppo/updates_total"] = float(self.guard.updates)
         return metrics
 
@@ -288,21 +299,19 @@ class PPO:
                     observations[view].to(device), {k: v[view].to(device) for k, v in batch.replay.items()}
                 )
             log_probs.append(out.log_prob.float())
-            values.append(out.value)
+            if out.value is not None:
+                values.append(out.value)
         recompute = policy is not self.policy or config.recompute_old_log_prob
         log_prob = torch.cat(log_probs) if recompute else batch.behavior_log_prob.to(device).float()
-        return log_prob, None if values[0] is None else torch.cat(values).float()
-
-    def _critic_view(self, observation: Observation) -> Observation:
-        return observation if getattr(self.critic, "reads_images", True) else replace(observation, images={})
+        return log_prob, torch.cat(values).float() if values else None
 
     @torch.no_grad()
     def _values(self, batch: RolloutBatch, head_values: Tensor | None) -> Tensor | None:
         """Values [n] (on the CPU) of all decisions, or None where the advantage needs none."""
         if self.config.advantage != "gae":
             return None
-        if self.critic is not None:
-            return self._critic_values(batch.observations)
+        if self._critic_trainer is not None:
+            return self._critic_trainer.values(batch.observations)
         if head_values is None:
             raise ConfigError(
                 f"PPOConfig.advantage='gae' needs values: {type(self.policy).__name__} has no value head and no critic "
@@ -311,20 +320,14 @@ class PPO:
         return head_values.cpu()
 
     @torch.no_grad()
-    def _critic_values(self, observation: Observation) -> Tensor:
-        device, seen = next(iter(self.critic.parameters())).device, self._critic_view(observation)
-        parts = range(0, len(seen), 1024)
-        return torch.cat([self.critic.value(seen[slice(i, i + 1024)].to(device)).float().cpu() for i in parts])
-
-    @torch.no_grad()
     def _final_values(self, batch: RolloutBatch) -> Tensor:
         """Value [m] of what was seen after each truncated trajectory; 0 for terminated ones."""
         out = torch.zeros(batch.num_trajectories)
         rows = torch.nonzero(batch.truncated).flatten()
         for part in rows.split(self._slice_size()) if len(rows) else ():
             seen = batch.final_observations[part]
-            if self.critic is not None:
-                out[part] = self._critic_values(seen)
+            if self._critic_trainer is not None:
+                out[part] = self._critic_trainer.values(seen)
             else:
                 with self._autocast():
                     value = self.policy.act(seen.without_privileged().to(self._device()), deterministic=True).value
@@ -347,7 +350,8 @@ class PPO:
             )
             rewards = adv.chunk_rewards(batch.rewards, inside)
         several = isinstance(rewards, Mapping)
-        named = {k: v.float().cpu() for k, v in (rewards if several else {"reward": rewards}).items()}
+        given = rewards if isinstance(rewards, Mapping) else {"reward": rewards}
+        named = {k: v.float().cpu() for k, v in given.items()}
         if several and set(named) != set(config.reward_names):
             raise ConfigError(
                 f"rewards {sorted(named)} were given, PPOConfig.reward_names lists {sorted(config.reward_names)}; name "
@@ -373,13 +377,13 @@ class PPO:
         named = self._decision_rewards(batch, rewards)
         several = isinstance(rewards, Mapping)
         weights = dict(zip(config.reward_names, config.reward_weights, strict=True)) if several else {"reward": 1.0}
-        total = sum(weights[k] * x for k, x in named.items())
+        total = torch.stack([weights[k] * x for k, x in named.items()]).sum(0)
         scores = {k: adv.trajectory_sums(x, index, m) for k, x in named.items()}
         score = adv.trajectory_sums(total, index, m)
         metrics["ppo/score_mean"] = float(score.mean())
         metrics |= {f"ppo/score_mean/{k}": float(x.mean()) for k, x in scores.items() if len(scores) > 1}
         discounts = adv.decision_discounts(batch.valid, config.gamma, config.gamma_per_control_step)
-        if config.advantage == "gae":
+        if values is not None:
             return adv.gae(
                 total, values, self._final_values(batch), batch.terminated, discounts, config.gae_lambda, batch.lengths
             )
@@ -464,17 +468,13 @@ class PPO:
         rows = torch.arange(batch.num_decisions).split(batch.lengths.tolist())
         return [r[takes_part[r]] for r in rows]
 
-    def _split(self, count: int, size: int) -> Iterator[Tensor]:
-        """A permutation of ``count`` in parts of at most ``size``, as even as can be."""
-        yield from torch.randperm(count, generator=self.generator).tensor_split(max(1, -(-count // size)))
-
     def _minibatches(self, data: _Prepared) -> Iterator[Tensor]:
         config = self.config
         if config.minibatch_unit == "decision":
-            for part in self._split(len(data.rows), config.minibatch_size):
+            for part in even_split(len(data.rows), config.minibatch_size, self.generator):
                 yield data.rows[part]
         else:
-            for part in self._split(len(data.rows_by_trajectory), config.minibatch_size):
+            for part in even_split(len(data.rows_by_trajectory), config.minibatch_size, self.generator):
                 yield torch.cat([data.rows_by_trajectory[i] for i in part.tolist()])
 
     def _train_policy(self, data: _Prepared, value_only: bool) -> dict[str, float]:
@@ -507,7 +507,7 @@ class PPO:
 
     def _adapt_learning_rate(self, kl: float) -> None:
         """Multiply or divide the policy's learning rate by 1.5 when the KL is far from its target (as in PPO's §4)."""
-        target, start = self.config.target_kl, self.config.learning_rate
+        target, start = cast(float, self.config.target_kl), self.config.learning_rate
         group = self.optimizer.param_groups[0]
         if kl > 2.0 * target:
             group["lr"] = max(group["lr"] / 1.5, start / 10.0)
@@ -560,7 +560,7 @@ class PPO:
                 loss = loss + config.success_imitation_coef * terms["success_imitation_loss"]
             if value_only:
                 loss = torch.zeros((), device=device)
-            if data.returns is not None:
+            if data.returns is not None and data.old_value is not None and out.value is not None:
                 value_losses = losses.value_loss(
                     out.value.float(),
                     data.returns[where],
@@ -579,27 +579,6 @@ class PPO:
         stats = losses.ratio_statistics(*(torch.cat(kept[k]) for k in ("log_ratio", "active", "mask")))
         return stats | dict(sums), sums["loss"]
 
-    def _train_critic(self, batch: RolloutBatch, old_values: Tensor, returns: Tensor) -> dict[str, float]:
-        """Epochs over a separate critic."""
-        config, critic = self.config, self.critic
-        device = next(iter(critic.parameters())).device
-        observations = self._critic_view(batch.observations)
-        if not getattr(critic, "reads_images", True):  # small enough to sit on the device as a whole
-            observations = observations.to(device)
-        old_values, returns = old_values.to(device), returns.to(device)
-        total, count = torch.zeros((), device=device), 0
-        for _ in range(config.epochs if config.critic_epochs is None else config.critic_epochs):
-            for rows in self._split(batch.num_decisions, config.critic_minibatch_size):
-                at = rows.to(device)
-                value = critic.value(observations[at].to(device)).float()
-                loss = losses.value_loss(
-                    value, returns[at], old_values[at], config.value_clip, config.value_huber_delta
-                ).mean()
-                loss.backward()
-                self.critic_guard.step(self.critic_optimizer, loss.detach())
-                total, count = total + loss.detach(), count + 1
-        return {"ppo/value_loss": float(total) / max(1, count)}
-
     # ---------------------------------------------------------------------------------------------------------- resume
     def state_dict(self) -> dict[str, Any]:
         """Everything but the weights: optimisers, counters, shuffling and running statistics. Needs no pickle."""
@@ -607,22 +586,20 @@ class PPO:
             "iteration": self.iteration,
             "optimizer": optimizer_state(self.optimizer),
             "guard": self.guard.state_dict(),
-            "critic_optimizer": None if self.critic_optimizer is None else optimizer_state(self.critic_optimizer),
-            "critic_guard": None if self.critic_guard is None else self.critic_guard.state_dict(),
+            "critic": None if self._critic_trainer is None else self._critic_trainer.state_dict(),
             "generator": self.generator.get_state(),
             "running_scale": self.running_scale.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state_dict`. Raises ConfigError where the parameters or the critic differ from those saved."""
-        if (state["critic_optimizer"] is None) != (self.critic_optimizer is None):
+        if (state["critic"] is None) != (self._critic_trainer is None):
             raise ConfigError("the saved state and this run disagree on whether there is a separate critic")
         self.iteration = int(state["iteration"])
         load_optimizer_state(self.optimizer, state["optimizer"])
         self.guard.load_state_dict(state["guard"])
-        if self.critic_optimizer is not None:
-            load_optimizer_state(self.critic_optimizer, state["critic_optimizer"])
-            self.critic_guard.load_state_dict(state["critic_guard"])
+        if self._critic_trainer is not None:
+            self._critic_trainer.load_state_dict(state["critic"])
         self.generator.set_state(state["generator"].cpu())
         self.running_scale.load_state_dict(state["running_scale"])
 
