@@ -15,7 +15,7 @@ from sim.tabletop import scene as scenes  # noqa: E402  (MUJOCO_GL must be set b
 import mujoco  # noqa: E402  isort: skip
 
 from sim.tabletop.controller import OSC, ControlState  # noqa: E402
-from sim.tabletop.look import apply_look, scene_flags  # noqa: E402
+from sim.tabletop.look import scene_flags  # noqa: E402
 from sim.tabletop.tasks import LIFT_HEIGHT, MAX_OBJECTS, OBJECTS, TABLE_HEIGHT, TASKS, SceneSpec, Task  # noqa: E402
 
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
@@ -55,7 +55,7 @@ class CompiledScene:
     """One scene, compiled once per process. Methods take the MjData of the slot they work on."""
 
     def __init__(self, spec: SceneSpec, controller: str, look: str, size: int, gl: Any) -> None:
-        env = scenes.make_env(spec.name, controller)
+        env = scenes.make_env(spec.name, controller, look=look, look_size=size)
         env.reset()
         robot = env.robots[0]
         self.spec, self.name, self.size = spec, spec.name, size
@@ -79,7 +79,6 @@ class CompiledScene:
         }
         self._rest_qpos = np.array(robot.init_qpos)
         self._gripper_rest = np.array(robot.gripper.init_qpos)
-        apply_look(self.model, look, size)
         self._gl = gl
         gl.make_current()
         self._context = mujoco.MjrContext(self.model, mujoco.mjtFontScale.mjFONTSCALE_100)

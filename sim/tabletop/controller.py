@@ -179,6 +179,11 @@ class OSC:
         self._jac_r = np.zeros((3, model.nv))
         self._out = np.zeros(len(self.dofs))
         self._arm_slice = _as_slice(self.actuators)
+        self.untimed()
+
+    def untimed(self) -> None:
+        """Use MuJoCo's own stepping functions (a benchmark may have put timed ones in their place)."""
+        self.step1, self.step2 = mujoco.mj_step1, mujoco.mj_step2
 
     def control_step(self, data: mujoco.MjData, state: ControlState, action: np.ndarray) -> None:
         """Advance ``data`` by one control step (`SUBSTEPS` sub-steps) under ``action`` [arm_dim + 1] in [-1, 1].
@@ -186,7 +191,7 @@ class OSC:
         Leaves the kinematics as `mj_step` does: of the state before the last integration.
         """
         model, site, out = self.model, self.site, self._out
-        step1, step2, jac_site = mujoco.mj_step1, mujoco.mj_step2, mujoco.mj_jacSite
+        step1, step2, jac_site = self.step1, self.step2, mujoco.mj_jacSite
         position, rotation = data.site_xpos[site], data.site_xmat[site]
         mass, qpos, qvel, bias, ctrl = data.qM, data.qpos, data.qvel, data.qfrc_bias, data.ctrl
         arm, weight, offset, command = self._arm_slice, self._gripper_weight, self._gripper_bias, state.gripper

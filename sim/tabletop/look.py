@@ -19,9 +19,13 @@ MAX_FACES = 400  # a collision mesh with more faces is drawn by its convex hull,
 
 
 def apply_look(model: mujoco.MjModel, look: str, size: int) -> None:
-    """Prepare a compiled ``model`` for pictures of ``size`` x ``size`` pixels; call before its `MjrContext` is made."""
-    model.vis.global_.offwidth = size
-    model.vis.global_.offheight = size
+    """Prepare a compiled ``model`` for pictures of ``size`` x ``size`` pixels (0: leave the off-screen buffer as it is).
+
+    Call it before the model's `MjrContext` is made.
+    """
+    if size:
+        model.vis.global_.offwidth = size
+        model.vis.global_.offheight = size
     if look == "full":
         return
     model.mat_reflectance[:] = 0.0

@@ -17,6 +17,8 @@ from vla_rl.errors import MissingPackage
 
 ensure_backend()
 try:
+    from sim.tabletop.look import apply_look, scene_flags
+
     _level = logging.root.manager.disable
     logging.disable(logging.WARNING)  # robosuite warns about a private macro file that nobody needs
     with warnings.catch_warnings():
@@ -40,10 +42,20 @@ class TabletopEnv(SingleArmEnv):
     """A Panda at a table with the objects of one `SceneSpec`, and a marked zone where the scene has one.
 
     Keyword arguments are those of robosuite's `SingleArmEnv`. Objects are placed by the caller (or stand at their
-    parking places); the reward is 0: tasks live in `sim.tabletop.tasks`.
+    parking places); the reward is 0: tasks live in `sim.tabletop.tasks`. ``look`` and ``look_size`` (pixels; 0 keeps
+    robosuite's off-screen buffer) are applied to the compiled model: see `sim.tabletop.look`.
     """
 
-    def __init__(self, scene: str = "cube", robots: str = "Panda", initialization_noise: Any = None, **kwargs: Any):
+    def __init__(
+        self,
+        scene: str = "cube",
+        robots: str = "Panda",
+        initialization_noise: Any = None,
+        look: str = "full",
+        look_size: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        self._look, self._look_size = look, look_size
         self.scene_spec: SceneSpec = SCENES[scene]
         self.table_full_size = (0.8, 0.8, 0.05)
         self.table_offset = (0.0, 0.0, TABLE_HEIGHT)
@@ -63,8 +75,14 @@ class TabletopEnv(SingleArmEnv):
             mujoco_arena=arena, mujoco_robots=[robot], mujoco_objects=list(self.objects.values())
         )
 
+    def _initialize_sim(self, xml_string: str | None = None) -> None:
+        super()._initialize_sim(xml_string)
+        apply_look(self.sim.model._model, self._look, self._look_size)
+
     def _reset_internal(self) -> None:
         super()._reset_internal()
+        if self.has_offscreen_renderer:
+            scene_flags(self.sim._render_context_offscreen.scn, self._look)
         for index, name in enumerate(self.scene_spec.objects):
             x, y, z = -0.1 + 0.12 * index, 0.2, TABLE_HEIGHT + OBJECTS[name].rest_height
             self.sim.data.set_joint_qpos(self.objects[name].joints[0], [x, y, z, 1.0, 0.0, 0.0, 0.0])

@@ -8,6 +8,7 @@ of its last sub-step before integration (2 ms old).
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,7 @@ class TabletopSimulator:
         self._slots: dict[int, _Slot] = {}
         self._cache: OrderedDict[tuple[str, str, int], Any] = OrderedDict()
         self._gl: Any = None
+        self.timed: Callable[[str, Callable], Callable] | None = None  # a benchmark's stopwatch around rendering
 
     # ------------------------------------------------------------------------------------------ the Simulator interface
     def start(self, slot: int, episode: EpisodeSpec) -> SlotObservation:
@@ -97,7 +99,7 @@ class TabletopSimulator:
         scene = self._scene(task.scene)
         s = self._slots.setdefault(slot, _Slot())
         s.begin(task, episode, scene)
-        scene.restore(s.data(scene), s.control, self._initial_state(task, episode, scene))
+        scene.restore(s.data(scene), s.control, self.initial_state(episode))
         return self.observe(slot)
 
     def step(self, slot: int, actions: np.ndarray) -> SlotStep:
@@ -144,7 +146,8 @@ class TabletopSimulator:
         """What the slot shows now; renders every configured camera."""
         s = self._running(slot, over=True)
         data = s.data(s.scene)
-        images = s.scene.render(data, self.config.cameras)
+        render = s.scene.render if self.timed is None else self.timed("rendering", s.scene.render)
+        images = render(data, self.config.cameras)
         fraction = 1.0 - s.elapsed / self._horizon[s.task.task_id]
         return SlotObservation(
             images=images,
@@ -178,16 +181,31 @@ class TabletopSimulator:
             )
         return self._scenes[name]
 
-    def _initial_state(self, task: Task, episode: EpisodeSpec, scene: Any) -> Any:
-        key = (task.task_id, episode.split, episode.init_state_id)
+    def initial_state(self, episode: EpisodeSpec) -> Any:
+        """The settled state (a `sim.tabletop.backend.Snapshot`) that an episode starts from; the latest ones are kept."""
+        key = (episode.task_id, episode.split, episode.init_state_id)
         if key in self._cache:
             self._cache.move_to_end(key)
             return self._cache[key]
+        task = self._task[episode.task_id]
         rng = splits.rng(task.task_id, episode.init_state_id, episode.split)
-        state = self._cache[key] = scene.settle(place_objects(task, rng, episode.split))
+        state = self._cache[key] = self._scene(task.scene).settle(place_objects(task, rng, episode.split))
         while len(self._cache) > _CACHED_STATES:
             self._cache.popitem(last=False)
         return state
+
+    def scenes(self) -> Iterable[Any]:
+        """The scenes compiled so far."""
+        return self._scenes.values()
+
+    def scene_of(self, task_id: str) -> str:
+        """Name of a task's scene."""
+        return self._task[task_id].scene
+
+    def physics(self, slot: int) -> mujoco.MjData:
+        """The slot's MuJoCo state."""
+        s = self._running(slot, over=True)
+        return s.data(s.scene)
 
 
 class _Slot:

@@ -1,0 +1,374 @@
+"""`vla-rl bench sim`: robosuite's plain gym stepping and this suite's simulator, on the same actions, in one run.
+
+Both step the same compiled scenes (`sim.tabletop.scene`) with the same look, from the same states and with the same
+actions (those of the scripted experts under noise). The plain side is robosuite's own `reset` and `step` with its camera
+observations at every control step; ours renders once per chunk. Pixels are compared at every decision.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sim.tabletop.simulator import TabletopConfig, TabletopSimulator
+from vla_rl.errors import ConfigError
+from vla_rl.specs import EpisodeSpec
+
+NOISE = 0.2  # of the range, in the executed actions
+_RESETS = 20
+_MAX_STATES = 100_000
+
+
+class Stopwatch:
+    """Seconds spent in wrapped functions, by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def wrap(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+        return timed
+
+
+def bench_tabletop(
+    tasks: Sequence[str] = ("lift_cube",),
+    chunk: int = 8,
+    workers: Sequence[int] = (1, 2),
+    steps: int = 160,
+    look: str = "light",
+    camera_size: int = 84,
+    json_file: str | Path | None = None,
+) -> dict[str, Any]:
+    """Measure, print a table, and return the figures (written to ``json_file`` too, where given).
+
+    ``steps`` control steps per task and measurement; ``workers`` lists the sizes of the process pool to measure (empty:
+    none). Times are milliseconds per control step, memory is MB (10^6 bytes).
+    """
+    if chunk < 1 or steps < 1 or not tasks:
+        raise ConfigError(f"bench needs chunk >= 1, steps >= 1 and a task, got {chunk}, {steps} and {list(tasks)}")
+    config = TabletopConfig(tasks=list(tasks), look=look, camera_size=camera_size)
+    simulator = TabletopSimulator(config)
+    episodes = [episode for task in tasks for episode in record(simulator, task, steps)]
+    ours = measure_ours(simulator, episodes, chunk)
+    plain, pixels = measure_plain(simulator, episodes, chunk)
+    document: dict[str, Any] = {
+        "suite": "tabletop", "tasks": list(tasks), "chunk": chunk, "steps": sum(len(a) for _, a in episodes),
+        "look": look, "camera_size": camera_size, "cameras": list(config.cameras), "gl": os.environ.get("MUJOCO_GL", ""),
+        "cpus": os.cpu_count(), "plain": plain, "simulator": ours, "pixels": pixels,
+        "pool": {str(n): measure_pool(config, episodes, chunk, n) for n in workers},
+    }  # fmt: skip
+    simulator.close()
+    document["ratios"] = ratios(document)
+    print(table(document))
+    if json_file is not None:
+        _write_json(Path(json_file), document)
+    return document
+
+
+def record(simulator: TabletopSimulator, task: str, steps: int) -> Iterator[tuple[EpisodeSpec, np.ndarray]]:
+    """Episodes of ``task`` with the actions [t a] that an expert under noise takes, ``steps`` control steps in all."""
+    taken = 0
+    half_range = np.array(simulator.embodiment.action_high)
+    for init_state_id in range(_MAX_STATES):
+        episode = EpisodeSpec(task, init_state_id)
+        rng = np.random.default_rng(init_state_id)
+        expert, actions, ended = simulator.demonstrator(task), [], False
+        simulator.start(0, episode)
+        while not ended and taken < steps:
+            noise = NOISE * half_range * rng.standard_normal(len(half_range))
+            noise[-1] = 0.0
+            actions.append(np.clip(expert.act(simulator.state(0)) + noise, -half_range, half_range).astype(np.float32))
+            result = simulator.step(0, actions[-1][None])
+            ended = result.terminated or result.truncated
+            taken += 1
+        yield episode, np.stack(actions)
+        if taken >= steps:
+            return
+
+
+def measure_ours(simulator: TabletopSimulator, episodes: Sequence, chunk: int) -> dict[str, float]:
+    """The simulator in this process: speed untouched, then once more with a stopwatch inside."""
+
+    def run() -> tuple[float, int]:
+        seconds, count = 0.0, 0
+        for episode, actions in episodes:
+            simulator.start(0, episode)
+            start = time.perf_counter()
+            for i in range(0, len(actions), chunk):
+                count += simulator.step(0, actions[i : i + chunk]).executed
+            seconds += time.perf_counter() - start
+        return seconds, count
+
+    run()
+    seconds, count = run()
+    watch = Stopwatch()
+    scenes = list(simulator.scenes())
+    for scene in scenes:
+        scene.controller.step1 = watch.wrap("physics", scene.controller.step1)
+        scene.controller.step2 = watch.wrap("physics", scene.controller.step2)
+        scene.controller.control_step = watch.wrap("stepping", scene.controller.control_step)  # type: ignore[method-assign]
+    simulator.timed = watch.wrap
+    watched, _ = run()
+    simulator.timed = None
+    for scene in scenes:
+        scene.controller.__dict__.pop("control_step")
+        scene.controller.untimed()
+    rendering, physics = watch.seconds["rendering"], watch.seconds["physics"]
+    control = watch.seconds["stepping"] - physics
+    fresh, cached = _reset_times(simulator, episodes)
+    return {
+        "steps_per_second": count / seconds,
+        "ms_per_step": 1e3 * seconds / count,
+        "ms_physics": 1e3 * physics / count,
+        "ms_control": 1e3 * control / count,
+        "ms_rendering": 1e3 * rendering / count,
+        "ms_other": 1e3 * (watched - physics - control - rendering) / count,
+        "ms_reset": 1e3 * fresh,
+        "ms_reset_cached": 1e3 * cached,
+        "mb_per_slot": _slot_memory(simulator, episodes),
+    }
+
+
+def _reset_times(simulator: TabletopSimulator, episodes: Sequence) -> tuple[float, float]:
+    """Mean seconds of `start` for initial states never seen before, and for cached ones (one picture each included)."""
+    times = []
+    for _ in range(2):
+        start = time.perf_counter()
+        for i in range(_RESETS):
+            task = episodes[i % len(episodes)][0].task_id
+            simulator.start(0, EpisodeSpec(task, _MAX_STATES + i))
+        times.append((time.perf_counter() - start) / _RESETS)
+    return times[0], times[1]
+
+
+def _slot_memory(simulator: TabletopSimulator, episodes: Sequence, slots: int = 8) -> float:
+    """MB that each further slot takes, with one chunk run in it for every task."""
+    tasks = sorted({episode.task_id for episode, _ in episodes})
+    before = memory_mb()
+    for slot in range(1, slots + 1):
+        for task in tasks:
+            episode, actions = next(e for e in episodes if e[0].task_id == task)
+            simulator.start(slot, episode)
+            simulator.step(slot, actions[:8])
+    return (memory_mb() - before) / slots
+
+
+def measure_plain(
+    simulator: TabletopSimulator, episodes: Sequence, chunk: int
+) -> tuple[dict[str, float], dict[str, float]]:
+    """robosuite's own stepping, and how far its states and pixels are from ours at the decisions."""
+    from sim.tabletop import scene as scenes
+
+    config = simulator.config
+    options = {
+        "has_offscreen_renderer": True, "use_camera_obs": True, "camera_names": list(config.cameras),
+        "camera_heights": config.camera_size, "camera_widths": config.camera_size, "look": config.look,
+        "look_size": config.camera_size,
+    }  # fmt: skip
+    names = sorted({simulator.scene_of(episode.task_id) for episode, _ in episodes})
+    envs = {name: scenes.make_env(name, config.controller, **options) for name in names}
+    for env in envs.values():
+        env.reset()
+    seconds, count = 0.0, 0
+    for episode, actions in episodes:
+        env = envs[simulator.scene_of(episode.task_id)]
+        _same_start(simulator, env, episode)
+        scaled = actions.astype(np.float64) / np.array(simulator.embodiment.action_high)
+        start = time.perf_counter()
+        for row in scaled:
+            env.step(row)
+        seconds += time.perf_counter() - start
+        count += len(actions)
+    watch = Stopwatch()
+    env = envs[names[0]]
+    wrapped = {"step": env.sim.step, "forward": env.sim.forward, "render": env.sim.render}
+    env.sim.step, env.sim.forward = watch.wrap("physics", env.sim.step), watch.wrap("physics", env.sim.forward)
+    env.sim.render = watch.wrap("rendering", env.sim.render)
+    episode, actions = next(e for e in episodes if simulator.scene_of(e[0].task_id) == names[0])
+    _same_start(simulator, env, episode)
+    watch.seconds.clear()
+    start = time.perf_counter()
+    for row in actions.astype(np.float64) / np.array(simulator.embodiment.action_high):
+        env.step(row)
+    watched = time.perf_counter() - start
+    for name, function in wrapped.items():
+        setattr(env.sim, name, function)
+    physics, rendering = watch.seconds["physics"] / len(actions), watch.seconds["rendering"] / len(actions)
+    pixels = compare(simulator, envs, episodes, chunk)
+    before = memory_mb()
+    another = scenes.make_env(names[0], config.controller, **(options | {"hard_reset": True}))
+    another.reset()
+    another.step(np.zeros(another.action_dim))
+    megabytes = memory_mb() - before
+    start = time.perf_counter()
+    another.reset()
+    reset = time.perf_counter() - start
+    for env in (another, *envs.values()):
+        env.close()
+    return {
+        "steps_per_second": count / seconds,
+        "ms_per_step": 1e3 * seconds / count,
+        "ms_physics": 1e3 * physics,
+        "ms_control": 1e3 * (watched / len(actions) - physics - rendering),
+        "ms_rendering": 1e3 * rendering,
+        "ms_reset": 1e3 * reset,
+        "mb_per_slot": megabytes,
+    }, pixels
+
+
+def _same_start(simulator: TabletopSimulator, env: Any, episode: EpisodeSpec) -> None:
+    """Start the episode in slot 0 and put a plain environment into the very same state."""
+    import mujoco
+
+    simulator.start(0, episode)
+    snapshot = simulator.initial_state(episode)
+    model, data = env.sim.model._model, env.sim.data._data
+    env.done, env.timestep, env.cur_time = False, 0, 0.0
+    mujoco.mj_resetData(model, data)
+    mujoco.mj_setState(model, data, snapshot.physics, mujoco.mjtState.mjSTATE_INTEGRATION)
+    mujoco.mj_forward(model, data)
+    robot = env.robots[0]
+    robot.controller.update(force=True)
+    robot.controller.goal_ori = snapshot.control.goal_rotation.copy()
+    robot.gripper.current_action = snapshot.control.gripper.copy()
+
+
+def compare(simulator: TabletopSimulator, envs: dict[str, Any], episodes: Sequence, chunk: int) -> dict[str, float]:
+    """Pixels of both sides after every chunk (robosuite's own `sim.render`), and joint states after every chunk."""
+    decisions = same = 0
+    worst_pixel, worst_position = 0, 0.0
+    size, half_range = simulator.config.camera_size, np.array(simulator.embodiment.action_high)
+    for episode, actions in episodes:
+        env = envs[simulator.scene_of(episode.task_id)]
+        _same_start(simulator, env, episode)
+        for i in range(0, len(actions), chunk):
+            observation = simulator.step(0, actions[i : i + chunk]).observation
+            for row in actions[i : i + chunk].astype(np.float64) / half_range:
+                env.step(row)
+            pictures = {c: env.sim.render(size, size, camera_name=c)[::-1] for c in observation.images}
+            difference = max(
+                int(np.abs(pictures[c].astype(int) - observation.images[c]).max()) for c in observation.images
+            )
+            decisions += 1
+            same += difference == 0
+            worst_pixel = max(worst_pixel, difference)
+            qpos = simulator.physics(0).qpos
+            worst_position = max(worst_position, float(np.abs(qpos - env.sim.data._data.qpos).max()))
+    return {
+        "decisions": decisions,
+        "identical": same,
+        "largest_pixel_difference": worst_pixel,
+        "largest_qpos_difference": worst_position,
+    }
+
+
+def measure_pool(config: TabletopConfig, episodes: Sequence, chunk: int, workers: int) -> dict[str, float]:
+    """The process pool with ``workers`` workers of two slots each; every slot replays every episode."""
+    from sim.pool import ProcessPool
+
+    with ProcessPool(functools.partial(TabletopSimulator, config), workers, 2) as pool:
+        _replay(pool, episodes[:1], chunk)  # warm up: compile scenes and functions
+        busy = pool.busy_seconds
+        start = time.perf_counter()
+        count = _replay(pool, episodes, chunk)
+        seconds = time.perf_counter() - start
+        busy = pool.busy_seconds - busy
+    return {
+        "steps_per_second": count / seconds,
+        "ms_per_step": 1e3 * seconds / count,
+        "ms_transport": 1e3 * max(0.0, seconds * workers - busy) / count,
+    }
+
+
+def _replay(pool: Any, episodes: Sequence, chunk: int) -> int:
+    """Run all episodes in every slot (resets included); returns the control steps executed."""
+    position = {slot: (0, 0) for slot in range(pool.num_slots)}
+    executed = 0
+    for slot in position:
+        pool.start(slot, episodes[0][0])
+    while position:
+        for event in pool.poll():
+            if event.error is not None:
+                raise RuntimeError(event.error)
+            index, at = position[event.slot]
+            if event.step is not None:
+                executed += event.step.executed
+                at += event.step.executed
+                if event.step.terminated or event.step.truncated or at >= len(episodes[index][1]):
+                    index, at = index + 1, 0
+                    if index == len(episodes):
+                        del position[event.slot]
+                        continue
+                    position[event.slot] = (index, 0)
+                    pool.start(event.slot, episodes[index][0])
+                    continue
+            position[event.slot] = (index, at)
+            pool.step(event.slot, episodes[index][1][at : at + chunk])
+    return executed
+
+
+def ratios(document: dict[str, Any]) -> dict[str, float]:
+    """How many times faster, or smaller, than robosuite's plain stepping."""
+    plain, ours = document["plain"], document["simulator"]
+    result = {
+        "steps_per_second": ours["steps_per_second"] / plain["steps_per_second"],
+        "reset": plain["ms_reset"] / ours["ms_reset"],
+        "memory_per_slot": plain["mb_per_slot"] / max(ours["mb_per_slot"], 0.1),
+    }
+    for workers, pool in document["pool"].items():
+        result[f"steps_per_second_pool_{workers}"] = pool["steps_per_second"] / plain["steps_per_second"]
+    return result
+
+
+def table(document: dict[str, Any]) -> str:
+    """The figures as plain text."""
+    plain, ours, pools = document["plain"], document["simulator"], document["pool"]
+    columns = {"robosuite": plain, "simulator": ours} | {f"pool x{n}": pool for n, pool in pools.items()}
+    rows = {
+        "control steps/s": "steps_per_second", "ms per control step": "ms_per_step", "  physics": "ms_physics",
+        "  control": "ms_control", "  rendering": "ms_rendering", "  transport": "ms_transport",
+        "ms per reset": "ms_reset", "MB per further slot": "mb_per_slot",
+    }  # fmt: skip
+    lines = [
+        f"{', '.join(document['tasks'])} · chunk {document['chunk']} · {document['look']} look · "
+        f"{len(document['cameras'])} cameras of {document['camera_size']} px · {document['cpus']} CPUs",
+        f"{'':22s}" + "".join(f"{name:>12s}" for name in columns),
+    ]
+    for label, key in rows.items():
+        values = [f"{column[key]:12.2f}" if key in column else f"{'':12s}" for column in columns.values()]
+        lines.append(f"{label:22s}" + "".join(values))
+    speed = [document["ratios"]["steps_per_second"]]
+    speed += [document["ratios"][f"steps_per_second_pool_{n}"] for n in pools]
+    lines.append(f"{'times robosuite':22s}{1.0:12.2f}" + "".join(f"{value:12.2f}" for value in speed))
+    pixels = document["pixels"]
+    lines.append(
+        f"pixels identical at {pixels['identical']} of {pixels['decisions']} decisions (largest difference "
+        f"{pixels['largest_pixel_difference']} of 255, of joint states {pixels['largest_qpos_difference']:.1e})"
+    )
+    return "\n".join(lines)
+
+
+def memory_mb() -> float:
+    """Proportional memory of this process in MB, after a garbage collection."""
+    gc.collect()
+    with open("/proc/self/smaps_rollup", encoding="ascii") as lines:
+        return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024 / 1e6
+
+
+def _write_json(path: Path, document: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
