@@ -83,7 +83,9 @@ def test_instructions_follow_split_and_index():
     simulator = ToyReach()
     task = simulator.tasks[0]
     for split, texts in (("train", task.instructions), ("held_out", task.held_out_instructions)):
-        seen = [simulator.start(0, EpisodeSpec(task.task_id, 0, split, instruction_index=i)).instruction for i in range(3)]
+        seen = [
+            simulator.start(0, EpisodeSpec(task.task_id, 0, split, instruction_index=i)).instruction for i in range(3)
+        ]
         assert seen == [texts[i % len(texts)] for i in range(3)]
     assert not set(task.instructions) & set(task.held_out_instructions)
 
