@@ -734,6 +734,21 @@ class NanoVLA(nn.Module):
         return {"tokenizer.json": self.tokenizer.to_json()}
 
     @classmethod
+    def from_statistics(
+        cls,
+        config: NanoVLAConfig,
+        embodiment: EmbodimentSpec,
+        action_stats: Mapping[str, Any],
+        proprio_stats: Mapping[str, Any],
+        *,
+        seed: int = 0,
+    ) -> NanoVLA:
+        """A new policy for a dataset's statistics (dicts as `VectorStats.to_dict` gives); ``seed`` fixes its weights."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return cls(config, embodiment, VectorStats.from_dict(action_stats), VectorStats.from_dict(proprio_stats))
+
+    @classmethod
     def from_config_dict(
         cls, data: Mapping[str, Any], embodiment: EmbodimentSpec, files: Mapping[str, str]
     ) -> NanoVLA:

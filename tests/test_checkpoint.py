@@ -1,0 +1,243 @@
+"""Checkpoints: what is saved comes back bit for bit, and what goes wrong leaves the old one and says so."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import multiprocessing
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import nn
+
+from vla_rl import checkpoint
+from vla_rl.checkpoint import (
+    CheckpointError,
+    DiskFull,
+    RunLock,
+    load_policy,
+    load_state,
+    load_training_state,
+    load_weights,
+    restore_rng_state,
+    rng_state,
+    save_checkpoint,
+    save_state,
+)
+from vla_rl.errors import EmbodimentMismatch, UserError
+from vla_rl.types import CameraSpec, EmbodimentSpec
+
+SPEC = EmbodimentSpec(
+    name="one_joint", action_names=("turn",), action_units=("rad",), action_low=(-1.0,), action_high=(1.0,), frame="base",
+    rotation="none", gripper="none", control_hz=20.0, cameras=(CameraSpec("top", 8, 8),), proprio_names=("angle",),
+)  # fmt: skip
+
+
+class Plain(nn.Linear):
+    """The least that can be saved."""
+
+    policy_type = "plain"
+
+    def __init__(self, width: int, embodiment: EmbodimentSpec, words: str = "hello"):
+        super().__init__(width, 2)
+        self.embodiment, self.words = embodiment, words
+        self.register_buffer("halves", torch.arange(3, dtype=torch.bfloat16))
+
+    def config_dict(self) -> dict[str, Any]:
+        return {"config": {"width": self.in_features}}
+
+    def extra_files(self) -> dict[str, str]:
+        return {"words.txt": self.words}
+
+    @classmethod
+    def from_config_dict(cls, data: dict[str, Any], embodiment: EmbodimentSpec, files: dict[str, str]) -> Plain:
+        return cls(data["config"]["width"], embodiment, files["words.txt"])
+
+
+def factory(name: str) -> type[Plain]:
+    assert name == "plain"
+    return Plain
+
+
+def same_weights(a: nn.Module, b: nn.Module) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values()))
+
+
+@pytest.mark.parametrize("shard", [5_000_000_000, 40])
+def test_policy_round_trip(tmp_path: Path, shard: int):
+    policy = Plain(5, SPEC, "two words")
+    save_checkpoint(tmp_path / "a", policy, max_shard_bytes=shard)
+    loaded = load_policy(tmp_path / "a", factory, expected_embodiment=SPEC)
+    assert same_weights(policy, loaded) and loaded.embodiment == SPEC and loaded.words == "two words"
+    assert not loaded.training and loaded.halves.dtype == torch.bfloat16
+    assert (tmp_path / "a" / checkpoint.WEIGHTS_INDEX).exists() == (shard == 40)
+    assert json.loads((tmp_path / "a" / "config.json").read_text())["policy_type"] == "plain"
+
+
+def test_state_round_trip_keeps_types_and_values(tmp_path: Path):
+    base = torch.arange(12.0).reshape(3, 4)
+    state = {
+        "step": 2**70, "rate": 0.1, "odd": [math.inf, math.nan], "name": "ü", "flag": True, "none": None, "empty": {},
+        "nested": {"a": [{"b": base.T}, base, base[1]], "scalar": torch.tensor(3), "void": torch.zeros(0, 2)},
+        "rng": torch.get_rng_state(),
+    }  # fmt: skip
+    save_state(tmp_path / "s", state)
+    back = load_state(tmp_path / "s")
+    assert back["step"] == 2**70 and back["rate"] == 0.1 and back["name"] == "ü" and back["flag"] is True
+    assert back["odd"][0] == math.inf and math.isnan(back["odd"][1]) and back["none"] is None and back["empty"] == {}
+    a = back["nested"]["a"]
+    assert torch.equal(a[0]["b"], base.T) and torch.equal(a[1], base) and torch.equal(a[2], base[1])
+    assert back["nested"]["scalar"].item() == 3 and back["nested"]["scalar"].dtype == torch.int64
+    assert back["nested"]["void"].shape == (0, 2) and torch.equal(back["rng"], state["rng"])
+
+
+def test_rng_state_round_trip(tmp_path: Path):
+    save_state(tmp_path / "s", rng_state())
+    first = torch.rand(4)
+    restore_rng_state(load_state(tmp_path / "s"))
+    assert torch.equal(first, torch.rand(4))
+
+
+@pytest.mark.parametrize("state", [{"a": {3: 1}}, {"a": {"x": object()}}])
+def test_state_refuses_what_it_cannot_restore(tmp_path: Path, state: dict):
+    with pytest.raises(TypeError, match="'/a"):
+        save_state(tmp_path / "s", state)
+
+
+def test_a_second_save_replaces_and_keeps_last_good(tmp_path: Path):
+    first, second = Plain(5, SPEC), Plain(5, SPEC)
+    save_checkpoint(tmp_path / "a", first, {"iteration": 1})
+    save_checkpoint(tmp_path / "a", second, {"iteration": 2})
+    assert load_training_state(tmp_path / "a") == {"iteration": 2}
+    assert same_weights(load_policy(tmp_path / "a", factory), second)
+    assert same_weights(load_policy(tmp_path / "a.last_good", factory), first)
+    save_checkpoint(tmp_path / "a", first, keep_last_good=False)
+    assert load_training_state(tmp_path / "a.last_good") == {"iteration": 1}
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "a.last_good"]
+
+
+def test_without_an_atomic_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(checkpoint, "_exchange", lambda a, b: False)
+    first, second = Plain(5, SPEC), Plain(5, SPEC)
+    save_checkpoint(tmp_path / "a", first)
+    save_checkpoint(tmp_path / "a", second)
+    assert same_weights(load_policy(tmp_path / "a", factory), second)
+    # A crash between the two renames leaves last_good alone, which is then what loads.
+    (tmp_path / "a").rename(tmp_path / "gone")
+    assert same_weights(load_policy(tmp_path / "a", factory), first)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_full_disk_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int):
+    policy = Plain(5, SPEC)
+    save_checkpoint(tmp_path / "a", policy, {"iteration": 1})
+    real, calls = os.fsync, []
+
+    def full(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) == 3:
+            raise OSError(number, os.strerror(number))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DiskFull, match=r"disk is full: .*a could not be written.*unchanged"):
+        save_checkpoint(tmp_path / "a", Plain(5, SPEC), {"iteration": 2})
+    assert same_weights(load_policy(tmp_path / "a", factory), policy)
+    assert load_training_state(tmp_path / "a") == {"iteration": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_full_disk_inside_safetensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The library gives the system's error number in its text only (as met on a full tmpfs, safetensors 0.6)."""
+
+    def full(*_: Any, **__: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    with pytest.raises(DiskFull, match="disk is full"):
+        save_checkpoint(tmp_path / "a", Plain(5, SPEC))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_leftovers_of_a_killed_save_are_removed(tmp_path: Path):
+    (tmp_path / ".a.part-1").mkdir()
+    (tmp_path / ".a.part-1" / "model.safetensors").write_text("half")
+    save_checkpoint(tmp_path / "a", Plain(5, SPEC))
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_another_embodiment(tmp_path: Path):
+    save_checkpoint(tmp_path / "a", Plain(5, SPEC))
+    other = EmbodimentSpec.from_dict(SPEC.to_dict() | {"control_hz": 10.0})
+    with pytest.raises(EmbodimentMismatch, match=r"control_hz: 10.0 != 20.0"):
+        load_policy(tmp_path / "a", factory, expected_embodiment=other)
+
+
+def test_weights_that_do_not_fit_are_named_and_change_nothing(tmp_path: Path):
+    save_checkpoint(tmp_path / "a", Plain(5, SPEC))
+    target = Plain(6, SPEC)
+    target.register_buffer("more", torch.zeros(1))
+    del target.halves
+    before = {k: v.clone() for k, v in target.state_dict().items()}
+    with pytest.raises(CheckpointError) as error:
+        load_weights(tmp_path / "a", target)
+    text = str(error.value)
+    assert "misshapen: weight is [2, 5] in the checkpoint, [2, 6] in the policy" in text
+    assert "missing: more [1]" in text and "unexpected: halves [3]" in text
+    assert all(torch.equal(before[k], v) for k, v in target.state_dict().items())
+
+
+def test_missing_and_damaged_checkpoints(tmp_path: Path):
+    with pytest.raises(CheckpointError, match="there is no checkpoint at .*nowhere"):
+        load_policy(tmp_path / "nowhere", factory)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(CheckpointError, match=r"folder is not a checkpoint: it has no config\.json"):
+        load_policy(tmp_path / "folder", factory)
+    path = tmp_path / "a"
+    save_checkpoint(path, Plain(5, SPEC))
+    with pytest.raises(CheckpointError, match="no training_state/"):
+        load_training_state(path)
+    whole = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(whole[:-5])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged"):
+        load_policy(path, factory)
+    (path / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is missing"):
+        load_policy(path, factory)
+    (path / "words.txt").unlink()
+    with pytest.raises(CheckpointError, match=r"lacks 'words.txt'"):
+        load_policy(path, factory)
+    (path / "config.json").write_text('{"format": 99, "vla_rl_version": "9"}')
+    with pytest.raises(CheckpointError, match="update vla_rl"):
+        load_policy(path, factory)
+    (path / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"config\.json is damaged"):
+        load_policy(path, factory)
+
+
+def _hold(folder: Path, ready: Any, leave: Any) -> None:
+    with RunLock(folder):
+        ready.set()
+        leave.wait(30)
+
+
+def test_run_lock_between_processes(tmp_path: Path):
+    context = multiprocessing.get_context("fork")
+    ready, leave = context.Event(), context.Event()
+    holder = context.Process(target=_hold, args=(tmp_path, ready, leave))
+    holder.start()
+    assert ready.wait(30)
+    with pytest.raises(UserError, match=rf"in use by process {holder.pid} "):
+        RunLock(tmp_path).acquire()
+    holder.kill()  # a lock dies with its owner
+    holder.join()
+    with RunLock(tmp_path), pytest.raises(UserError, match=f"process {os.getpid()} "):
+        RunLock(tmp_path).acquire()
+    with RunLock(tmp_path):
+        assert (tmp_path / RunLock.FILE).exists()

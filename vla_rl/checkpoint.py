@@ -1,0 +1,430 @@
+"""Checkpoints: Hugging Face style folders, written atomically and loaded without unpickling.
+
+A checkpoint folder holds ``config.json`` (policy type, its config and statistics, versions), ``model.safetensors`` (or
+shards with ``model.safetensors.index.json``), ``embodiment.json``, the policy's own text files (a tokenizer), and, for
+resuming, ``training_state/`` with ``state.json`` and ``state.safetensors``.
+
+A save writes a hidden folder beside the target, flushes it to disk and swaps it in; whatever goes wrong on the way, the
+checkpoint that was there stays whole. The one before is kept as ``<name>.last_good``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import functools
+import json
+import math
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+import vla_rl
+from vla_rl.errors import UserError
+from vla_rl.metrics import write_json
+from vla_rl.types import EmbodimentSpec
+
+__all__ = [
+    "CheckpointError", "Checkpointable", "DiskFull", "RunLock", "load_policy", "load_state", "load_training_state",
+    "load_weights", "restore_rng_state", "rng_state", "save_checkpoint", "save_state", "write_json",
+]  # fmt: skip
+
+FORMAT = 1
+CONFIG, EMBODIMENT, TRAINING_STATE = "config.json", "embodiment.json", "training_state"
+WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+_TENSOR_KEY = "__tensor__"
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class CheckpointError(UserError):
+    """A checkpoint is missing, damaged, or made for something else."""
+
+
+class DiskFull(UserError):
+    """There is no room left where a checkpoint is to be written."""
+
+
+class Checkpointable(Protocol):
+    """What a policy provides to be saved. Its class also has ``from_config_dict(data, embodiment, files)``."""
+
+    policy_type: str
+    embodiment: EmbodimentSpec
+
+    def config_dict(self) -> dict[str, Any]:
+        """JSON-ready: all that building the policy again needs besides embodiment, text files and weights."""
+        ...
+
+    def extra_files(self) -> dict[str, str]:
+        """Text files by name, such as a tokenizer."""
+        ...
+
+    def state_dict(self) -> dict[str, Tensor]: ...
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> Any: ...
+
+
+# ------------------------------------------------------------------------------------------------------------- policies
+def save_checkpoint(
+    path: Path | str,
+    policy: Checkpointable,
+    training_state: Mapping[str, Any] | None = None,
+    *,
+    keep_last_good: bool = True,
+    max_shard_bytes: int = 5_000_000_000,
+) -> None:
+    """Write ``policy`` (and what resuming needs) to the folder ``path``, replacing a checkpoint there in one step.
+
+    ``training_state`` is a nested dict as for `save_state`. With ``keep_last_good`` the replaced checkpoint stays beside
+    the new one as ``<name>.last_good``. Raises `DiskFull` where the disk is full, with the old checkpoint untouched.
+    """
+    path = Path(path)
+    header = {"policy_type": policy.policy_type, "format": FORMAT, "vla_rl_version": vla_rl.__version__}
+    with _replacing(path, keep_last_good) as folder:
+        weights = {name: tensor.detach() for name, tensor in policy.state_dict().items()}
+        _save_weights(folder, weights, max_shard_bytes)
+        _write_text(folder / CONFIG, _to_json({**header, **policy.config_dict()}))
+        _write_text(folder / EMBODIMENT, _to_json(policy.embodiment.to_dict()))
+        for name, text in policy.extra_files().items():
+            _write_text(folder / name, text)
+        if training_state is not None:
+            save_state(folder / TRAINING_STATE, training_state)
+
+
+def load_policy(
+    path: Path | str, factory: Callable[[str], Any], expected_embodiment: EmbodimentSpec | None = None
+) -> Any:
+    """The policy of a checkpoint, on the CPU, in evaluation mode.
+
+    ``factory`` maps the stored policy type to its class. ``expected_embodiment`` is that of the env or dataset in use;
+    another one raises `EmbodimentMismatch`, which shows both.
+    """
+    path = _existing(Path(path))
+    config = _read_json(path / CONFIG)
+    if config.get("format", 0) > FORMAT:
+        raise CheckpointError(
+            f"{path} has checkpoint format {config['format']} (vla_rl {config.get('vla_rl_version')}), this is vla_rl "
+            f"{vla_rl.__version__}, which reads up to format {FORMAT}: update vla_rl"
+        )
+    embodiment = EmbodimentSpec.from_dict(_read_json(path / EMBODIMENT))
+    if expected_embodiment is not None:
+        expected_embodiment.require(embodiment, "the env or dataset in use", f"the checkpoint {path}")
+    skip = (CONFIG, EMBODIMENT, WEIGHTS_INDEX)
+    files = {
+        p.name: p.read_text(encoding="utf-8")
+        for p in sorted(path.iterdir())
+        if p.is_file() and p.suffix in (".json", ".txt") and p.name not in skip
+    }
+    try:
+        policy = factory(config["policy_type"]).from_config_dict(config, embodiment, files)
+    except KeyError as error:
+        raise CheckpointError(f"{path} lacks {error}: its {CONFIG} or its text files are incomplete") from error
+    load_weights(path, policy)
+    if isinstance(policy, torch.nn.Module):
+        policy.eval()
+    return policy
+
+
+def load_weights(path: Path | str, policy: Any) -> None:
+    """Copy the weights of a checkpoint into ``policy``. Raises `CheckpointError` that names every tensor that is missing,
+    unexpected or misshapen, and then changes nothing."""
+    path = _existing(Path(path))
+    stored, own = _load_weights(path), policy.state_dict()
+    wrong = [f"missing: {name} {list(own[name].shape)}" for name in own.keys() - stored.keys()]
+    wrong += [f"unexpected: {name} {list(stored[name].shape)}" for name in stored.keys() - own.keys()]
+    wrong += [
+        f"misshapen: {name} is {list(stored[name].shape)} in the checkpoint, {list(own[name].shape)} in the policy"
+        for name in own.keys() & stored.keys()
+        if own[name].shape != stored[name].shape
+    ]
+    if wrong:
+        shown = "\n  ".join(sorted(wrong)[:20]) + (f"\n  and {len(wrong) - 20} more" if len(wrong) > 20 else "")
+        raise CheckpointError(
+            f"the weights in {path} do not fit the policy:\n  {shown}\nBuild the policy from the checkpoint's own "
+            f"{CONFIG}, or load a checkpoint of this policy."
+        )
+    policy.load_state_dict(stored)
+
+
+def load_training_state(path: Path | str) -> dict[str, Any]:
+    """What `save_checkpoint` got as ``training_state``."""
+    path = _existing(Path(path))
+    if not (path / TRAINING_STATE).is_dir():
+        raise CheckpointError(
+            f"{path} holds a policy but no {TRAINING_STATE}/, so training cannot resume from it: use it as a starting "
+            f"point for a new run instead (checkpoint={path})"
+        )
+    return load_state(path / TRAINING_STATE)
+
+
+def _save_weights(folder: Path, weights: dict[str, Tensor], max_shard_bytes: int) -> None:
+    shards: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in weights.items():
+        if shards[-1] and size + tensor.nbytes > max_shard_bytes:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor
+        size += tensor.nbytes
+    if len(shards) == 1:
+        _save_tensors(folder / WEIGHTS, shards[0])
+        return
+    names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
+    for name, shard in zip(names, shards, strict=True):
+        _save_tensors(folder / name, shard)
+    weight_map = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
+    total = sum(tensor.nbytes for tensor in weights.values())
+    _write_text(folder / WEIGHTS_INDEX, _to_json({"metadata": {"total_size": total}, "weight_map": weight_map}))
+
+
+def _load_weights(path: Path) -> dict[str, Tensor]:
+    if not (path / WEIGHTS_INDEX).exists():
+        return _load_tensors(path / WEIGHTS)
+    shards = sorted(set(_read_json(path / WEIGHTS_INDEX)["weight_map"].values()))
+    return {name: tensor for shard in shards for name, tensor in _load_tensors(path / shard).items()}
+
+
+# ----------------------------------------------------------------------------------------------------------- nested state
+def save_state(folder: Path | str, state: Mapping[str, Any]) -> None:
+    """Write nested dicts (string keys) and lists of tensors, numbers, strings, booleans and None; tuples become lists.
+
+    ``state.json`` holds the structure and ``state.safetensors`` the tensors. Raises ``TypeError`` that names the place of
+    anything else.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, Tensor] = {}
+    structure = _split(state, "", tensors)
+    _save_tensors(folder / "state.safetensors", tensors)
+    _write_text(folder / "state.json", _to_json(structure))
+
+
+def load_state(folder: Path | str) -> dict[str, Any]:
+    """Inverse of `save_state`; tensors come back on the CPU."""
+    folder = Path(folder)
+    return _join(_read_json(folder / "state.json"), _load_tensors(folder / "state.safetensors"), folder)
+
+
+def _split(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        tensors[place] = value.detach()
+        return {_TENSOR_KEY: place}
+    if isinstance(value, Mapping):
+        wrong = [key for key in value if not isinstance(key, str) or key == _TENSOR_KEY]
+        if wrong:
+            raise TypeError(f"state at '{place or '/'}' has the key {wrong[0]!r}: keys are strings, and not {_TENSOR_KEY}")
+        return {key: _split(item, f"{place}/{key}", tensors) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_split(item, f"{place}/{i}", tensors) for i, item in enumerate(value)]
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    raise TypeError(
+        f"state at '{place or '/'}' is a {type(value).__name__}: use dicts, lists, tensors, numbers, strings and None"
+    )
+
+
+def _join(value: Any, tensors: Mapping[str, Tensor], folder: Path) -> Any:
+    if isinstance(value, dict):
+        if _TENSOR_KEY in value:
+            if value[_TENSOR_KEY] not in tensors:
+                raise CheckpointError(f"{folder} is damaged: state.safetensors lacks '{value[_TENSOR_KEY]}'")
+            return tensors[value[_TENSOR_KEY]]
+        return {key: _join(item, tensors, folder) for key, item in value.items()}
+    return [_join(item, tensors, folder) for item in value] if isinstance(value, list) else value
+
+
+def rng_state() -> dict[str, Any]:
+    """State of torch's global generators (CPU, and the present GPU where there is one), fit for `save_state`."""
+    state: dict[str, Any] = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def restore_rng_state(state: Mapping[str, Any]) -> None:
+    """Inverse of `rng_state`; a GPU's state is ignored where there is no GPU."""
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+# ------------------------------------------------------------------------------------------------------------ run lock
+class RunLock:
+    """Holds a run folder for one process (``with RunLock(folder): ...``); a second one gets a `UserError`.
+
+    The kernel drops the lock when the process ends, however it ends. ``FILE`` stays behind and is harmless.
+    """
+
+    FILE = ".lock"
+
+    def __init__(self, folder: Path | str):
+        self.folder = Path(folder)
+        self._descriptor: int | None = None
+
+    def acquire(self) -> RunLock:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.folder / self.FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
+            os.close(descriptor)
+            raise UserError(
+                f"the run folder {self.folder} is in use by {owner}. Wait for that run to end, or give this one another "
+                f"folder (name=...)"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        self._descriptor = descriptor
+        return self
+
+    def release(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> RunLock:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+def _existing(path: Path) -> Path:
+    """The checkpoint folder ``path``, or what a crash between two renames left of it."""
+    if (path / CONFIG).is_file():
+        return path
+    if not path.exists():
+        kept = _last_good(path)
+        if (kept / CONFIG).is_file():
+            return kept
+        raise CheckpointError(f"there is no checkpoint at {path}: give the folder that holds {CONFIG} and {WEIGHTS}")
+    raise CheckpointError(f"{path} is not a checkpoint: it has no {CONFIG}")
+
+
+def _last_good(path: Path) -> Path:
+    return path.with_name(f"{path.name}.last_good")
+
+
+@contextlib.contextmanager
+def _replacing(path: Path, keep_last_good: bool) -> Iterator[Path]:
+    """A new folder to fill, which takes the place of ``path`` if the block succeeds and vanishes if it fails."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for stale in path.parent.glob(f".{path.name}.part-*"):  # of a process that was killed while saving
+            shutil.rmtree(stale, ignore_errors=True)
+        part = path.with_name(f".{path.name}.part-{os.getpid()}")
+        part.mkdir()
+        try:
+            yield part
+            for folder in (part, *(p for p in part.rglob("*") if p.is_dir())):
+                _fsync(folder)
+            _swap_in(part, path, keep_last_good)
+            _fsync(path.parent)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+    except Exception as error:
+        # safetensors wraps the system's error and leaves its number in the text only.
+        numbers = [f"os error {number})" for number in _DISK_FULL]
+        if getattr(error, "errno", None) in _DISK_FULL or any(text in str(error) for text in numbers):
+            raise DiskFull(
+                f"the disk is full: {path} could not be written ({_free_megabytes(path.parent)} MB free). What was there "
+                f"before is unchanged. Free some space, then run the same command again: it resumes."
+            ) from error
+        raise
+
+
+def _swap_in(part: Path, path: Path, keep_last_good: bool) -> None:
+    if not path.exists():
+        part.rename(path)
+        return
+    kept = _last_good(path)
+    if _exchange(part, path):  # `part` is the old checkpoint now
+        if keep_last_good:
+            shutil.rmtree(kept, ignore_errors=True)
+            part.rename(kept)
+        return
+    # Without an atomic exchange there is a moment without `path`; loading falls back on last_good.
+    shutil.rmtree(kept, ignore_errors=True)
+    path.rename(kept)
+    part.rename(path)
+    if not keep_last_good:
+        shutil.rmtree(kept, ignore_errors=True)
+
+
+@functools.cache
+def _renameat2() -> Any:
+    return getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+
+
+def _exchange(a: Path, b: Path) -> bool:
+    """Swap two folders in one step (Linux); False where the system or the file system cannot."""
+    at_cwd, exchange = -100, 2
+    function = _renameat2()
+    return function is not None and function(at_cwd, os.fsencode(a), at_cwd, os.fsencode(b), exchange) == 0
+
+
+def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    from safetensors.torch import save_file
+
+    seen: set[int] = set()
+    ready = {}
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        storage = tensor.untyped_storage()
+        if tensor.numel() and (storage.data_ptr() in seen or storage.nbytes() != tensor.nbytes):
+            tensor = tensor.clone()  # safetensors refuses views that share memory
+        seen.add(tensor.untyped_storage().data_ptr())
+        ready[name] = tensor
+    save_file(ready, path, metadata={"format": "pt"})
+    _fsync(path)
+
+
+def _load_tensors(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing: the checkpoint is incomplete, use {path.parent}.last_good or another one")
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} is damaged ({error}): use {path.parent}.last_good or another checkpoint") from error
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+    _fsync(path)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing: the checkpoint is incomplete") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+
+
+def _to_json(value: Any) -> str:
+    return json.dumps(value, indent=1) + "\n"
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _free_megabytes(folder: Path) -> int:
+    return math.floor(shutil.disk_usage(folder).free / 1e6)
