@@ -46,7 +46,7 @@ def episode(number: int, length: int) -> dict:
     images = {c.name: rng.integers(0, 256, (length, c.height, c.width, 3), dtype=np.uint8) for c in SPEC.cameras}
     proprio = rng.normal(size=(length, 4)).astype(np.float32)
     actions = rng.normal(size=(length, 3)).astype(np.float32)
-    return dict(images=images, proprio=proprio, actions=actions, instruction=f"task {number % 2}")
+    return {"images": images, "proprio": proprio, "actions": actions, "instruction": f"task {number % 2}"}
 
 
 def write(path, video=False):
@@ -145,7 +145,9 @@ def test_lerobot_loads_what_we_write(tmp_path, monkeypatch, video):
         assert stats["observation.images.front"]["mean"].shape == (3, 1, 1)
         for i in (0, 6, 7, 11, 19):
             item = theirs[i]
-            assert torch.equal(item["action"], ours.actions[i]) and torch.equal(item["observation.state"], ours.proprio[i])
+            assert torch.equal(item["action"], ours.actions[i]) and torch.equal(
+                item["observation.state"], ours.proprio[i]
+            )
             assert item["task"] == ours.at(torch.tensor([i]))[0].instruction[0]
             for camera in SPEC.camera_names:
                 pixels = (item[f"observation.images.{camera}"] * 255).round().to(torch.uint8).permute(1, 2, 0)
@@ -192,7 +194,9 @@ def test_video_frames_stay_close(tmp_path):
             e = episode(i, 5) | {"images": smooth}
             writer.add_episode(**e, success=True, task_id="t", init_state_id=i)
     data = load_demonstrations(tmp_path / "v", SPEC)
-    assert (data.images["wrist"][:5].int() - 60).abs().max() < 6 and (data.images["wrist"][5:].int() - 120).abs().max() < 6
+    assert (data.images["wrist"][:5].int() - 60).abs().max() < 6 and (
+        data.images["wrist"][5:].int() - 120
+    ).abs().max() < 6
     assert (data.images["front"][5:].float().mean() - ramp.mean() / 2).abs() < 6
 
 
@@ -226,10 +230,9 @@ def test_existing_folder_is_refused(folder):
 
 
 def test_nothing_is_left_of_an_aborted_dataset(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        with DemonstrationWriter(tmp_path / "d", SPEC) as writer:
-            writer.add_episode(**episode(0, 4), success=True, task_id="t", init_state_id=0)
-            raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt), DemonstrationWriter(tmp_path / "d", SPEC) as writer:
+        writer.add_episode(**episode(0, 4), success=True, task_id="t", init_state_id=0)
+        raise KeyboardInterrupt
     with pytest.raises(DatasetError, match="No episode"):
         DemonstrationWriter(tmp_path / "d", SPEC).close()
     assert list(tmp_path.iterdir()) == []
@@ -242,14 +245,14 @@ def test_full_disk_is_named(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(pq.ParquetWriter, "write_table", refuse)
-    with pytest.raises(DatasetError, match="No space left on device.*GiB free"):
+    with pytest.raises(DatasetError, match=r"No space left on device.*GiB free"):
         write(tmp_path / "d")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_bad_episodes_are_refused(tmp_path):
     writer = DemonstrationWriter(tmp_path / "d", SPEC)
-    good = episode(0, 4) | dict(success=True, task_id="t", init_state_id=0)
+    good = episode(0, 4) | {"success": True, "task_id": "t", "init_state_id": 0}
     nan = good["actions"].copy()
     nan[2, 1] = np.nan
     with pytest.raises(DatasetError, match=r"actions\[dy\] is nan at control step 2"):
@@ -271,13 +274,13 @@ def test_bad_episodes_are_refused(tmp_path):
 
 
 def test_damaged_folders(tmp_path):
-    with pytest.raises(DatasetError, match="no meta/info.json"):
+    with pytest.raises(DatasetError, match=r"no meta/info\.json"):
         load_demonstrations(tmp_path, SPEC)
     path = write(tmp_path / "d")
     info = path / "meta/info.json"
     text = info.read_text()
     info.write_text(json.dumps(json.loads(text) | {"codebase_version": "v2.1"}))
-    with pytest.raises(DatasetError, match="v2.1.*Convert"):
+    with pytest.raises(DatasetError, match=r"v2.1.*Convert"):
         load_demonstrations(path, SPEC)
     info.write_text("{")
     with pytest.raises(DatasetError, match="damaged"):
@@ -298,5 +301,5 @@ def test_a_missing_feature_shows_both_sides(tmp_path):
     info = json.loads((path / "meta/info.json").read_text())
     del info["features"]["observation.state"]
     (path / "meta/info.json").write_text(json.dumps(info))
-    with pytest.raises(EmbodimentMismatch, match="observation.state: expected.*gripper_open.*no such feature"):
+    with pytest.raises(EmbodimentMismatch, match=r"observation.state: expected.*gripper_open.*no such feature"):
         load_demonstrations(path, SPEC)

@@ -21,9 +21,19 @@ def checks():
 def test_finds_this_machine(checks):
     by_name = {c.name: c for c in checks}
     assert by_name["python"].status == OK and by_name["torch"].status == OK
-    assert {"gpu", "gl", "gl:egl", "gl:osmesa", "gl:glfw", "robosuite", "libero", "lerobot", "ray", "realsense", "disk"} <= set(
-        by_name
-    )
+    assert {
+        "gpu",
+        "gl",
+        "gl:egl",
+        "gl:osmesa",
+        "gl:glfw",
+        "robosuite",
+        "libero",
+        "lerobot",
+        "ray",
+        "realsense",
+        "disk",
+    } <= set(by_name)
     assert all(c.fix for c in checks if c.status == FAIL)
     gl = [by_name[f"gl:{b}"].status for b in module.GL_BACKENDS]
     assert exit_status(checks) == int(OK not in gl or by_name["robosuite"].status != OK or by_name["gl"].status != OK)
@@ -53,7 +63,13 @@ def test_nothing_optional_installed(monkeypatch):
     checks = {c.name: c for c in module.doctor(timeout_s=20)}
     assert checks["robosuite"].status == FAIL and "vla-rl[sim]" in checks["robosuite"].fix
     assert checks["gl:egl"].status == MISSING and checks["gl"].status == FAIL
-    for name, extra in (("lerobot", "lerobot"), ("ray", "ray"), ("libero", "libero"), ("realsense", "real"), ("av", "lerobot")):
+    for name, extra in (
+        ("lerobot", "lerobot"),
+        ("ray", "ray"),
+        ("libero", "libero"),
+        ("realsense", "real"),
+        ("av", "lerobot"),
+    ):
         assert checks[name].status == MISSING and f"vla-rl[{extra}]" in checks[name].fix
     assert exit_status(list(checks.values())) == 1
 

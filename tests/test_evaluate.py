@@ -91,7 +91,9 @@ def test_figures(results):
     assert good.control_steps == sum(o.control_steps for o in good.outcomes) == good.engine["control_steps"]
     assert all(o.decisions == -(-o.control_steps // 4) for o in good.outcomes)
     assert good.seconds_per_decision > 0 and good.latency_s > 0
-    assert {o.instruction for o in good.outcomes} == {t for task in ToyReach().tasks for t in task.held_out_instructions}
+    assert {o.instruction for o in good.outcomes} == {
+        t for task in ToyReach().tasks for t in task.held_out_instructions
+    }
 
 
 def test_progress_counts_over_portions(monkeypatch):
@@ -100,7 +102,10 @@ def test_progress_counts_over_portions(monkeypatch):
     monkeypatch.setattr(module, "_PORTION_BYTES", 1)  # as many episodes at once as there are slots
     engine, seen = make_engine(slots=3), []
     portions = evaluate(
-        engine, engine.env.tasks, EvaluateConfig(episodes_per_task=4, video_episodes=4), progress=lambda *a: seen.append(a)
+        engine,
+        engine.env.tasks,
+        EvaluateConfig(episodes_per_task=4, video_episodes=4),
+        progress=lambda *a: seen.append(a),
     )
     assert seen == [(i + 1, 8, i + 1) for i in range(8)] and len(portions.clips) == 4
     whole = make_engine(slots=8)
@@ -141,7 +146,7 @@ def test_compare(results):
     assert "within what chance" in comparison_text(compare(good, good))
     fewer = dataclasses.replace(good, outcomes=good.outcomes[3:7])
     assert compare(bad, fewer).trials == 4
-    with pytest.raises(UserError, match="other episodes.*--seed"):
+    with pytest.raises(UserError, match=r"other episodes.*--seed"):
         compare(good, dataclasses.replace(good, seed=1))
     renamed = [dataclasses.replace(o, task_id="x") for o in good.outcomes]
     with pytest.raises(UserError, match="share no episode"):

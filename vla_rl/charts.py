@@ -1,6 +1,7 @@
 """Small SVG charts as text, for pages that must carry everything themselves. Colours come from CSS classes of the page.
 
-Classes: ``line``/``dot``/``area`` with ``s0`` … ``s5`` (series) or ``before``/``after``, and ``grid``, ``axis``, ``tick``.
+Classes: ``line``, ``dot``, ``whisker``, ``bar``, ``part`` with ``s0`` … ``s5`` (series) or ``before``/``after``;
+``grid``, ``axis``, ``tick``, ``name``, ``on-bar`` for the rest.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _MAX_POINTS = 400
 
 @dataclass(frozen=True)
 class Series:
-    """One curve: x, y of equal length (None leaves a gap). ``style`` is a CSS class; ``kind`` "line", "faint" or "dots".
+    """One curve: x, y of equal length (None leaves a gap). ``style``: a CSS class; ``kind``: "line", "faint" or "dots".
 
     ``intervals`` are (low, high) whiskers per point, ``notes`` tooltips per point.
     """
@@ -71,7 +72,9 @@ def running_mean(values: Sequence[float | None], window: int) -> list[float | No
     return out
 
 
-def thin_out(x: Sequence[float], y: Sequence[float | None], limit: int = _MAX_POINTS) -> tuple[list[float], list[float | None]]:
+def thin_out(
+    x: Sequence[float], y: Sequence[float | None], limit: int = _MAX_POINTS
+) -> tuple[list[float], list[float | None]]:
     """Long curves as means over equal stretches, so that a page stays small."""
     if len(x) <= limit:
         return list(x), list(y)
@@ -94,7 +97,7 @@ def line_chart(
     x_label: str = "",
     label: str = "",
 ) -> str:
-    """An SVG with axes, a grid and the series; an empty string where nothing is finite. ``label`` is for screen readers."""
+    """An SVG with axes, a grid and the series; empty where nothing is finite. ``label`` is for screen readers."""
     xs = [float(x) for s in series for x in s.x]
     ys = [float(v) for s in series for v in s.y if v is not None and math.isfinite(v)]
     ys += [float(v) for s in series for pair in s.intervals if pair for v in pair]
@@ -127,7 +130,9 @@ def line_chart(
         out.append(f'<text class="tick" x="{x:.1f}" y="{at}" text-anchor="middle">{escape(short(t))}</text>')
     if x_label:
         middle = (left + width - right) / 2
-        out.append(f'<text class="axis" x="{middle:.1f}" y="{height - 4}" text-anchor="middle">{escape(x_label)}</text>')
+        out.append(
+            f'<text class="axis" x="{middle:.1f}" y="{height - 4}" text-anchor="middle">{escape(x_label)}</text>'
+        )
     for s in series:
         out += _draw(s, px, py, y_format)
     return "".join(out) + "</svg>"
@@ -157,9 +162,15 @@ def _draw(s: Series, px: Callable[[float], float], py: Callable[[float], float],
         note = s.notes[i] if i < len(s.notes) else f"{s.label}: {y_format(b)}"
         x = px(a)
         if pair:
-            out.append(f'<line class="whisker {s.style}" x1="{x:.1f}" x2="{x:.1f}" y1="{py(pair[0]):.1f}" y2="{py(pair[1]):.1f}"/>')
+            out.append(
+                f'<line class="whisker {s.style}" x1="{x:.1f}" x2="{x:.1f}" y1="{py(pair[0]):.1f}" '
+                f'y2="{py(pair[1]):.1f}"/>'
+            )
         radius = 5 if s.intervals else 2.4
-        out.append(f'<circle class="dot {s.style}" cx="{x:.1f}" cy="{py(b):.1f}" r="{radius}"><title>{escape(note)}</title></circle>')
+        out.append(
+            f'<circle class="dot {s.style}" cx="{x:.1f}" cy="{py(b):.1f}" r="{radius}">'
+            f"<title>{escape(note)}</title></circle>"
+        )
     return out
 
 
@@ -203,7 +214,9 @@ def interval_chart(rows: Sequence[Interval], *, width: int = 760, row_height: in
         at, style = (px(0) + 10, "on-bar") if inside else (px(r.high) + 10, "name")
         out.append(f'<text class="{style}" x="{at:.1f}" y="{y + 4.5:.1f}">{percent(r.rate)}</text>')
         for end in (r.low, r.high):
-            out.append(f'<line class="whisker ink" x1="{px(end):.1f}" x2="{px(end):.1f}" y1="{y - 5:.1f}" y2="{y + 5:.1f}"/>')
+            out.append(
+                f'<line class="whisker ink" x1="{px(end):.1f}" x2="{px(end):.1f}" y1="{y - 5:.1f}" y2="{y + 5:.1f}"/>'
+            )
     return "".join(out) + "</svg>"
 
 
@@ -216,11 +229,14 @@ def stacked_bar(parts: Sequence[tuple[str, float, str]], *, width: int = 760, he
     out, x = [f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(text)}">'], 0.0
     for i, (label, amount, note) in enumerate(parts):
         w = amount / total * width
-        out.append(f'<rect class="part s{i % 6}" x="{x:.1f}" y="0" width="{max(0.5, w - 1.5):.1f}" height="{height}" rx="3">')
+        out.append(
+            f'<rect class="part s{i % 6}" x="{x:.1f}" y="0" width="{max(0.5, w - 1.5):.1f}" height="{height}" rx="3">'
+        )
         out.append(f"<title>{escape(note)}</title></rect>")
         if w > 7.5 * len(label) + 10:
             out.append(
-                f'<text class="on-bar" x="{x + w / 2:.1f}" y="{height / 2 + 4.5:.1f}" text-anchor="middle">{escape(label)}</text>'
+                f'<text class="on-bar" x="{x + w / 2:.1f}" y="{height / 2 + 4.5:.1f}" text-anchor="middle">'
+                f"{escape(label)}</text>"
             )
         x += w
     return "".join(out) + "</svg>"
@@ -232,8 +248,10 @@ def episode_squares(states: Sequence[tuple[str, str]], *, columns: int = 50, siz
         return ""
     columns = min(columns, len(states))
     rows = math.ceil(len(states) / columns)
-    out = [f'<svg class="squares" viewBox="0 0 {columns * size} {rows * size}" role="img" aria-label="one square per episode" '
-           f'style="max-width:{columns * size}px">']  # fmt: skip
+    out = [
+        f'<svg class="squares" viewBox="0 0 {columns * size} {rows * size}" role="img" '
+        f'aria-label="one square per episode" style="max-width:{columns * size}px">'
+    ]
     for i, (style, note) in enumerate(states):
         x, y = (i % columns) * size, (i // columns) * size
         out.append(f'<rect class="{style}" x="{x}" y="{y}" width="{size - 2}" height="{size - 2}" rx="2.5">')

@@ -12,6 +12,7 @@ per episode, the columns ``success``, ``task_id`` and ``init_state_id``.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -73,7 +74,7 @@ def encode_png(image: np.ndarray) -> bytes:
 
 
 def feature_statistics(values: np.ndarray) -> dict[str, np.ndarray]:
-    """Statistics over rows of ``values`` [n d]: min, max, mean, std, q01, q10, q50, q90, q99 (each [d]) and count [1]."""
+    """Over rows of ``values`` [n d]: min, max, mean, std, q01, q10, q50, q90, q99 (each [d]) and count [1]."""
     values = np.asarray(values, np.float64).reshape(len(values), -1)
     quantiles = np.quantile(values, QUANTILES, axis=0)
     return {
@@ -83,7 +84,7 @@ def feature_statistics(values: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def image_statistics(histogram: np.ndarray, count: int) -> dict[str, np.ndarray]:
-    """Statistics of pixels scaled to 0 … 1, from a histogram [3 256] of ``count`` images; arrays [3 1 1], as lerobot's."""
+    """Statistics [3 1 1] of pixels scaled to 0 … 1, from a histogram [3 256] of ``count`` images."""
     levels = np.arange(256) / 255.0
     share = histogram / histogram.sum(1, keepdims=True)
     cumulative = share.cumsum(1)
@@ -148,7 +149,9 @@ class DemonstrationWriter:
             _av()
             odd = [c for c in embodiment.cameras if c.height % 2 or c.width % 2]
             if odd:
-                raise ConfigError(f"H.264 needs even image sizes, got {odd}; store images instead, or use even camera sizes")
+                raise ConfigError(
+                    f"H.264 needs even image sizes, got {odd}; store images instead, or use even camera sizes"
+                )
         self._folder = self.path.with_name(f".{self.path.name}.partial-{os.getpid()}")
         shutil.rmtree(self._folder, ignore_errors=True)
         fps = embodiment.control_hz
@@ -270,10 +273,8 @@ class DemonstrationWriter:
             return
         self._closed = True
         self._pool.shutdown(cancel_futures=True)
-        try:
+        with contextlib.suppress(Exception):  # the disk may be full; what counts here is that the folder goes
             self._close_files()
-        except Exception:  # the disk may be full; what counts here is that the folder goes
-            pass
         shutil.rmtree(self._folder, ignore_errors=True)
 
     # ---- inner parts
@@ -315,7 +316,9 @@ class DemonstrationWriter:
         for camera, future in item["png"].items():
             images = future.result()
             paths = [f"frame-{i:06d}.png" for i in range(len(images))]
-            struct_array = pa.StructArray.from_arrays([pa.array(images, pa.binary()), pa.array(paths)], ["bytes", "path"])
+            struct_array = pa.StructArray.from_arrays(
+                [pa.array(images, pa.binary()), pa.array(paths)], ["bytes", "path"]
+            )
             arrays.append(struct_array)
             names.append(image_key(camera))
         for key in (STATE_KEY, ACTION_KEY):
@@ -425,8 +428,8 @@ class _DiskErrors:
         if isinstance(error, OSError):
             free = _free_gib(self.path)
             raise DatasetError(
-                f"Could not write the dataset {self.path}: {error}. The disk has {free:.2f} GiB free there; make room or "
-                f"choose a folder on another disk."
+                f"Could not write the dataset {self.path}: {error}. The disk has {free:.2f} GiB free there; make "
+                f"room or choose a folder on another disk."
             ) from error
 
 
@@ -482,7 +485,8 @@ def lerobot_features(embodiment: EmbodimentSpec, video: bool = False) -> dict[st
         if kind == "video":
             features[image_key(c.name)]["info"] = {
                 "video.height": c.height, "video.width": c.width, "video.codec": "h264", "video.pix_fmt": "yuv420p",
-                "video.is_depth_map": False, "video.fps": embodiment.control_hz, "video.channels": 3, "has_audio": False,
+                "video.is_depth_map": False, "video.fps": embodiment.control_hz, "video.channels": 3,
+                "has_audio": False,
             }  # fmt: skip
     for key, names in ((STATE_KEY, embodiment.proprio_names), (ACTION_KEY, embodiment.action_names)):
         features[key] = {"dtype": "float32", "shape": [len(names)], "names": list(names)}

@@ -31,7 +31,8 @@ _GL_FIX = {
 }
 _SCENE = (
     "<mujoco><visual><global offwidth='84' offheight='84'/></visual><worldbody><light pos='0 0 3'/>"
-    "<geom type='plane' size='1 1 .1'/><body pos='0 0 .3'><freejoint/><geom type='box' size='.1 .1 .1' rgba='1 0 0 1'/></body>"
+    "<geom type='plane' size='1 1 .1'/>"
+    "<body pos='0 0 .3'><freejoint/><geom type='box' size='.1 .1 .1' rgba='1 0 0 1'/></body>"
     "<camera name='c' pos='0 -2 1' xyaxes='1 0 0 0 .5 1'/></worldbody></mujoco>"
 )
 _RENDER = f"""
@@ -62,13 +63,14 @@ print(json.dumps({"version": robosuite.__version__, "assets": (root / "models" /
 """
 _REALSENSE = """
 import json, pyrealsense2
-print(json.dumps({"cameras": [d.get_info(pyrealsense2.camera_info.name) for d in pyrealsense2.context().query_devices()]}))
+devices = pyrealsense2.context().query_devices()
+print(json.dumps({"cameras": [d.get_info(pyrealsense2.camera_info.name) for d in devices]}))
 """
 
 
 @dataclass(frozen=True)
 class Check:
-    """One finding. ``status`` "ok", "fail" (installed but broken, or needed and absent) or "missing" (optional, absent).
+    """One finding. ``status``: "ok", "fail" (broken, or needed and absent) or "missing" (optional and absent).
 
     ``fix`` says what to do about it; empty where there is nothing to do. ``core`` marks what the main job needs.
     """
@@ -84,7 +86,11 @@ def doctor(timeout_s: float = 120.0) -> list[Check]:
     """All checks, in a fixed order. ``timeout_s`` limits each child process."""
     with ThreadPoolExecutor(3) as pool:  # the slow ones wait for child processes
         gl = [pool.submit(check_gl_backend, name, timeout_s) for name in GL_BACKENDS]
-        others = [pool.submit(check_robosuite, timeout_s), pool.submit(check_libero), pool.submit(check_realsense, timeout_s)]
+        others = [
+            pool.submit(check_robosuite, timeout_s),
+            pool.submit(check_libero),
+            pool.submit(check_realsense, timeout_s),
+        ]
         first = [check_python(), check_torch(), check_gpu()]
         backends = [f.result() for f in gl]
         robosuite, libero, realsense = (f.result() for f in others)
@@ -96,7 +102,8 @@ def doctor(timeout_s: float = 120.0) -> list[Check]:
         check_package("wandb", "wandb", "logging to Weights & Biases"),
     ]
     return [
-        *first, *backends, check_gl(backends), robosuite, libero, *packages, realsense, check_memory(), check_disk(Path.cwd())
+        *first, *backends, check_gl(backends), robosuite, libero, *packages, realsense, check_memory(),
+        check_disk(Path.cwd()),
     ]  # fmt: skip
 
 
@@ -129,8 +136,6 @@ def render(checks: Sequence[Check]) -> str:
 def check_python() -> Check:
     version = platform.python_version()
     detail = f"{version} on {platform.system()} {platform.machine()}, {available_cores()} cores, {cpu_name()}"
-    if sys.version_info < (3, 10):
-        return Check("python", FAIL, detail, "use Python 3.10 or newer", core=True)
     return Check("python", OK, detail, core=True)
 
 
@@ -150,9 +155,13 @@ def check_gpu() -> Check:
         if count:
             free, total = torch.cuda.mem_get_info()
             name = torch.cuda.get_device_name(0)
-            return Check("gpu", OK, f"{count} × {name}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free on the first")
+            return Check(
+                "gpu", OK, f"{count} × {name}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free on the first"
+            )
     except Exception as error:
-        return Check("gpu", FAIL, _first_line(error), "check the driver with nvidia-smi, and that torch is a CUDA build")
+        return Check(
+            "gpu", FAIL, _first_line(error), "check the driver with nvidia-smi, and that torch is a CUDA build"
+        )
     if shutil.which("nvidia-smi"):
         fix = "install a CUDA build of torch that fits the driver (nvidia-smi shows its version)"
         return Check("gpu", FAIL, "nvidia-smi is there, but torch sees no GPU", fix)
@@ -207,7 +216,9 @@ def check_libero() -> Check:
     roots = [Path(p) for p in spec.submodule_search_locations or []]
     benchmark = next((r / "libero" for r in roots if (r / "libero").is_dir()), None)
     if benchmark is None:
-        return Check("libero", FAIL, f"{version}, but the package is incomplete", "pip install --force-reinstall hf-libero")
+        return Check(
+            "libero", FAIL, f"{version}, but the package is incomplete", "pip install --force-reinstall hf-libero"
+        )
     places = [*_libero_configured_assets(), benchmark / "assets", Path("~/.cache/libero/assets").expanduser()]
     assets = next((p for p in places if p.is_dir() and any(p.iterdir())), None)
     if assets is None:
@@ -217,7 +228,11 @@ def check_libero() -> Check:
         )
         return Check("libero", FAIL, f"{version}, but its assets (meshes and textures) are missing", fix)
     tasks = len(list((benchmark / "bddl_files").glob("*/*.bddl"))) if (benchmark / "bddl_files").is_dir() else 0
-    return Check("libero", OK, f"{version}, with {'stand-in' if (assets / 'STANDINS.tsv').exists() else 'its'} assets and {tasks} task files")
+    return Check(
+        "libero",
+        OK,
+        f"{version}, with {'stand-in' if (assets / 'STANDINS.tsv').exists() else 'its'} assets and {tasks} task files",
+    )
 
 
 def _libero_configured_assets() -> list[Path]:
@@ -232,7 +247,9 @@ def _libero_configured_assets() -> list[Path]:
 
 def check_realsense(timeout_s: float = 60.0) -> Check:
     if importlib.util.find_spec("pyrealsense2") is None:
-        return Check("realsense", MISSING, "pyrealsense2 is not installed (real-robot cameras)", "pip install 'vla-rl[real]'")
+        return Check(
+            "realsense", MISSING, "pyrealsense2 is not installed (real-robot cameras)", "pip install 'vla-rl[real]'"
+        )
     result, error = run_child(_REALSENSE, timeout_s)
     if result is None:
         return Check("realsense", FAIL, error, "check the udev rules of librealsense and the USB cable")
@@ -261,7 +278,9 @@ def check_memory(need_gib: float = 6.0) -> Check:
 def check_disk(folder: Path, need_gib: float = 5.0) -> Check:
     free = shutil.disk_usage(folder).free / 2**30
     if free < need_gib:
-        return Check("disk", FAIL, f"{free:.1f} GiB free here", f"make room: a run keeps up to {need_gib:.0f} GiB of data")
+        return Check(
+            "disk", FAIL, f"{free:.1f} GiB free here", f"make room: a run keeps up to {need_gib:.0f} GiB of data"
+        )
     return Check("disk", OK, f"{free:.0f} GiB free here")
 
 
@@ -286,7 +305,11 @@ def run_child(code: str, timeout_s: float, environment: Mapping[str, str] | None
         pass
     if done.returncode < 0:
         return None, f"crashed with signal {-done.returncode}"
-    errors = [line.strip() for line in done.stderr.splitlines() if line.strip() and not line.startswith((" ", "Exception ignored"))]
+    errors = [
+        line.strip()
+        for line in done.stderr.splitlines()
+        if line.strip() and not line.startswith((" ", "Exception ignored"))
+    ]
     return None, errors[-1][:200] if errors else f"ended with status {done.returncode}"
 
 

@@ -1,8 +1,8 @@
 """Evaluation: success on fixed initial states, with intervals; two results compare pairwise, episode by episode.
 
 Episode i of a task is initial state i of the split (training never sees the held-out split), with the split's
-instructions in turn. The outcome depends on that and on the policy alone, so two policies, or one policy before and after
-training, meet exactly the same episodes.
+instructions in turn. The outcome depends on that and on the policy alone, so two policies, or one policy before and
+after training, meet exactly the same episodes.
 """
 
 from __future__ import annotations
@@ -137,7 +137,16 @@ class EvaluationResult:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> EvaluationResult:
-        names = ("split", "seed", "deterministic", "control_hz", "jerk_unit", "seconds", "seconds_per_decision", "latency_s")
+        names = (
+            "split",
+            "seed",
+            "deterministic",
+            "control_hz",
+            "jerk_unit",
+            "seconds",
+            "seconds_per_decision",
+            "latency_s",
+        )
         outcomes = [EpisodeOutcome(**o) for o in data["outcomes"]]
         return cls(outcomes, engine=dict(data.get("engine", {})), **{name: data[name] for name in names})
 
@@ -151,7 +160,8 @@ class EvaluationResult:
             return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
         except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
             raise UserError(
-                f"{path} is not an evaluation result ({type(error).__name__}: {error}). Write it with 'vla-rl eval … --json'."
+                f"{path} is not an evaluation result ({type(error).__name__}: {error}). Write it with "
+                f"'vla-rl eval … --json'."
             ) from error
 
     def table(self) -> str:
@@ -207,7 +217,7 @@ def summarise(outcomes: Sequence[EpisodeOutcome]) -> dict[str, Any]:
 
 # -------------------------------------------------------------------------------------------------------------- running
 def evaluation_episodes(tasks: Sequence[TaskSpec], config: EvaluateConfig) -> list[EpisodeSpec]:
-    """The fixed episodes of an evaluation: initial states 0, 1, 2 … of the split, instructions in turn, tasks in turn."""
+    """The fixed episodes of an evaluation: initial states 0, 1, 2 … of the split, tasks and instructions in turn."""
     episodes = []
     for i in range(config.episodes_per_task):
         for task in tasks:
@@ -236,7 +246,7 @@ def evaluate(
 ) -> EvaluationResult:
     """Run ``config.episodes_per_task`` episodes of every task and say how they went.
 
-    ``progress`` gets (episodes finished, all episodes, successes). Episodes run in portions whose images fit into 1 GiB.
+    ``progress`` gets (episodes finished, all episodes, successes). Episodes run in portions whose images fit in 1 GiB.
 
     Raises:
         ConfigError: no task is given.
@@ -345,13 +355,13 @@ def jerk_unit(spec: EmbodimentSpec) -> str:
     return " & ".join(units) + "/s³"
 
 
-# ---------------------------------------------------------------------------------------------------------------- videos
+# --------------------------------------------------------------------------------------------------------------- videos
 def make_clips(env: Env, trajectories: Sequence[Trajectory]) -> list[Clip]:
     """A clip per episode from its first camera.
 
-    A rollout keeps images only at decisions. In a simulator an episode is determined by its initial state and actions, so
-    an env whose attribute ``repeatable`` is True steps it again, one control step at a time, for the images in between;
-    where that does not end the same way, and on a real robot, the images at decisions have to do.
+    A rollout keeps images only at decisions. In a simulator an episode is determined by its initial state and actions,
+    so an env whose attribute ``repeatable`` is True steps it again, one control step at a time, for the images in
+    between; where that does not end the same way, and on a real robot, the images at decisions have to do.
     """
     hz, camera = env.embodiment.control_hz, env.embodiment.camera_names[0]
     again = _replay(env, trajectories, camera) if getattr(env, "repeatable", False) else {}
@@ -411,7 +421,9 @@ def write_videos(result: EvaluationResult, path: str | Path, *, control_hz: floa
     ``control_hz`` caps the frame rate at 30; it defaults to the result's own.
     """
     if not result.clips:
-        _log.warning("no video %s: %s", path, "PyAV is not installed" if not have_video() else "no episode was recorded")
+        _log.warning(
+            "no video %s: %s", path, "PyAV is not installed" if not have_video() else "no episode was recorded"
+        )
         return None
     frames, hz = grid(result.clips)
     if hz > 30:
@@ -429,16 +441,16 @@ def compare(a: EvaluationResult, b: EvaluationResult) -> PairedComparison:
     """
     if (a.split, a.seed) != (b.split, b.seed):
         raise UserError(
-            f"The two evaluations used other episodes: split {a.split!r} and seed {a.seed} against split {b.split!r} and "
-            f"seed {b.seed}. Evaluate both with the same --split and --seed."
+            f"The two evaluations used other episodes: split {a.split!r} and seed {a.seed} against split {b.split!r} "
+            f"and seed {b.seed}. Evaluate both with the same --split and --seed."
         )
     of_a = {o.key: o.success for o in a.outcomes}
     of_b = {o.key: o.success for o in b.outcomes}
     shared = [key for key in of_a if key in of_b]
     if not shared:
         raise UserError(
-            f"The two evaluations share no episode: tasks {sorted(a.per_task())} against {sorted(b.per_task())}. Evaluate "
-            f"both on the same tasks."
+            f"The two evaluations share no episode: tasks {sorted(a.per_task())} against {sorted(b.per_task())}. "
+            f"Evaluate both on the same tasks."
         )
     return compare_paired([of_a[k] for k in shared], [of_b[k] for k in shared])
 
@@ -449,6 +461,6 @@ def comparison_text(c: PairedComparison, name_a: str = "A", name_b: str = "B") -
     verdict = "more than chance explains" if c.significant else "within what chance explains"
     return (
         f"{name_b} − {name_a}: {c.difference * 100:+.0f} points on the same {c.trials} episodes "
-        f"(95 % interval {c.difference_low * 100:+.1f} to {c.difference_high * 100:+.1f}); {name_b} alone solved {c.only_b}, "
-        f"{name_a} alone {c.only_a}, which is {verdict} (exact McNemar test, {p})."
+        f"(95 % interval {c.difference_low * 100:+.1f} to {c.difference_high * 100:+.1f}); {name_b} alone solved "
+        f"{c.only_b}, {name_a} alone {c.only_a}, which is {verdict} (exact McNemar test, {p})."
     )

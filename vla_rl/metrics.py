@@ -86,7 +86,9 @@ class MetricsLogger:
         if phase not in self._seen:
             self._seen.add(phase)
             self.truncate(phase, step)
-        record = finite({"phase": phase, "step": step, "time_s": round(time.perf_counter() - self._started, 3), **metrics})
+        record = finite(
+            {"phase": phase, "step": step, "time_s": round(time.perf_counter() - self._started, 3), **metrics}
+        )
         assert self._file is not None, "this MetricsLogger is closed"
         self._file.write(json.dumps(record, allow_nan=False) + "\n")
         self._file.flush()
@@ -154,7 +156,7 @@ def _last_time(path: Path) -> float:
 
 
 def wandb_mode() -> str:
-    """"online" where the user is logged in (WANDB_API_KEY, or netrc), else "offline"; WANDB_MODE overrides both."""
+    """ "online" where the user is logged in (WANDB_API_KEY, or netrc), else "offline"; WANDB_MODE overrides both."""
     if os.environ.get("WANDB_MODE"):
         return os.environ["WANDB_MODE"]
     if os.environ.get("WANDB_API_KEY"):
@@ -220,9 +222,7 @@ class Bar:
         parts = [f"{k} {_shown(v)}" for k, v in self._values.items() if v is not None]
         return "  ".join(part for part in (*parts, self._inner_text) if part)
 
-    def update(
-        self, completed: int, total: int | None = None, successes: int | None = None, **values: Any
-    ) -> None:
+    def update(self, completed: int, total: int | None = None, successes: int | None = None, **values: Any) -> None:
         """``completed`` of ``total`` steps are over; ``successes`` of them as a rate; ``values`` are shown beside."""
         self.completed, self._fraction, self._inner_text = completed, 0.0, ""
         if total is not None:
@@ -358,7 +358,7 @@ def _process_tree(root: int) -> list[int]:
 
 
 class MemoryWatch:
-    """Samples `memory_bytes` in a thread; ``peak`` is the largest seen, starting from ``initial`` (earlier sessions)."""
+    """Samples `memory_bytes` in a thread; ``peak`` is the most seen, starting from ``initial`` (earlier sessions)."""
 
     def __init__(self, initial: int = 0, every: float = 2.0, measure: Callable[[], int] = memory_bytes):
         self.peak, self._every, self._measure = int(initial), every, measure
@@ -390,7 +390,9 @@ def versions() -> dict[str, Any]:
             packages[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    gpus = (
+        [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    )
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",

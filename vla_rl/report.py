@@ -38,8 +38,8 @@ _WINDOW = 5
 _EVAL_ORDER = {"start": 0, "base": 0, "sft": 1, "rl": 8, "distill": 9}
 _EVAL_LABELS = {"start": "Start", "base": "Base", "sft": "SFT", "rl": "RL", "distill": "Distilled"}
 _PHASE_LABELS = {
-    "collect": "demonstrations", "sft": "SFT", "eval_sft": "evaluation before", "rl": "RL", "eval_rl": "evaluation after",
-    "report": "report",
+    "collect": "demonstrations", "sft": "SFT", "eval_sft": "evaluation before", "rl": "RL",
+    "eval_rl": "evaluation after", "report": "report",
 }  # fmt: skip
 
 
@@ -56,16 +56,44 @@ class Diagnostic:
 
 
 DIAGNOSTICS = (
-    Diagnostic("sft", r"(sft|imitation)/loss$|^loss$", "SFT loss", "Falls and flattens; how far is set by the budget.", short, True),
-    Diagnostic("sft", r"accuracy$", "SFT token accuracy", "Share of action tokens predicted exactly.", percent, True),
+    Diagnostic(
+        "sft",
+        r"(sft|imitation)/loss$|^loss$",
+        "SFT loss",
+        "Falls and flattens; how far is set by the budget.",
+        smooth=True,
+    ),
+    Diagnostic(
+        "sft", r"accuracy$", "SFT token accuracy", "Share of action tokens predicted exactly.", percent, smooth=True
+    ),
     Diagnostic("rl", r"rollout/control_steps_to_success$", "Control steps to success", "Shorter means more decisive."),
-    Diagnostic("rl", r"approx_kl$|/kl$", "KL per iteration", "How far one iteration moves the policy; spikes are too large steps."),
+    Diagnostic(
+        "rl",
+        r"approx_kl$|/kl$",
+        "KL per iteration",
+        "How far one iteration moves the policy; spikes are too large steps.",
+    ),
     Diagnostic("rl", r"entropy$", "Entropy", "Randomness of the actions. A collapse to 0 ends exploration."),
-    Diagnostic("rl", r"clip_fraction$", "Clip fraction", "Share of ratios at the clip; above 0.3 the steps are too large.", percent),
-    Diagnostic("rl", r"explained_variance$", "Explained variance", "Quality of the critic: 1 is perfect, 0 or less is useless."),
-    Diagnostic("rl", r"behavior_gap_mean$", "Actor–learner gap", "Difference of log-probs when acting and learning; should be near 0."),
-    Diagnostic("rl", r"(^|/)ess$", "Effective sample size", "Share of the data that still counts after importance weighting."),
-)  # fmt: skip
+    Diagnostic(
+        "rl",
+        r"clip_fraction$",
+        "Clip fraction",
+        "Share of ratios at the clip; above 0.3 the steps are too large.",
+        percent,
+    ),
+    Diagnostic(
+        "rl", r"explained_variance$", "Explained variance", "Quality of the critic: 1 is perfect, 0 or less is useless."
+    ),
+    Diagnostic(
+        "rl",
+        r"behavior_gap_mean$",
+        "Actor–learner gap",
+        "Log-probs when acting against when learning; should be near 0.",
+    ),
+    Diagnostic(
+        "rl", r"(^|/)ess$", "Effective sample size", "Share of the data that still counts after importance weighting."
+    ),
+)
 
 
 # -------------------------------------------------------------------------------------------------------------- reading
@@ -123,8 +151,8 @@ def find_runs(folder: str | Path) -> list[Path]:
     inner = sorted(p for p in folder.iterdir() if p.is_dir() and is_run(p)) if folder.is_dir() else []
     if not inner:
         raise UserError(
-            f"{folder} is not a run: it holds no {METRICS_FILE}, phases.json or eval_*.json. Name a folder that 'vla-rl "
-            f"quickstart' or 'vla-rl train' wrote, such as outputs/quickstart."
+            f"{folder} is not a run: it holds no {METRICS_FILE}, phases.json or eval_*.json. Name a folder that "
+            f"'vla-rl quickstart' or 'vla-rl train' wrote, such as outputs/quickstart."
         )
     return inner
 
@@ -199,7 +227,7 @@ def paired(runs: Sequence[RunData], before: str, after: str) -> PairedComparison
 
 
 def summary(runs: Sequence[RunData]) -> dict[str, Any]:
-    """The figures of the page, for scripts: success and intervals per evaluation (in all and per run), cost per phase."""
+    """The figures of the page, for scripts: success with intervals per evaluation, in all and per run; cost."""
     names = evaluation_names(runs)
     evaluations = {
         name: {**pooled(runs, name), "split": runs[0].evaluations[name].split, "tasks": _task_rows(runs, name)}
@@ -210,9 +238,7 @@ def summary(runs: Sequence[RunData]) -> dict[str, Any]:
         "verdict": verdict(runs)[0].replace("\u00a0", " "),
         "seeds": [r.seed for r in runs],
         "evaluations": evaluations,
-        "comparison": None
-        if comparison is None
-        else {"before": names[0], "after": names[-1], **comparison.to_dict()},
+        "comparison": None if comparison is None else {"before": names[0], "after": names[-1], **comparison.to_dict()},
         "seconds": sum(_seconds(r) for r in runs),
         "episodes": sum(_total(r, "episodes") for r in runs),
         "control_steps": sum(_total(r, "control_steps") for r in runs),
@@ -261,7 +287,8 @@ def verdict(runs: Sequence[RunData]) -> tuple[str, str]:
         who = _name(names[0])
         return (
             f"The {who} policy solves {percent(after['rate'])} of {how_many}",
-            f"{after['successes']} of {after['episodes']} episodes, 95 % interval {percent(after['low'])} to {percent(after['high'])}.",
+            f"{after['successes']} of {after['episodes']} episodes, 95 % interval {percent(after['low'])} to "
+            f"{percent(after['high'])}.",
         )
     before, c = pooled(runs, names[0]), paired(runs, names[0], names[-1])
     a, b = _name(names[0]), _name(names[-1])
@@ -272,9 +299,9 @@ def verdict(runs: Sequence[RunData]) -> tuple[str, str]:
             "The two were evaluated on different episodes, so they cannot be compared pairwise.",
         )
     points = (
-        f"{_signed(c.difference * 100)} points on the same episodes (95 % interval {_signed(c.difference_low * 100)} to "
-        f"{_signed(c.difference_high * 100)}; exact McNemar test, {_p_value(c.p_value)}). {b} alone solved {c.only_b} "
-        f"{_plural('episode', c.only_b)}, {a} alone {c.only_a}."
+        f"{_signed(c.difference * 100)} points on the same episodes (95 % interval {_signed(c.difference_low * 100)} "
+        f"to {_signed(c.difference_high * 100)}; exact McNemar test, {_p_value(c.p_value)}). {b} alone solved "
+        f"{c.only_b} {_plural('episode', c.only_b)}, {a} alone {c.only_a}."
     )
     if not c.significant:
         same = before["successes"] == after["successes"]
@@ -330,8 +357,8 @@ def _run_warnings(r: RunData) -> list[str]:
         total, most = int(sum(values)), int(max(values, default=0))
         if key.endswith("skipped_updates") and most > 0:  # a running count
             notes.append(
-                f"{most} {_plural('update', most)} of {_phase(phase)} {'was' if most == 1 else 'were'} skipped because the loss "
-                f"or gradient was not finite. Lower the learning rate if there are many."
+                f"{most} {_plural('update', most)} of {_phase(phase)} {'was' if most == 1 else 'were'} skipped because "
+                f"the loss or gradient was not finite. Lower the learning rate if there are many."
             )
         elif key.endswith("retries") and total > 0:
             notes.append(f"{total} {_plural('episode', total)} of {_phase(phase)} ran again after a simulator failure.")
@@ -347,7 +374,9 @@ def _run_warnings(r: RunData) -> list[str]:
         notes.append("The critic explains nothing (explained variance below 0): more critic updates or warm-up help.")
     success = [v for v in r.series("rl", "rollout/success")[1] if v is not None]
     if success and max(success) == 0:
-        notes.append("No training episode ever succeeded, so RL had nothing to learn from: start from a stronger SFT policy.")
+        notes.append(
+            "No training episode ever succeeded, so RL had nothing to learn from: start from a stronger SFT policy."
+        )
     if str(r.versions.get("git_commit", "")).endswith("+changes"):
         notes.append("The source had changes that are in no commit, so the commit alone does not reproduce the run.")
     return notes
@@ -424,7 +453,13 @@ def _tiles(runs: Sequence[RunData]) -> str:
     names = evaluation_names(runs)
     if len(names) > 1:
         before, after = pooled(runs, names[0]), pooled(runs, names[-1])
-        tiles.append((f"{percent(before['rate'])} → {percent(after['rate'])}", f"success, {_name(names[0])} → {_name(names[-1])}", ""))
+        tiles.append(
+            (
+                f"{percent(before['rate'])} → {percent(after['rate'])}",
+                f"success, {_name(names[0])} → {_name(names[-1])}",
+                "",
+            )
+        )
         c = paired(runs, names[0], names[-1])
         if c is not None:
             style = ("up" if c.difference > 0 else "down") if c.significant else ""
@@ -442,7 +477,10 @@ def _tiles(runs: Sequence[RunData]) -> str:
     peak = max(r.peak_memory_bytes for r in runs)
     if peak:
         tiles.append((f"{peak / 2**30:.1f} GiB", "peak memory", ""))
-    cells = (f'<div class="tile {style}"><b>{escape(big)}</b><span>{escape(small)}</span></div>' for big, small, style in tiles)
+    cells = (
+        f'<div class="tile {style}"><b>{escape(big)}</b><span>{escape(small)}</span></div>'
+        for big, small, style in tiles
+    )
     return f'<div class="tiles">{"".join(cells)}</div>' if tiles else ""
 
 
@@ -526,7 +564,9 @@ def _videos(runs: Sequence[RunData]) -> str:
     for path in files:
         size = path.stat().st_size
         if size > MAX_VIDEO_BYTES:
-            figures.append(f"<p>{escape(path.name)} is too large for this page ({size / 2**20:.0f} MiB); see videos/.</p>")
+            figures.append(
+                f"<p>{escape(path.name)} is too large for this page ({size / 2**20:.0f} MiB); see videos/.</p>"
+            )
             continue
         data = base64.b64encode(path.read_bytes()).decode("ascii")
         result = run.evaluations.get(path.stem)
@@ -540,8 +580,8 @@ def _videos(runs: Sequence[RunData]) -> str:
     which = f" of {escape(run.label)}" if len(runs) > 1 else ""
     button = '<button data-replay hidden type="button">Play all from the start</button>' if len(figures) > 1 else ""
     lead = (
-        f"Held-out episodes{which} in real time, the same initial states in each video. A frame turns green when the task "
-        f"succeeds and red when time runs out."
+        f"Held-out episodes{which} in real time, the same initial states in each video. A frame turns green when the "
+        f"task succeeds and red when time runs out."
     )
     return _section("Watch it", "", f'<div class="row"><p>{lead}</p>{button}</div>',
                     f'<div class="two">{"".join(figures)}</div>')  # fmt: skip
@@ -588,7 +628,11 @@ def _success_curve(runs: Sequence[RunData]) -> str:
             curves.append(Series("rollout", [a for a, _ in there], [b for _, b in there], style, "dots", notes=notes))
         curves.append(Series("rollout", x, y, style, "faint"))
         curves.append(Series("running mean", x, running_mean(y, _WINDOW), style))
-        what = r.label if many else f"training episodes, sampled actions: each iteration, and the mean of the last {_WINDOW}"
+        what = (
+            r.label
+            if many
+            else f"training episodes, sampled actions: each iteration, and the mean of the last {_WINDOW}"
+        )
         legend.append(f'<span><i class="c thin {style}"></i>{escape(what)}</span>')
         ex, ey = r.series("rl", "eval/success")
         if ex:
@@ -607,7 +651,13 @@ def _success_curve(runs: Sequence[RunData]) -> str:
             word = "before" if name == names[0] else "after"
             legend.append(f'<span><i class="c round {style}"></i>held-out episodes {word}, 95 % interval</span>')
     chart = line_chart(
-        curves, width=1040, height=300, y_format=percent, y_range=(0.0, 1.0), x_label="iteration", label="success over training"
+        curves,
+        width=1040,
+        height=300,
+        y_format=percent,
+        y_range=(0.0, 1.0),
+        x_label="iteration",
+        label="success over training",
     )
     return f'<h3>Success while training</h3><div class="legend">{"".join(legend)}</div>{chart}'
 
@@ -644,9 +694,9 @@ def _tasks(runs: Sequence[RunData]) -> str:
     latency = sum(e.latency_s for e in after) / len(after)
     batched = sum(e.seconds_per_decision for e in after) / len(after)
     lead = (
-        f"Steps: mean control steps of successful episodes. Jerk: mean size of the third difference of the executed actions × "
-        f"control rate³ ({escape(unit)}); lower is smoother. One decision of the {escape(_name(names[-1]))} policy takes "
-        f"{latency * 1e3:.1f} ms alone and {batched * 1e3:.2f} ms in batches."
+        f"Steps: mean control steps of successful episodes. Jerk: mean size of the third difference of the executed "
+        f"actions × control rate³ ({escape(unit)}); lower is smoother. One decision of the {escape(_name(names[-1]))} "
+        f"policy takes {latency * 1e3:.1f} ms alone and {batched * 1e3:.2f} ms in batches."
     )
     table = f"<table><tr><th></th>{head}</tr><tr><th>Task</th>{heads}</tr>{''.join(body)}</table>"
     return _section("Tasks", lead, f'<div class="scroll">{table}</div>')
@@ -673,11 +723,13 @@ def _time(runs: Sequence[RunData]) -> str:
     for i, (name, t) in enumerate(shown.items()):
         rows.append(_time_row(i, name, t, total, t.get("control_steps", 0)))
     table = (
-        "<table style='margin-top:12px'><tr><th>Phase</th><th>time</th><th>share</th><th>episodes</th><th>control steps</th>"
-        f"<th>control steps/s</th></tr>{''.join(rows)}</table>"
+        "<table style='margin-top:12px'><tr><th>Phase</th><th>time</th><th>share</th><th>episodes</th>"
+        f"<th>control steps</th><th>control steps/s</th></tr>{''.join(rows)}</table>"
     )
     lead = f"{_clock(total)} in all" + (f", {len(runs)} runs together." if len(runs) > 1 else ".")
-    return _section("Where the time goes", lead, stacked_bar(parts), f'<div class="scroll">{table}</div>', _iteration(runs))
+    return _section(
+        "Where the time goes", lead, stacked_bar(parts), f'<div class="scroll">{table}</div>', _iteration(runs)
+    )
 
 
 def _time_row(i: int, name: str, t: Mapping[str, float], total: float, steps: float) -> str:
@@ -705,10 +757,17 @@ def _iteration(runs: Sequence[RunData]) -> str:
     if rollout + learn <= 0:
         return ""
     rest = max(0.0, rollout - policy - wait)
-    amounts = {"policy": policy, "waiting for the simulator": wait, "bookkeeping": rest, "reward": reward, "learning": learn}
+    amounts = {
+        "policy": policy,
+        "waiting for the simulator": wait,
+        "bookkeeping": rest,
+        "reward": reward,
+        "learning": learn,
+    }
     parts = [(name, s, f"{name}: {s:.2f} s") for name, s in amounts.items() if s > 0]
     legend = "".join(
-        f'<span><i class="c s{i % 6}"></i>{escape(name)} {seconds:.1f} s</span>' for i, (name, seconds, _) in enumerate(parts)
+        f'<span><i class="c s{i % 6}"></i>{escape(name)} {seconds:.1f} s</span>'
+        for i, (name, seconds, _) in enumerate(parts)
     )
     facts = []
     use, rate, batch = (mean(f"engine/{k}") for k in ("env_utilisation", "control_steps_per_second", "policy_batch"))
@@ -735,7 +794,9 @@ def _everything(runs: Sequence[RunData]) -> str:
                 continue
             values = {v for r in runs for v in r.series(phase, key)[1] if v is not None}
             if len(values) < 2:
-                constants.append(f"<tr><td>{escape(phase)} · {escape(key)}</td><td>{', '.join(map(short, values)) or '–'}</td></tr>")
+                constants.append(
+                    f"<tr><td>{escape(phase)} · {escape(key)}</td><td>{', '.join(map(short, values)) or '–'}</td></tr>"
+                )
                 continue
             curves = [Series(r.label, *r.series(phase, key), f"s{i % 6}") for i, r in enumerate(runs)]
             chart = line_chart(curves, width=300, height=140, label=key)
@@ -754,7 +815,9 @@ def _versions(runs: Sequence[RunData]) -> str:
         text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
         text += " GiB" if key == "memory_gib" else ""
         rows.append(f"<tr><td>{escape(key.removesuffix('_gib').replace('_', ' '))}</td><td>{escape(text)}</td></tr>")
-    packages = "".join(f"<tr><td>{escape(k)}</td><td>{escape(str(x))}</td></tr>" for k, x in v.get("packages", {}).items())
+    packages = "".join(
+        f"<tr><td>{escape(k)}</td><td>{escape(str(x))}</td></tr>" for k, x in v.get("packages", {}).items()
+    )
     machine = f'<div class="two"><table>{"".join(rows)}</table><table>{packages}</table></div>' if v else ""
     configs = "".join(
         f"<details{' open' if len(runs) == 1 and len(r.config) < 1500 else ''}><summary>Exact configuration"

@@ -70,7 +70,9 @@ def _font(module: Any) -> Any:
         return module.load_default()
 
 
-def grid(clips: Sequence[Clip], *, columns: int = 0, cell: int = 250, hold_s: float = 1.5) -> tuple[Iterator[np.ndarray], float]:
+def grid(
+    clips: Sequence[Clip], *, columns: int = 0, cell: int = 250, hold_s: float = 1.5
+) -> tuple[Iterator[np.ndarray], float]:
     """Frames uint8 [H W 3] (even sizes) of all clips side by side, and their rate in Hz.
 
     All clips start together; one that is over stands still in a green (success) or red (failure) frame until the last

@@ -1,0 +1,230 @@
+"""Metrics log, progress on screen, memory watch and versions."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import sys
+import time
+import types
+
+import pytest
+
+from vla_rl import metrics as module
+from vla_rl.metrics import (
+    MemoryWatch,
+    MetricsLogger,
+    Progress,
+    finite,
+    memory_bytes,
+    read_metrics,
+    versions,
+    write_json,
+)
+
+
+def lines(folder):
+    return [(r["phase"], r["step"]) for r in read_metrics(folder / "metrics.jsonl")]
+
+
+def test_log_appends_lines_that_any_json_reader_takes(tmp_path):
+    with MetricsLogger(tmp_path, wandb=False) as logger:
+        logger.log("sft", 1, {"loss": 0.5, "norm": math.inf})
+        assert lines(tmp_path) == [("sft", 1)]  # on disk at once
+        logger.log("rl", 1, {"success": math.nan})
+    raw = [
+        json.loads(line, parse_constant=pytest.fail) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert raw[0]["loss"] == 0.5 and raw[0]["norm"] is None and raw[1]["success"] is None and raw[1]["time_s"] >= 0
+
+
+def test_resuming_repeats_no_step(tmp_path):
+    with MetricsLogger(tmp_path, wandb=False) as logger:
+        for step in (1, 2, 3):
+            logger.log("sft", step, {"loss": step})
+        for step in (1, 2, 3, 4):
+            logger.log("rl", step, {"x": step})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"phase": "rl", "step": 5, "x"')  # the crash
+    with MetricsLogger(tmp_path, wandb=False) as logger:
+        before = read_metrics(tmp_path / "metrics.jsonl")[-1]["time_s"]
+        logger.log("rl", 3, {"x": 30})
+        logger.log("rl", 4, {"x": 40})
+        logger.log("eval", 0, {"y": 1})
+    records = read_metrics(tmp_path / "metrics.jsonl")
+    assert lines(tmp_path) == [
+        ("sft", 1),
+        ("sft", 2),
+        ("sft", 3),
+        ("rl", 1),
+        ("rl", 2),
+        ("rl", 3),
+        ("rl", 4),
+        ("eval", 0),
+    ]
+    assert [r["x"] for r in records if r["phase"] == "rl"] == [1, 2, 30, 40]
+    assert records[-1]["time_s"] >= before  # time goes on where the earlier session stopped
+
+
+def test_reading_is_tolerant(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    assert read_metrics(path) == []
+    path.write_text('{"phase": "a", "step": 1}\nnot json\n[1]\n{"phase": "a"}\n{"phase": "a", "step": 2}\n{"pha')
+    assert [r["step"] for r in read_metrics(path)] == [1, 2]
+
+
+def test_write_json_is_whole_or_absent(tmp_path):
+    path = tmp_path / "a" / "b.json"
+    write_json(path, {"x": math.nan, "y": (1, 2.5), "z": None, "t": True})
+    assert json.loads(path.read_text()) == {"x": None, "y": [1, 2.5], "z": None, "t": True}
+    with pytest.raises((TypeError, ValueError)):
+        write_json(path, {"x": object()})
+    assert json.loads(path.read_text())["y"] == [1, 2.5] and [p.name for p in path.parent.iterdir()] == ["b.json"]
+    import torch
+
+    assert finite({"a": torch.tensor(2.0), 3: [torch.tensor(math.inf)]}) == {"a": 2.0, "3": [None]}
+
+
+# ---------------------------------------------------------------------------------------------------------------- wandb
+@pytest.fixture
+def fake_wandb(monkeypatch):
+    calls = types.SimpleNamespace(init=[], logged=[], finished=0, broken=False)
+
+    class Run:
+        def log(self, values):
+            if calls.broken:
+                raise ConnectionError("gone")
+            calls.logged.append(values)
+
+        def finish(self):
+            calls.finished += 1
+
+    def init(**keywords):
+        calls.init.append(keywords)
+        return Run()
+
+    fake = types.SimpleNamespace(init=init, Settings=lambda **k: k, __spec__=object())
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    return calls
+
+
+def test_wandb_is_offline_unless_logged_in(tmp_path, monkeypatch, fake_wandb):
+    netrc = tmp_path / "netrc"
+    monkeypatch.setenv("NETRC", str(netrc))
+    assert module.wandb_mode() == "offline"
+    netrc.write_text("machine example.org login a password b\n")
+    assert module.wandb_mode() == "offline"
+    netrc.write_text("machine api.wandb.ai login user password secret\n")
+    netrc.chmod(0o600)
+    assert module.wandb_mode() == "online"
+    monkeypatch.setenv("WANDB_API_KEY", "key")
+    netrc.unlink()
+    assert module.wandb_mode() == "online"
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    with MetricsLogger(tmp_path / "off") as logger:
+        logger.log("rl", 1, {"x": 1.0})
+    assert fake_wandb.init == []
+
+
+def test_wandb_gets_the_metrics_and_may_fail(tmp_path, monkeypatch, fake_wandb, caplog):
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    with MetricsLogger(tmp_path, run_name="quickstart") as logger:
+        logger.log("rl", 1, {"ppo/kl": 0.1, "x": math.nan})
+        fake_wandb.broken = True
+        logger.log("rl", 2, {"ppo/kl": 0.2})
+        logger.log("rl", 3, {"ppo/kl": 0.3})
+    assert fake_wandb.init[0]["mode"] == "offline" and fake_wandb.init[0]["name"] == "quickstart"
+    assert len(fake_wandb.logged) == 1 and fake_wandb.logged[0]["ppo/kl"] == 0.1 and "rl/x" not in fake_wandb.logged[0]
+    assert lines(tmp_path) == [("rl", 1), ("rl", 2), ("rl", 3)] and "gone" in caplog.text
+    with MetricsLogger(tmp_path / "never", wandb=False):
+        assert len(fake_wandb.init) == 1
+
+
+# ------------------------------------------------------------------------------------------------------------- progress
+def test_plain_lines_without_a_terminal():
+    stream = io.StringIO()
+    with Progress(every=0.0, stream=stream) as progress:
+        progress.say("sft: fine-tuning")
+        with progress.task("RL", 4, start=1) as bar:
+            bar.inner(16, 64, 4)
+            bar.update(2, success=0.25)
+            bar.update(4)
+    text = stream.getvalue().splitlines()
+    assert text[0] == "sft: fine-tuning"
+    assert "1/4" in text[1] and "[16/64 episodes, 25% success]" in text[1] and "to go" in text[1]
+    assert "50%" in text[2] and "2/4" in text[2] and "success 0.25" in text[2] and "episodes" not in text[2]
+    assert "100%" in text[3] and "to go" not in text[3] and len(text) == 4
+
+
+def test_lines_are_rare_and_the_end_is_always_shown():
+    stream = io.StringIO()
+    with Progress(every=1000.0, stream=stream) as progress, progress.task("collect", 100) as bar:
+        for i in range(70):
+            bar.update(i + 1, 100, i)
+    assert len(stream.getvalue().splitlines()) == 1 and "69/70 = 99%" in stream.getvalue()
+
+
+def test_eta_counts_this_session_only(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
+    with Progress(every=1e9, stream=io.StringIO()) as progress, progress.task("RL", 20, start=10) as bar:
+        assert bar.eta_s is None
+        now[0] += 30
+        bar.update(12)
+        assert bar.eta_s == pytest.approx(30 / 2 * 8)
+        now[0] += 7.5
+        bar.inner(1, 2, 0)
+        assert bar.eta_s == pytest.approx(37.5 / 2.5 * 7.5)
+
+
+def test_rich_bars_on_a_terminal(monkeypatch):
+    pytest.importorskip("rich")
+    monkeypatch.setenv("TERM", "xterm")
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    stream = Terminal()
+    with Progress(stream=stream) as progress:
+        with progress.task("RL", 2) as bar:
+            bar.inner(1, 2, 1)
+            bar.update(2, success=0.5)
+        progress.say("[not markup]")
+    text = stream.getvalue()
+    assert "\x1b[" in text and "RL" in text and "success 0.5" in text and "[not markup]" in text
+
+
+# ---------------------------------------------------------------------------------------------------- memory, versions
+def test_memory_peak_is_kept():
+    values = iter([5, 80, 20])
+    with MemoryWatch(initial=7, every=0.001, measure=lambda: next(values, 20)) as watch:
+        deadline = time.monotonic() + 5
+        while watch.peak < 80 and time.monotonic() < deadline:
+            time.sleep(0.002)
+    assert watch.peak == 80
+    with MemoryWatch(initial=10**15) as watch:
+        pass
+    assert watch.peak == 10**15
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_memory_counts_children():
+    import subprocess
+
+    alone = memory_bytes()
+    code = "x = bytearray(b'1' * (60 << 20)); print('ready', flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        assert memory_bytes() > alone + (50 << 20) > 50 << 20
+        child.communicate(b"\n")
+
+
+def test_versions_are_json_and_name_no_path():
+    found = versions()
+    assert {"torch", "numpy"} <= set(found["packages"]) and found["cpu_cores"] >= 1
+    text = json.dumps(found)
+    assert str(module.Path.home()) + "/" not in text and str(module.Path(module.__file__).parent) not in text
