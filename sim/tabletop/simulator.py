@@ -7,6 +7,7 @@ of its last sub-step before integration (2 ms old).
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -87,7 +88,8 @@ class TabletopSimulator:
         self._scenes: dict[str, backend.CompiledScene] = {}
         self._slots: dict[int, _Slot] = {}
         self._cache: OrderedDict[tuple[str, str, int], Any] = OrderedDict()
-        self._gl: Any = None
+        self._gl: list[Any] = []  # the process's one context, once a scene needs it
+        self._free = weakref.finalize(self, _free_scenes, self._scenes, self._gl)  # also at interpreter exit
         self.timed: Callable[[str, Callable], Callable] | None = None  # a benchmark's stopwatch around rendering
 
     # ------------------------------------------------------------------------------------------ the Simulator interface
@@ -131,15 +133,10 @@ class TabletopSimulator:
         return SlotStep(self.observe(slot), rewards, executed, s.success, truncated, s.success)
 
     def close(self) -> None:
-        """Free compiled scenes, slots and GL contexts."""
-        for scene in self._scenes.values():
-            scene.close()
-        self._scenes.clear()
+        """Free compiled scenes, slots and GL contexts. May be called again."""
         self._slots.clear()
         self._cache.clear()
-        if self._gl is not None:
-            self._gl.free()
-            self._gl = None
+        self._free()
 
     # ---------------------------------------------------------------------------------------------------------- beyond it
     def observe(self, slot: int) -> SlotObservation:
@@ -173,11 +170,13 @@ class TabletopSimulator:
 
     def _scene(self, name: str) -> Any:
         if name not in self._scenes:
-            if self._gl is None:
-                self._gl = self._backend.make_gl_context(self.config.camera_size)
+            if not self._free.alive:
+                raise ValueError("this simulator is closed: make a new one")
             config = self.config
+            if not self._gl:
+                self._gl.append(self._backend.make_gl_context(config.camera_size))
             self._scenes[name] = self._backend.CompiledScene(
-                SCENES[name], config.controller, config.look, config.camera_size, self._gl
+                SCENES[name], config.controller, config.look, config.camera_size, self._gl[0]
             )
         return self._scenes[name]
 
@@ -206,6 +205,14 @@ class TabletopSimulator:
         """The slot's MuJoCo state."""
         s = self._running(slot, over=True)
         return s.data(s.scene)
+
+
+def _free_scenes(scenes: dict[str, Any], contexts: list[Any]) -> None:
+    for scene in scenes.values():
+        scene.close()
+    scenes.clear()
+    while contexts:
+        contexts.pop().free()
 
 
 class _Slot:
