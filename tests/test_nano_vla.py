@@ -1,0 +1,456 @@
+"""The small VLA: its tokens, its two ways of decoding, its likelihoods, and that it learns."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from contracts import check_policy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.nano_vla import (
+    LlamaTrunk,
+    NanoVLA,
+    NanoVLAConfig,
+    attend,
+    counter_uniforms,
+    merge_tokens,
+    preset,
+    sample_inverse_cdf,
+)
+from policies.normalization import VectorStats, bin_centers, decode_actions, encode_actions
+from policies.tokenizer import WordTokenizer
+from vla_rl.checkpoint import load_policy, save_checkpoint
+from vla_rl.errors import ConfigError, EmbodimentMismatch, UserError
+from vla_rl.interfaces import ImitationPolicy, LikelihoodPolicy
+from vla_rl.types import CameraSpec, EmbodimentSpec, Observation
+
+SPEC = EmbodimentSpec(
+    name="arm", action_names=("dx", "dy", "gripper"), action_units=("m", "m", "1"), action_low=(-0.05, -0.04, -1.0),
+    action_high=(0.05, 0.08, 1.0), frame="base", rotation="none", gripper="1 closed", control_hz=20.0,
+    cameras=(CameraSpec("front", 28, 28), CameraSpec("wrist", 28, 28)), proprio_names=("x", "y"),
+)  # fmt: skip
+TINY = NanoVLAConfig(
+    chunk_length=3, action_bins=9, stem_channels=[8], stem_kernels=[4, 3], stem_strides=[4, 2], vit_width=16, vit_heads=2,
+    instruction_tokens=2, instruction_length=6, llm_width=16, llm_depth=2, llm_heads=2, llm_mlp=24, precision="float32",
+)  # fmt: skip
+VARIANTS = {
+    "parallel_step": {},
+    "parallel_dim": {"tokens_per_step": False},
+    "autoregressive_step": {"decoding": "autoregressive"},
+    "autoregressive_dim": {"decoding": "autoregressive", "tokens_per_step": False},
+    "binary_gripper": {"decoding": "autoregressive", "tokens_per_step": False, "binary_gripper": True},
+    "patches": {"stem_channels": [], "patch_size": 7, "merge": 1, "instruction_tokens": 0, "use_proprio": False},
+    "two_towers": {"share_vision": False, "binary_gripper": True, "temperature": 0.7},
+    "one_camera": {"cameras": ["wrist"], "value_head": False, "stem_norm": "none", "vit_depth": 0},
+}
+
+
+def make(spec: EmbodimentSpec = SPEC, scale: float = 0.3, **changes: object) -> NanoVLA:
+    """A policy with random weights everywhere, so that no path is switched off by a zero initialisation."""
+    policy = NanoVLA(dataclasses.replace(TINY, **changes), spec)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter += scale * parameter.new_empty(parameter.shape).normal_() / max(1, parameter.shape[-1]) ** 0.5
+    return policy.eval()
+
+
+def observe(b: int, spec: EmbodimentSpec = SPEC, seed: int = 0) -> Observation:
+    g = torch.Generator().manual_seed(seed)
+    texts = ("pick up the red cube", "open the drawer", "zorble the quux now please and then stop again")
+    return Observation(
+        images={
+            c.name: torch.randint(0, 256, (b, c.height, c.width, 3), generator=g, dtype=torch.uint8)
+            for c in spec.cameras
+        },
+        proprio=torch.randn(b, spec.proprio_dim, generator=g),
+        instruction=tuple(texts[i % 3] for i in range(b)),
+    )
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS.keys())
+def test_contract_and_likelihood(changes: dict):
+    policy = make(**changes)
+    assert isinstance(policy, LikelihoodPolicy) and isinstance(policy, ImitationPolicy)
+    observation = observe(5)
+    check_policy(policy, observation, tolerance=1e-5)
+    output = policy.act(observation, seeds=range(5))
+    evaluation = policy.evaluate(observation, output.replay)
+    ratio = (evaluation.log_prob - output.behavior_log_prob).exp()
+    torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0, atol=1e-5)
+    assert evaluation.entropy.shape == (5, 3, 3) and (evaluation.entropy > 0).all()
+    if policy.config.value_head:
+        torch.testing.assert_close(evaluation.value, output.value, rtol=0, atol=1e-5)
+    else:
+        assert evaluation.value is None and output.value is None
+    torch.testing.assert_close(policy.encode_actions(output.chunk.actions), output.replay["action_tokens"].long())
+    loss, metrics = policy.imitation_loss(observation, output.chunk.actions, output.chunk.valid)
+    loss.backward()
+    assert set(metrics) == {"nll", "accuracy", "mae", "entropy"} and metrics["nll"] == pytest.approx(loss.item())
+    unused = [n for n, p in policy.named_parameters() if p.grad is None and "value" not in n]
+    assert unused == []
+
+
+@pytest.mark.parametrize("changes", [VARIANTS["autoregressive_step"], VARIANTS["binary_gripper"]])
+def test_cached_decoding_equals_decoding_without_a_cache(changes: dict):
+    policy = make(**changes)
+    observation = observe(4)
+    a, k = SPEC.action_dim, policy.config.action_bins
+    uniforms = torch.from_numpy(counter_uniforms(range(4), 9)).view(4, 9)
+    tokens = torch.zeros(4, 9, dtype=torch.long)
+    for position in range(9):  # each token from a whole forward over all those before it
+        logits, _ = policy.logits_and_value(observation, tokens.view(4, 3, a))
+        log_probs = policy._log_probs(logits).view(4, 9, k)[:, position]
+        tokens[:, position] = sample_inverse_cdf(log_probs, uniforms[:, position])
+    output = policy.act(observation, seeds=range(4))
+    torch.testing.assert_close(output.replay["action_tokens"].long().view(4, 9), tokens)
+    greedy = policy.act(observation, deterministic=True)
+    logits, _ = policy.logits_and_value(observation, greedy.replay["action_tokens"])
+    torch.testing.assert_close(logits.argmax(-1), greedy.replay["action_tokens"].long())
+
+
+def test_autoregressive_tokens_depend_on_those_before_and_not_on_those_after():
+    policy = make(**VARIANTS["autoregressive_dim"])
+    tokens = torch.zeros(1, 3, 3, dtype=torch.long)
+    changed = tokens.clone()
+    changed[0, 1, 1] = 5
+    with torch.no_grad():
+        a, b = (policy.logits_and_value(observe(1), t)[0].view(9, -1) for t in (tokens, changed))
+    assert torch.equal(a[:5], b[:5]) and not torch.allclose(a[5], b[5])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_trunk_equals_the_llama_of_transformers(causal: bool):
+    trunk = LlamaTrunk(dataclasses.replace(TINY, llm_depth=2), 32, 7).eval()
+    with torch.no_grad():
+        for parameter in trunk.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+        x = torch.randn(2, 7, 16)
+        ours, _ = trunk(x, causal)
+        mask = torch.zeros(2, 1, 7, 7)
+        if causal:
+            mask = mask + torch.full((7, 7), -torch.inf).triu(1)
+        theirs = trunk.llama(inputs_embeds=x, attention_mask=mask, use_cache=False).last_hidden_state
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_plain_attention_equals_the_fused_one(causal: bool):
+    q, k, v = torch.randn(3, 2, 2, 5, 4)
+    fused = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    torch.testing.assert_close(attend(q, k, v, causal), fused, rtol=1e-5, atol=1e-5)
+
+
+def test_gradient_checkpointing_changes_nothing():
+    observation = observe(2)
+    actions = torch.zeros(2, 3, 3)
+    gradients = []
+    for flag in (False, True):
+        torch.manual_seed(1)
+        policy = make(gradient_checkpointing=flag).train()
+        policy.imitation_loss(observation, actions, torch.ones(2, 3, dtype=torch.bool))[0].backward()
+        gradients.append([p.grad for p in policy.parameters() if p.grad is not None])
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+# ------------------------------------------------------------------------------------------------------------- sampling
+def test_noise_is_uniform_and_a_function_of_seed_and_index():
+    u = counter_uniforms(range(2000), 8)
+    assert u.dtype == np.float32 and u.min() > 0 and u.max() < 1
+    np.testing.assert_array_equal(u[17:18], counter_uniforms([17], 8))
+    np.testing.assert_array_equal(u[:, :3], counter_uniforms(range(2000), 3))
+    histogram = np.histogram(u, 16, (0, 1))[0] / u.size
+    assert abs(histogram - 1 / 16).max() < 0.006
+    assert abs(np.corrcoef(u.T) - np.eye(8)).max() < 0.1
+    assert np.isfinite(counter_uniforms([-1, 2**63, 2**64 + 5], 2)).all()
+
+
+def test_sampling_follows_the_distribution_and_the_temperature():
+    policy = make()
+    observation = Observation(**{f.name: getattr(observe(1), f.name) for f in dataclasses.fields(Observation)})
+    many = observation[[0] * 4000]
+    for temperature in (1.0, 0.5):
+        policy.temperature = temperature
+        logits, _ = policy.logits_and_value(observation)
+        expected = (logits[0] / temperature).softmax(-1)
+        tokens = policy.act(many, seeds=range(4000)).replay["action_tokens"].long()
+        found = torch.nn.functional.one_hot(tokens, 9).float().mean(0)
+        assert (found - expected).abs().max() < 0.04
+        entropy = policy.evaluate(observation, {"action_tokens": tokens[:1]}).entropy
+        torch.testing.assert_close(entropy[0], -(expected * expected.log()).sum(-1), rtol=1e-4, atol=1e-5)
+
+
+def test_impossible_bins_have_no_probability_and_the_mean_mode_mixes():
+    policy = make(binary_gripper=True, deterministic_mode="mean")
+    output = policy.act(observe(64))
+    assert (output.replay["action_tokens"][..., 2] < 2).all()
+    assert set(output.chunk.actions[..., 2].unique().tolist()) == {-1.0, 1.0}
+    mean = policy.act(observe(4), deterministic=True)
+    logits, _ = policy.logits_and_value(observe(4))
+    centers = policy.bin_centers.clone()
+    centers[2, 2:] = 0
+    torch.testing.assert_close(mean.chunk.actions, (logits.softmax(-1) * centers).sum(-1))
+    assert torch.isfinite(mean.behavior_log_prob).all()
+
+
+def test_seeds_must_match_the_batch():
+    with pytest.raises(ValueError, match="2 seeds for 3 observations"):
+        make().act(observe(3), seeds=[1, 2])
+
+
+# ----------------------------------------------------------------------------------------------------------------- bins
+@settings(max_examples=30, deadline=None)
+@given(
+    bins=st.integers(2, 65), binary=st.booleans(), bin_range=st.sampled_from(["bounds", "minmax", "quantile"]),
+    spacing=st.sampled_from(["uniform", "power"]),
+)  # fmt: skip
+def test_bins_round_trip(bins: int, binary: bool, bin_range: str, spacing: str):
+    stats = VectorStats.from_array(np.random.default_rng(0).normal(0, 0.02, (200, 3)))
+    centers, counts = bin_centers(SPEC, stats, bins, bin_range, spacing, 1.5, binary)
+    assert counts.tolist() == [bins, bins, 2 if binary else bins]
+    for dim, count in enumerate(counts.tolist()):
+        tokens = torch.zeros(count, 3, dtype=torch.long)
+        tokens[:, dim] = torch.arange(count)
+        assert torch.equal(encode_actions(decode_actions(tokens, centers), centers), tokens)
+    assert centers[2, 0] == -1 and centers[2, counts[2] - 1] == 1, "the gripper's ends are exact"
+    wild = torch.tensor([[9.0, -9.0, 9.0]])
+    assert encode_actions(wild, centers).tolist() == [[bins - 1, 0, int(counts[2]) - 1]]
+
+
+def test_encoding_picks_the_nearest_centre():
+    centers, _ = bin_centers(SPEC, VectorStats.identity(3), 9, "bounds", "power", 2.0)
+    actions = torch.rand(500, 3) * torch.tensor([0.1, 0.12, 2.0]) + torch.tensor(SPEC.action_low)
+    nearest = (actions[..., None] - centers).abs().argmin(-1)
+    assert torch.equal(encode_actions(actions, centers), nearest)
+
+
+def test_statistics():
+    data = np.random.default_rng(0).normal(3.0, 2.0, (10, 50, 2))
+    stats = VectorStats.from_array(data)
+    np.testing.assert_allclose(stats.mean, data.reshape(-1, 2).mean(0))
+    assert VectorStats.from_dict(stats.to_dict()) == stats
+    constant = VectorStats.from_array(np.ones((5, 2)))
+    assert constant.mean_std()[1].tolist() == [1.0, 1.0]
+    with pytest.raises(UserError, match="finite"):
+        VectorStats.from_array(np.array([[np.nan]]))
+    with pytest.raises(UserError, match="2 dimensions but embodiment arm has 3"):
+        bin_centers(SPEC, constant, 9, "bounds")
+    # A dimension that never moved in the data keeps the robot's range.
+    flat = VectorStats.from_array(np.zeros((5, 3)))
+    assert bin_centers(SPEC, flat, 3, "minmax")[0][0].tolist() == pytest.approx([-0.05, 0.0, 0.05])
+
+
+# ------------------------------------------------------------------------------------------------------------ imitation
+@pytest.mark.parametrize("changes", [{}, {"decoding": "autoregressive"}], ids=["parallel", "autoregressive"])
+def test_overfits_a_small_batch(changes: dict):
+    policy = NanoVLA(dataclasses.replace(TINY, **changes), SPEC)
+    observation = observe(8)
+    actions = decode_actions(torch.randint(0, 9, (8, 3, 3)), policy.bin_centers)
+    valid = torch.ones(8, 3, dtype=torch.bool)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
+    for _ in range(120):
+        loss, metrics = policy.imitation_loss(observation, actions, valid)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert metrics["accuracy"] > 0.95 and metrics["nll"] < 0.3
+    torch.testing.assert_close(
+        policy.act(observation, deterministic=True).chunk.actions, actions, rtol=0, atol=0.3 * 2 / 8
+    )
+
+
+def test_first_loss_is_that_of_a_uniform_guess():
+    policy = NanoVLA(TINY, SPEC)
+    _, metrics = policy.imitation_loss(observe(16), torch.zeros(16, 3, 3), torch.ones(16, 3, dtype=torch.bool))
+    assert metrics["nll"] == pytest.approx(np.log(9), abs=0.15)
+
+
+def test_control_steps_that_are_not_valid_do_not_count():
+    policy = make()
+    actions = torch.zeros(2, 3, 3)
+    valid = torch.tensor([[True, False, False], [True, True, False]])
+    wild = torch.where(valid[..., None], actions, torch.full_like(actions, 0.04))
+    a, b = (policy.imitation_loss(observe(2), x, valid)[0] for x in (actions, wild))
+    assert torch.equal(a, b)
+    assert policy.imitation_loss(observe(2), actions, torch.zeros_like(valid))[0].item() == 0.0
+
+
+def test_soft_labels():
+    policy = make(soft_label_sigma=1.0, binary_gripper=True)
+    actions = torch.tensor([[[0.0, 0.02, 1.0]]]).expand(1, 3, 3) + torch.tensor([0.00625, 0.0, 0.0])  # half a bin up
+    soft = policy._soft_labels(actions, policy.encode_actions(actions))
+    torch.testing.assert_close(soft.sum(-1), torch.ones(1, 3, 3))
+    assert soft[0, 0, 2].tolist() == [0.0, 1.0] + [0.0] * 7, "two bins get hard labels"
+    torch.testing.assert_close(soft[0, 0, 0, 4], soft[0, 0, 0, 5])
+    torch.testing.assert_close(soft[0, 0, 1], soft[0, 0, 1].flip(0))
+    torch.testing.assert_close(soft[0, 0, 1, 5] / soft[0, 0, 1, 4], torch.tensor(-0.5).exp())
+    loss, metrics = policy.imitation_loss(observe(1), actions, torch.ones(1, 3, dtype=torch.bool))
+    assert loss.item() != pytest.approx(metrics["nll"])
+
+
+def test_label_smoothing_is_cross_entropy_with_smoothed_targets():
+    policy = make(label_smoothing=0.2)
+    observation, actions = observe(3), torch.zeros(3, 3, 3)
+    loss, _ = policy.imitation_loss(observation, actions, torch.ones(3, 3, dtype=torch.bool))
+    logits, _ = policy.logits_and_value(observation)
+    expected = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 2), policy.encode_actions(actions).flatten(), label_smoothing=0.2
+    )
+    torch.testing.assert_close(loss, expected)
+
+
+def test_value_gradient_can_be_kept_out_of_the_trunk():
+    for flag in (True, False):
+        policy = make(value_gradient=flag)
+        output = policy.act(observe(2))
+        policy.evaluate(observe(2), output.replay).value.sum().backward()
+        assert (policy.trunk.llama.norm.weight.grad is not None) == flag
+        assert policy.value_mlp[0].weight.grad is not None
+
+
+# -------------------------------------------------------------------------------------------------------- inputs, errors
+def test_each_input_matters():
+    policy = make()
+    base = observe(1)
+    with torch.no_grad():
+        reference = policy.logits_and_value(base)[0]
+        for name in ("front", "wrist"):
+            images = dict(base.images)
+            images[name] = 255 - images[name]
+            assert not torch.allclose(policy.logits_and_value(dataclasses.replace(base, images=images))[0], reference)
+        for change in ({"proprio": base.proprio + 1}, {"instruction": ("open the drawer",)}):
+            assert not torch.allclose(policy.logits_and_value(dataclasses.replace(base, **change))[0], reference)
+
+
+def test_merging_keeps_the_spatial_layout():
+    x = torch.arange(16.0).view(1, 16, 1)
+    assert merge_tokens(x, (4, 4), 2)[0].tolist() == [[0, 1, 4, 5], [2, 3, 6, 7], [8, 9, 12, 13], [10, 11, 14, 15]]
+
+
+def test_observations_of_another_robot():
+    policy = make()
+    base = observe(2)
+    with pytest.raises(EmbodimentMismatch, match=r"reads camera wrist at 28x28x3.*'front'"):
+        policy.act(dataclasses.replace(base, images={"front": base.images["front"]}))
+    small = {name: image[:, :20, :20] for name, image in base.images.items()}
+    with pytest.raises(EmbodimentMismatch, match=r"28x28x3.*\(20, 20, 3\)"):
+        policy.act(dataclasses.replace(base, images=small))
+    with pytest.raises(EmbodimentMismatch, match="2 proprio dimensions"):
+        policy.act(dataclasses.replace(base, proprio=torch.zeros(2, 5)))
+    with pytest.raises(EmbodimentMismatch, match="predicts chunks of 3 x 3"):
+        policy.imitation_loss(base, torch.zeros(2, 4, 3), torch.ones(2, 4, dtype=torch.bool))
+    with pytest.raises(EmbodimentMismatch, match="elbow"):
+        make(cameras=["elbow"])
+    with pytest.raises(EmbodimentMismatch, match="proprio statistics have 7"):
+        NanoVLA(TINY, SPEC, None, VectorStats.identity(7))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"decoding": "diffusion"}, "choose one of parallel, autoregressive"),
+        ({"bin_range": "x"}, "choose one of bounds, minmax, quantile"),
+        ({"action_bins": 1}, "at least 2"),
+        ({"temperature": 0.0}, "above 0"),
+        ({"llm_width": 18, "llm_heads": 4}, "not divisible by llm_heads"),
+        ({"llm_width": 18, "llm_heads": 6}, "even"),
+        ({"stem_strides": [4]}, "need 2 each"),
+        ({"chunk_length": 0}, "at least 1"),
+    ],
+)
+def test_config_errors(changes: dict, message: str):
+    with pytest.raises(ConfigError, match=message):
+        dataclasses.replace(TINY, **changes)
+
+
+def test_image_sizes_must_fit_the_merging():
+    spec = dataclasses.replace(SPEC, cameras=(CameraSpec("front", 28, 40),))
+    with pytest.raises(ConfigError, match="front .*4x5 image tokens"):
+        NanoVLA(TINY, spec)
+
+
+def test_cameras_of_different_sizes():
+    spec = dataclasses.replace(SPEC, cameras=(CameraSpec("front", 28, 28), CameraSpec("wrist", 16, 32)))
+    policy = make(spec)
+    assert len(policy.vision) == 2 and policy.camera_tokens == [4, 2]
+    check_policy(policy, observe(3, spec), tolerance=1e-5)
+
+
+def test_tokenizer():
+    tokenizer = WordTokenizer(["pick", "cube"], hash_buckets=4)
+    assert tokenizer.encode("Pick the CUBE!", 6)[0] == 5 and tokenizer.encode("Pick the CUBE!", 6)[2] == 6
+    assert tokenizer.encode("", 3) == [0, 0, 0] and len(tokenizer.encode("a b c d e", 3)) == 3
+    unknown = tokenizer.encode("zorble ünïcode 42", 8)
+    assert all(0 <= i < tokenizer.vocab_size for i in unknown) and unknown == tokenizer.encode("zorble ünïcode 42", 8)
+    again = WordTokenizer.from_json(tokenizer.to_json())
+    assert again.encode("pick zorble", 3) == tokenizer.encode("pick zorble", 3)
+    assert again.vocab_size == tokenizer.vocab_size == 7
+    with pytest.raises(UserError, match="'bpe'"):
+        WordTokenizer.from_json('{"type": "bpe"}')
+
+
+def test_words_past_the_instruction_length_are_cut_and_padding_is_ignored():
+    policy = make(instruction_length=3)
+    base = observe(1)
+    with torch.no_grad():
+        a, b = (
+            policy.logits_and_value(dataclasses.replace(base, instruction=(text,)))[0]
+            for text in ("pick up cube", "pick up cube now")
+        )
+    assert torch.equal(a, b)
+    assert torch.isfinite(policy.act(dataclasses.replace(base, instruction=("",))).chunk.actions).all()
+
+
+# ----------------------------------------------------------------------------------------------------- checkpoints, sizes
+def test_save_and_load(tmp_path: Path):
+    stats = VectorStats.from_array(np.random.default_rng(0).normal(0, 0.02, (50, 3)))
+    policy = NanoVLA(
+        dataclasses.replace(TINY, bin_range="quantile"), SPEC, stats, VectorStats.identity(2), WordTokenizer(["cube"])
+    )
+    save_checkpoint(tmp_path / "a", policy)
+    loaded = load_policy(tmp_path / "a", {"nano_vla": NanoVLA}.__getitem__, SPEC)
+    assert loaded.config == policy.config and loaded.tokenizer.words == ("cube",) and loaded.action_stats == stats
+    a, b = (p.act(observe(4), seeds=range(4)) for p in (policy.eval(), loaded))
+    assert torch.equal(a.chunk.actions, b.chunk.actions) and torch.equal(a.behavior_log_prob, b.behavior_log_prob)
+    assert (tmp_path / "a" / "tokenizer.json").exists()
+    data = policy.config_dict()
+    data["config"]["from_the_future"] = 1
+    with pytest.raises(ConfigError, match="from_the_future"):
+        NanoVLA.from_config_dict(data, SPEC, policy.extra_files())
+
+
+def test_new_policies_depend_on_their_seed_alone():
+    stats = VectorStats.from_bounds(SPEC.action_low, SPEC.action_high).to_dict()
+    weights = []
+    for seed in (3, 3, 4):
+        torch.rand(1)
+        policy = NanoVLA.from_statistics(TINY, SPEC, stats, VectorStats.identity(2).to_dict(), seed=seed)
+        weights.append(torch.cat([p.flatten() for p in policy.parameters()]))
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"), [("nano", 0.8e6, 1.3e6), ("small", 5e6, 30e6), ("7b", 6.5e9, 7.5e9)]
+)
+def test_presets_have_their_sizes(name: str, low: float, high: float):
+    cameras = tuple(CameraSpec(n, 224, 224) if name == "7b" else CameraSpec(n, 84, 84) for n in ("front", "wrist"))
+    with torch.device("meta"):
+        policy = NanoVLA(preset(name), dataclasses.replace(SPEC, cameras=cameras))
+    assert low < policy.num_parameters() < high
+    with pytest.raises(ConfigError, match="choose one of nano"):
+        preset("huge")
+
+
+def test_bfloat16_agrees_with_itself():
+    """Row by row the same log-probs when acting and when evaluating, in the precision used for training."""
+    policy = make(precision="bfloat16")
+    observation = observe(6)
+    output = policy.act(observation, seeds=range(6))
+    alone = policy.evaluate(observation[2:3], {k: v[2:3] for k, v in output.replay.items()})
+    torch.testing.assert_close(alone.log_prob[0], output.behavior_log_prob[2], rtol=0, atol=0.02)
+    assert output.behavior_log_prob.dtype == torch.float32
