@@ -233,9 +233,9 @@ def test_warnings_tell_what_to_do(tmp_path):
         for i in range(1, 5):
             logger.log("rl", i, {"rollout/success": 0.0, "ppo/clip_fraction": 0.5, "ppo/explained_variance": -0.2})
     write_json(run / "versions.json", {"git_commit": "abc +changes"})
-    text = " ".join(warnings([load_run(run)]))
+    text = " ".join(warnings([load_run(run)])).replace("\u00a0", " ")
     for part in (
-        "50% of the ratios were clipped",
+        "50 % of the ratios were clipped",
         "critic explains nothing",
         "No training episode ever succeeded",
         "no commit",

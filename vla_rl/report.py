@@ -367,8 +367,8 @@ def _run_warnings(r: RunData) -> list[str]:
     clipped, critic = _late(r, r"clip_fraction$"), _late(r, r"explained_variance$")
     if clipped is not None and clipped > 0.3:
         notes.append(
-            f"Over the last iterations {clipped:.0%} of the ratios were clipped: the updates are too large. Lower the "
-            f"learning rate or the number of epochs."
+            f"Over the last iterations {percent(clipped)} of the ratios were clipped: the updates are too large. Lower "
+            f"the learning rate or the number of epochs."
         )
     if critic is not None and critic < 0:
         notes.append("The critic explains nothing (explained variance below 0): more critic updates or warm-up help.")
@@ -528,7 +528,10 @@ def _success(runs: Sequence[RunData]) -> str:
 
 
 def _interval_row(label: str, s: Mapping[str, Any], style: str) -> Interval:
-    note = f"{label}: {s['successes']} of {s['episodes']} = {percent(s['rate'])}, {s['low']:.1%} to {s['high']:.1%}"
+    note = (
+        f"{label}: {s['successes']} of {s['episodes']} = {percent(s['rate'])}, {percent(s['low'])} to "
+        f"{percent(s['high'])}"
+    )
     return Interval(label, s["rate"], s["low"], s["high"], style, note)
 
 
@@ -698,7 +701,7 @@ def _tasks(runs: Sequence[RunData]) -> str:
         f"actions × control rate³ ({escape(unit)}); lower is smoother. One decision of the {escape(_name(names[-1]))} "
         f"policy takes {latency * 1e3:.1f} ms alone and {batched * 1e3:.2f} ms in batches."
     )
-    table = f"<table><tr><th></th>{head}</tr><tr><th>Task</th>{heads}</tr>{''.join(body)}</table>"
+    table = f"<table><tr><th class='group'></th>{head}</tr><tr><th>Task</th>{heads}</tr>{''.join(body)}</table>"
     return _section("Tasks", lead, f'<div class="scroll">{table}</div>')
 
 
@@ -736,7 +739,7 @@ def _time_row(i: int, name: str, t: Mapping[str, float], total: float, steps: fl
     rate = f"{steps / t['seconds']:.0f}" if steps else "–"
     return (
         f'<tr><td><span class="legend" style="display:inline"><i class="c s{i % 6}"></i></span>'
-        f"{escape(_phase(name))}</td><td>{_clock(t['seconds'])}</td><td>{t['seconds'] / total:.0%}</td>"
+        f"{escape(_phase(name))}</td><td>{_clock(t['seconds'])}</td><td>{percent(t['seconds'] / total)}</td>"
         f"<td>{_count(t.get('episodes'))}</td><td>{_count(steps)}</td><td>{rate}</td></tr>"
     )
 
@@ -774,7 +777,7 @@ def _iteration(runs: Sequence[RunData]) -> str:
     if rate:
         facts.append(f"{rate:.0f} control steps/s while acting")
     if use:
-        facts.append(f"simulators busy {use:.0%} of that time")
+        facts.append(f"simulators busy {percent(use)} of that time")
     if batch:
         facts.append(f"{batch:.1f} observations per policy call")
     return (
@@ -818,7 +821,8 @@ def _versions(runs: Sequence[RunData]) -> str:
     packages = "".join(
         f"<tr><td>{escape(k)}</td><td>{escape(str(x))}</td></tr>" for k, x in v.get("packages", {}).items()
     )
-    machine = f'<div class="two"><table>{"".join(rows)}</table><table>{packages}</table></div>' if v else ""
+    tables = (f'<table class="plain">{t}</table>' for t in ("".join(rows), packages))
+    machine = f'<div class="two">{"".join(tables)}</div>' if v else ""
     configs = "".join(
         f"<details{' open' if len(runs) == 1 and len(r.config) < 1500 else ''}><summary>Exact configuration"
         f"{escape(f', {r.label}') if len(runs) > 1 else ''}</summary><pre>{escape(r.config)}</pre></details>"
