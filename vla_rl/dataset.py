@@ -1,6 +1,6 @@
 """Demonstrations on disk: LeRobotDataset v3 folders, written and read without the hub.
 
-`DemonstrationWriter` writes what lerobot's own class loads (a test checks it), about 15 times faster than lerobot's
+`DemonstrationWriter` writes what lerobot's own class loads (a test checks it), about ten times faster than lerobot's
 recorder, which first saves every frame as a file: here a frame becomes PNG bytes in memory and goes straight into the
 parquet file. `load_demonstrations` reads any v3 folder, whoever wrote it, into memory.
 
