@@ -234,6 +234,7 @@ class CompiledScene:
         """Upright RGB pictures uint8 [H W 3] per camera."""
         images = {}
         self._gl.make_current()
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)  # scenes share the GL context
         for name in cameras:
             self._camera.fixedcamid = self._camera_id[name]
             mujoco.mjv_updateScene(

@@ -1,0 +1,315 @@
+"""The embedded suite: tasks and placements, the Simulator contract, demonstrators, looks, collection and the benchmark."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from sim import gl
+from sim.tabletop.simulator import TabletopConfig, TabletopSimulator
+from sim.tabletop.tasks import OBJECTS, PRIVILEGED_DIM, SCENES, STAGES, TASKS, place_objects
+from vla_rl import splits
+from vla_rl.errors import ConfigError, MissingDependency
+from vla_rl.interfaces import Simulator
+from vla_rl.specs import EpisodeSpec
+
+real_sim = pytest.mark.real_sim
+SIZE = 24
+
+
+@pytest.fixture(scope="module")
+def simulator():
+    """One simulator with all tasks for the whole file; tests must leave nothing that others would see."""
+    simulator = TabletopSimulator(TabletopConfig(tasks=list(TASKS), camera_size=SIZE))
+    yield simulator
+    simulator.close()
+
+
+def expert_run(simulator, episode: EpisodeSpec, slot: int = 0, noise: float = 0.0):
+    """Executed actions [t a] and the last `SlotStep`."""
+    simulator.start(slot, episode)
+    expert, rng = simulator.demonstrator(episode.task_id), np.random.default_rng(episode.init_state_id)
+    half_range, actions = np.array(simulator.embodiment.action_high), []
+    while True:
+        action = expert.act(simulator.state(slot))
+        action[:-1] += noise * half_range[:-1] * rng.standard_normal(len(action) - 1)
+        actions.append(action)
+        step = simulator.step(slot, action[None])
+        if step.terminated or step.truncated:
+            return np.array(actions), step
+
+
+# ------------------------------------------------------------------------------------------------------ tasks and config
+def test_tasks_are_well_formed() -> None:
+    assert len(TASKS) >= 6
+    for task in TASKS.values():
+        assert len(set(task.spec.instructions)) >= 3 and len(set(task.spec.held_out_instructions)) >= 2
+        assert not set(task.spec.instructions) & set(task.spec.held_out_instructions)
+        assert task.target in SCENES[task.scene].objects
+        assert task.kind in ("lift", "stack", "place")
+        assert (task.kind == "stack") == (task.goal is not None)
+        assert task.kind != "place" or SCENES[task.scene].zone is not None
+    texts = [text for task in TASKS.values() for text in task.spec.instructions + task.spec.held_out_instructions]
+    assert all(text == text.lower().strip() for text in texts)
+    for scene in SCENES:
+        specs = [task.spec for task in TASKS.values() if task.scene == scene]
+        named = [text for spec in specs for text in spec.instructions + spec.held_out_instructions]
+        assert len(named) == len(set(named)), "within a scene an instruction must name one task"
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+def test_placements_of_the_splits_are_disjoint_and_apart(task) -> None:
+    cells = {"train": set(), "held_out": set()}
+    for split in cells:
+        for i in range(100):
+            poses = place_objects(task, splits.rng(task.task_id, i, split), split)
+            assert set(poses) == set(SCENES[task.scene].objects)
+            again = place_objects(task, splits.rng(task.task_id, i, split), split)
+            assert all(np.array_equal(poses[name], again[name]) for name in poses)
+            for x, y, _, yaw in poses.values():
+                assert task.region[0] <= x <= task.region[2] and task.region[1] <= y <= task.region[3]
+                assert abs(yaw) <= task.max_yaw
+                cells[split].add(splits.cell_of(x, y))
+            for other in task.others:
+                distance = np.abs(poses[task.target][:2] - poses[other][:2])
+                assert np.any(distance >= task.apart)
+    assert len(cells["train"]) > 50 and len(cells["held_out"]) > 20
+    assert not cells["train"] & cells["held_out"]
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"tasks": ["juggle"]}, "juggle"),
+        ({"tasks": []}, "at least one task"),
+        ({"controller": "joint"}, "osc_pose"),
+        ({"look": "pretty"}, "full"),
+        ({"cameras": ["selfie"]}, "agentview"),
+        ({"camera_size": 4}, "camera_size=4"),
+        ({"success_hold": 0}, "success_hold"),
+    ],
+)
+def test_bad_config_is_one_clear_error(options: dict, part: str) -> None:
+    with pytest.raises(ConfigError, match=part):
+        TabletopConfig(**options)
+
+
+# ------------------------------------------------------------------------------------------------------------ GL backend
+def test_the_users_backend_is_kept(monkeypatch) -> None:
+    monkeypatch.setenv("MUJOCO_GL", "osmesa")
+    monkeypatch.setattr(gl, "probe_backend", lambda backend: pytest.fail("must not probe"))
+    assert gl.choose_backend() == "osmesa"
+
+
+def test_the_first_backend_that_works_is_chosen_and_none_is_a_clear_error(monkeypatch) -> None:
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    monkeypatch.delenv(gl._REMEMBERED, raising=False)
+    monkeypatch.setattr(gl, "probe_backend", lambda backend: None if backend == "osmesa" else "no device")
+    assert gl.choose_backend() == "osmesa"
+    monkeypatch.setattr(gl, "probe_backend", lambda backend: "no device")
+    with pytest.raises(MissingDependency, match="libegl1"):
+        gl.choose_backend()
+
+
+@real_sim
+def test_probe_tells_what_is_missing(monkeypatch) -> None:
+    assert any(gl.probe_backend(backend) is None for backend in gl.CANDIDATES)
+    monkeypatch.setitem(gl._PROBES, "egl", "raise OSError('libEGL.so.1: no such file')")
+    assert "libEGL.so.1" in gl.probe_backend("egl")
+
+
+# --------------------------------------------------------------------------------------------------- the Simulator contract
+@real_sim
+def test_observations_fit_the_embodiment(simulator) -> None:
+    assert isinstance(simulator, Simulator)
+    spec = simulator.embodiment
+    observation = simulator.start(0, EpisodeSpec("lift_cube", 0, instruction_index=1))
+    assert set(observation.images) == set(spec.camera_names)
+    for image in observation.images.values():
+        assert image.shape == (SIZE, SIZE, 3) and image.dtype == np.uint8 and image.std() > 5
+    assert observation.proprio.shape == (spec.proprio_dim,) and observation.proprio.dtype == np.float32
+    assert 0.9 < observation.proprio[3] <= 1.0, "episodes start with an open gripper"
+    assert observation.privileged.shape == (simulator.privileged_dim,) == (PRIVILEGED_DIM,)
+    assert observation.privileged.dtype == np.float32 and np.isfinite(observation.privileged).all()
+    assert observation.instruction == TASKS["lift_cube"].spec.instructions[1]
+    held_out = simulator.start(0, EpisodeSpec("lift_cube", 0, split="held_out", instruction_index=1))
+    assert held_out.instruction == TASKS["lift_cube"].spec.held_out_instructions[1]
+
+
+@real_sim
+@pytest.mark.parametrize("task", TASKS)
+def test_demonstrator_solves_the_task_under_noise(simulator, task: str) -> None:
+    successes = 0
+    for init_state_id in range(2):
+        actions, step = expert_run(simulator, EpisodeSpec(task, init_state_id), noise=0.3)
+        successes += step.success
+        assert step.success == step.terminated != step.truncated
+        assert step.rewards.tolist() == [float(step.success)]
+        assert np.all(np.abs(step.observation.privileged) < 5.0)
+        assert step.observation.privileged[-1] == float(step.success), STAGES
+    assert successes == 2
+
+
+@real_sim
+def test_language_decides_in_a_shared_scene(simulator) -> None:
+    """The expert for the green cube, in an episode that asks for the red one, does not succeed."""
+    simulator.start(0, EpisodeSpec("lift_red", 0))
+    expert = simulator.demonstrator("lift_green")
+    for _ in range(45):
+        step = simulator.step(0, expert.act(simulator.state(0))[None])
+        assert not step.terminated
+    assert simulator.state(0).position("green_cube")[2] > 0.86
+
+
+@real_sim
+def test_outcome_depends_on_episode_and_actions_alone(simulator) -> None:
+    """Not on the slot, on what ran before, on the chunking, on what runs in between, nor on the process's history."""
+    episode = EpisodeSpec("lift_cube", 11, split="held_out")
+    actions, _ = expert_run(simulator, episode, slot=0, noise=0.2)
+    reference = []
+    simulator.start(0, episode)
+    for action in actions:
+        step = simulator.step(0, action[None])
+        reference.append((simulator.physics(0).qpos.copy(), step.observation))
+    rng = np.random.default_rng(5)
+    simulator.start(7, EpisodeSpec("place_can", 2))
+    simulator.start(3, EpisodeSpec("lift_cube", 4))
+    simulator.step(3, rng.uniform(-0.05, 0.05, (20, 4)) * [1, 1, 1, 20])
+    first = simulator.start(3, episode)
+    chunks = [actions[i : i + 5] for i in range(0, len(actions), 5)]
+    at = 0
+    for chunk in chunks:
+        simulator.step(7, rng.uniform(-0.05, 0.05, (2, 4)))
+        step = simulator.step(3, chunk)
+        at += step.executed
+        qpos, observation = reference[at - 1]
+        np.testing.assert_array_equal(simulator.physics(3).qpos, qpos)
+        np.testing.assert_array_equal(step.observation.privileged, observation.privileged)
+        for name, image in observation.images.items():
+            np.testing.assert_array_equal(step.observation.images[name], image)
+    assert step.terminated and at == len(actions)
+    fresh = TabletopSimulator(TabletopConfig(camera_size=SIZE))
+    again = fresh.start(0, episode)
+    np.testing.assert_array_equal(again.privileged[:8], first.privileged[:8])
+    np.testing.assert_array_equal(again.images["agentview"], first.images["agentview"])
+    step = fresh.step(0, actions)
+    assert step.success and step.executed == len(actions)
+    np.testing.assert_array_equal(fresh.physics(0).qpos, reference[-1][0])
+    fresh.close()
+
+
+@real_sim
+def test_an_episode_stops_at_success_and_at_the_horizon() -> None:
+    simulator = TabletopSimulator(TabletopConfig(camera_size=SIZE, horizon=6))
+    simulator.start(0, EpisodeSpec("lift_cube", 0))
+    step = simulator.step(0, np.zeros((4, 4)))
+    assert (step.executed, step.terminated, step.truncated) == (4, False, False)
+    step = simulator.step(0, np.zeros((4, 4)))
+    assert (step.executed, step.terminated, step.truncated, step.success) == (2, False, True, False)
+    assert step.rewards.tolist() == [0.0] * 4
+    with pytest.raises(ValueError, match="start"):
+        simulator.step(0, np.zeros((1, 4)))
+    simulator.close()
+    with pytest.raises(ValueError, match="closed"):
+        simulator.start(0, EpisodeSpec("lift_cube", 0))
+
+
+@real_sim
+def test_bad_actions(simulator) -> None:
+    simulator.start(0, EpisodeSpec("lift_cube", 0))
+    with pytest.raises(ValueError, match="finite"):
+        simulator.step(0, np.full((2, 4), np.nan))
+    with pytest.raises(ValueError, match=r"\[h, 4\]"):
+        simulator.step(0, np.zeros((2, 3)))
+    with pytest.raises(ValueError, match="slot 99"):
+        simulator.step(99, np.zeros((1, 4)))
+    with pytest.raises(ConfigError, match="juggle"):
+        simulator.start(0, EpisodeSpec("juggle", 0))
+    wild = np.array([[7.0, -7.0, 0.3, 5.0]] * 3)
+    simulator.step(0, wild)
+    simulator.start(1, EpisodeSpec("lift_cube", 0))
+    simulator.step(1, np.clip(wild, simulator.embodiment.action_low, simulator.embodiment.action_high))
+    np.testing.assert_array_equal(simulator.physics(0).qpos, simulator.physics(1).qpos)
+
+
+@real_sim
+def test_looks_share_the_physics_but_not_the_pixels(simulator) -> None:
+    full = TabletopSimulator(TabletopConfig(camera_size=SIZE, look="full", cameras=["agentview"]))
+    actions = np.random.default_rng(0).uniform(-0.05, 0.05, (30, 4)) * [1, 1, 1, 20]
+    actions[:, 2] = -0.03  # down onto the table, so that contacts count
+    images = []
+    for s in (simulator, full):
+        s.start(0, EpisodeSpec("lift_cube", 1))
+        images.append(s.step(0, actions).observation.images["agentview"].astype(float))
+    np.testing.assert_array_equal(simulator.physics(0).qpos, full.physics(0).qpos)
+    assert 1.0 < np.abs(images[0] - images[1]).mean() < 60.0
+    full.close()
+
+
+@real_sim
+def test_slots_of_a_scene_share_one_model_and_keep_their_states_apart(simulator) -> None:
+    first, second = EpisodeSpec("lift_red", 1), EpisodeSpec("stack_cubes", 2)
+    simulator.start(0, first)
+    simulator.start(1, second)
+    names = [scene.name for scene in simulator.scenes()]
+    assert len(names) == len(set(names))
+    before = simulator.physics(1).qpos.copy()
+    simulator.step(0, np.full((5, 4), 0.05))
+    np.testing.assert_array_equal(simulator.physics(1).qpos, before)
+
+
+@real_sim
+def test_collected_episode_has_clean_labels(simulator) -> None:
+    from sim.tabletop.collect import collect_episode
+
+    episode = EpisodeSpec("lift_cube", 5)
+    data = collect_episode(simulator, episode, noise_std=0.3, rng=np.random.default_rng(1))
+    count = len(data["actions"])
+    assert data["success"] and (data["task_id"], data["init_state_id"]) == ("lift_cube", 5)
+    assert {k: v.shape for k, v in data["images"].items()} == {
+        name: (count, SIZE, SIZE, 3) for name in simulator.embodiment.camera_names
+    }
+    assert data["proprio"].shape == (count, 4) and data["actions"].shape == (count, 4)
+    assert np.all(np.abs(data["actions"]) <= np.array(simulator.embodiment.action_high, dtype=np.float32))
+    assert set(np.unique(data["actions"][:, 3])) == {-1.0, 1.0}
+    # a label moves towards the cube from wherever noise has led: no label of the approach points away from it
+    cube = simulator.initial_state(episode)
+    again = collect_episode(simulator, episode, noise_std=0.3, rng=np.random.default_rng(1))
+    np.testing.assert_array_equal(data["actions"], again["actions"])
+    clean = collect_episode(simulator, episode)
+    assert cube is simulator.initial_state(episode)
+    np.testing.assert_array_equal(clean["proprio"][0], data["proprio"][0])
+    assert not np.array_equal(clean["proprio"][3], data["proprio"][3])
+
+
+@real_sim
+def test_osc_pose_demonstrator_and_proprio() -> None:
+    simulator = TabletopSimulator(TabletopConfig(camera_size=SIZE, controller="osc_pose"))
+    observation = simulator.start(0, EpisodeSpec("lift_cube", 0))
+    assert simulator.embodiment.action_dim == 7 and observation.proprio.shape == (8,)
+    assert np.linalg.norm(observation.proprio[4:]) == pytest.approx(1.0, abs=1e-5)
+    _, step = expert_run(simulator, EpisodeSpec("lift_cube", 0), noise=0.1)
+    assert step.success
+    simulator.close()
+
+
+@real_sim
+def test_bench_compares_both_sides_on_the_same_actions(tmp_path, capsys) -> None:
+    from sim.bench import bench_tabletop
+
+    path = tmp_path / "bench.json"
+    document = bench_tabletop(["lift_cube"], chunk=8, workers=[], steps=16, camera_size=SIZE, json_file=path)
+    assert json.loads(path.read_text()) == document
+    assert document["pixels"]["identical"] == document["pixels"]["decisions"] == 2
+    assert document["pixels"]["largest_qpos_difference"] < 1e-9
+    assert document["simulator"]["ms_per_step"] > 0 and document["plain"]["ms_per_step"] > 0
+    assert "control steps/s" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="chunk"):
+        bench_tabletop(["lift_cube"], chunk=0)
+
+
+def test_every_object_belongs_to_a_scene() -> None:
+    used = {name for scene in SCENES.values() for name in scene.objects}
+    assert used == set(OBJECTS)
