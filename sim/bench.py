@@ -1,8 +1,8 @@
 """`vla-rl bench sim`: robosuite's plain gym stepping and this suite's simulator, on the same actions, in one run.
 
 Both step the same compiled scenes (`sim.tabletop.scene`) with the same look, from the same states and with the same
-actions (those of the scripted experts under noise). The plain side is robosuite's own `reset` and `step` with its camera
-observations at every control step; ours renders once per chunk. Pixels are compared at every decision.
+actions (those of the scripted experts under noise). The plain side is robosuite's own `reset` and `step` with its
+camera observations at every control step; ours renders once per chunk. Pixels are compared at every decision.
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ def bench_tabletop(
     plain, pixels = measure_plain(simulator, episodes, chunk)
     document: dict[str, Any] = {
         "suite": "tabletop", "tasks": list(tasks), "chunk": chunk, "steps": sum(len(a) for _, a in episodes),
-        "look": look, "camera_size": camera_size, "cameras": list(config.cameras), "gl": os.environ.get("MUJOCO_GL", ""),
-        "cpus": os.cpu_count(), "plain": plain, "simulator": ours, "pixels": pixels,
+        "look": look, "camera_size": camera_size, "cameras": list(config.cameras),
+        "gl": os.environ.get("MUJOCO_GL", ""), "cpus": os.cpu_count(), "plain": plain, "simulator": ours,
+        "pixels": pixels,
         "pool": {str(n): measure_pool(config, episodes, chunk, n) for n in workers},
     }  # fmt: skip
     simulator.close()
@@ -296,7 +297,7 @@ def measure_pool(config: TabletopConfig, episodes: Sequence, chunk: int, workers
 
 def _replay(pool: Any, episodes: Sequence, chunk: int) -> int:
     """Run all episodes in every slot (resets included); returns the control steps executed."""
-    position = {slot: (0, 0) for slot in range(pool.num_slots)}
+    position = dict.fromkeys(range(pool.num_slots), (0, 0))
     executed = 0
     for slot in position:
         pool.start(slot, episodes[0][0])

@@ -101,7 +101,7 @@ def choose_backend() -> str:
 
 @functools.lru_cache(maxsize=1)
 def ensure_backend() -> str:
-    """Fix the backend for this process and its children; call before importing mujoco or robosuite. Returns its name."""
+    """Fix the backend for this process and its children, before mujoco or robosuite is imported; returns its name."""
     backend = choose_backend()
     os.environ["MUJOCO_GL"] = backend
     os.environ[_REMEMBERED] = backend
@@ -129,3 +129,11 @@ def make_context(size: int) -> Any:
             f"The OpenGL backend {backend!r} cannot render off-screen here ({error}). Unset MUJOCO_GL to choose one "
             f"automatically, or install {PACKAGES.get(backend, PACKAGES['egl'])} (apt-get install)."
         ) from error
+
+
+def free_context(context: Any) -> None:
+    """Free a context; says nothing where the display is gone already, as it may be when the interpreter exits."""
+    try:
+        context.free()
+    except Exception:  # PyOpenGL's error classes depend on the backend, and no harm is left to be done
+        context._context = None  # else the context's destructor tries again

@@ -24,7 +24,7 @@ def test_torques_follow_the_operational_space_formulas() -> None:
     a = rng.normal(size=(nv, nv))
     full_mass = a @ a.T + nv * np.eye(nv)
     # MuJoCo's packed layout for a chain: row i holds M[i, i], M[i, i-1], ..., M[i, 0]
-    address = np.cumsum([0] + list(range(1, nv)))
+    address = np.cumsum(np.arange(nv))
     packed = np.concatenate([full_mass[i, i::-1] for i in range(nv)])
     parent = np.arange(nv) - 1
     dofs = np.arange(n)

@@ -1,4 +1,4 @@
-"""The embedded suite: tasks and placements, the Simulator contract, demonstrators, looks, collection and the benchmark."""
+"""The embedded suite: tasks and placements, the Simulator contract, demonstrators, looks, collection, benchmark."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def expert_run(simulator, episode: EpisodeSpec, slot: int = 0, noise: float = 0.
             return np.array(actions), step
 
 
-# ------------------------------------------------------------------------------------------------------ tasks and config
+# ----------------------------------------------------------------------------------------------------- tasks and config
 def test_tasks_are_well_formed() -> None:
     assert len(TASKS) >= 6
     for task in TASKS.values():
@@ -96,7 +96,7 @@ def test_bad_config_is_one_clear_error(options: dict, part: str) -> None:
         TabletopConfig(**options)
 
 
-# ------------------------------------------------------------------------------------------------------------ GL backend
+# ----------------------------------------------------------------------------------------------------------- GL backend
 def test_the_users_backend_is_kept(monkeypatch) -> None:
     monkeypatch.setenv("MUJOCO_GL", "osmesa")
     monkeypatch.setattr(gl, "probe_backend", lambda backend: pytest.fail("must not probe"))
@@ -120,7 +120,7 @@ def test_probe_tells_what_is_missing(monkeypatch) -> None:
     assert "libEGL.so.1" in gl.probe_backend("egl")
 
 
-# --------------------------------------------------------------------------------------------------- the Simulator contract
+# ----------------------------------------------------------------------------------------------- the Simulator contract
 @real_sim
 def test_observations_fit_the_embodiment(simulator) -> None:
     assert isinstance(simulator, Simulator)
@@ -143,7 +143,7 @@ def test_observations_fit_the_embodiment(simulator) -> None:
 def test_demonstrator_solves_the_task_under_noise(simulator, task: str) -> None:
     successes = 0
     for init_state_id in range(2):
-        actions, step = expert_run(simulator, EpisodeSpec(task, init_state_id), noise=0.3)
+        _, step = expert_run(simulator, EpisodeSpec(task, init_state_id), noise=0.3)
         successes += step.success
         assert step.success == step.terminated != step.truncated
         assert step.rewards.tolist() == [float(step.success)]
@@ -268,18 +268,14 @@ def test_collected_episode_has_clean_labels(simulator) -> None:
     data = collect_episode(simulator, episode, noise_std=0.3, rng=np.random.default_rng(1))
     count = len(data["actions"])
     assert data["success"] and (data["task_id"], data["init_state_id"]) == ("lift_cube", 5)
-    assert {k: v.shape for k, v in data["images"].items()} == {
-        name: (count, SIZE, SIZE, 3) for name in simulator.embodiment.camera_names
-    }
+    assert set(data["images"]) == set(simulator.embodiment.camera_names)
+    assert {images.shape for images in data["images"].values()} == {(count, SIZE, SIZE, 3)}
     assert data["proprio"].shape == (count, 4) and data["actions"].shape == (count, 4)
     assert np.all(np.abs(data["actions"]) <= np.array(simulator.embodiment.action_high, dtype=np.float32))
     assert set(np.unique(data["actions"][:, 3])) == {-1.0, 1.0}
-    # a label moves towards the cube from wherever noise has led: no label of the approach points away from it
-    cube = simulator.initial_state(episode)
     again = collect_episode(simulator, episode, noise_std=0.3, rng=np.random.default_rng(1))
     np.testing.assert_array_equal(data["actions"], again["actions"])
     clean = collect_episode(simulator, episode)
-    assert cube is simulator.initial_state(episode)
     np.testing.assert_array_equal(clean["proprio"][0], data["proprio"][0])
     assert not np.array_equal(clean["proprio"][3], data["proprio"][3])
 

@@ -1,4 +1,7 @@
-"""A compiled scene: the shared MjModel with its controller, renderer and state queries (imports robosuite and mujoco)."""
+"""A compiled scene: the shared MjModel with its controller, renderer and state queries.
+
+This module imports robosuite and mujoco; import it only where a simulator is really built.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.gl import ensure_backend, make_context
+from sim.gl import ensure_backend
 
 ensure_backend()
 from sim.tabletop import scene as scenes  # noqa: E402  (MUJOCO_GL must be set before mujoco is imported)
@@ -95,7 +98,7 @@ class CompiledScene:
         self._viewport = mujoco.MjrRect(0, 0, size, size)
         self._home = self._settle_home()
 
-    # -------------------------------------------------------------------------------------------------- states and resets
+    # ------------------------------------------------------------------------------------------------ states and resets
     def new_data(self) -> mujoco.MjData:
         return mujoco.MjData(self.model)
 
@@ -154,7 +157,7 @@ class CompiledScene:
         mujoco.mj_forward(self.model, data)
         control.copy_from(snapshot.control)
 
-    # ------------------------------------------------------------------------------------------------------------ queries
+    # ---------------------------------------------------------------------------------------------------------- queries
     def view(self, data: mujoco.MjData) -> SceneView:
         return SceneView(self, data)
 
@@ -190,7 +193,7 @@ class CompiledScene:
         """Where the target's origin should come to rest (m), or None for lifting tasks."""
         rest = OBJECTS[task.target].rest_height
         if task.kind == "stack":
-            return data.xpos[self.body[task.goal]] + (0.0, 0.0, OBJECTS[task.goal].top + rest)
+            return data.xpos[self.body[task.goal]] + np.array([0.0, 0.0, OBJECTS[task.goal].top + rest])
         if task.kind == "place":
             return np.array([self.spec.zone[0], self.spec.zone[1], TABLE_HEIGHT + rest])
         return None
@@ -222,14 +225,14 @@ class CompiledScene:
         parts.append(np.zeros(12 * (MAX_OBJECTS - 1 - len(task.others))))
         target, goal = data.xpos[self.body[task.target]], self.goal(task, data)
         parts += [np.zeros(4)] if goal is None else [goal - target, [1.0]]
-        grasp = target + (0.0, 0.0, OBJECTS[task.target].grasp_height)
+        grasp = target + np.array([0.0, 0.0, OBJECTS[task.target].grasp_height])
         left, right, _ = self.touches(data, task.target)
         reached, lifted = np.linalg.norm(grasp - eef) < 0.03, self.height(data, task.target) > 0.01
         parts.append([float(name == task.task_id) for name in TASKS])
         parts.append([float(f) for f in (reached, left and right, lifted, self.success(task, data))])
         return np.concatenate(parts).astype(np.float32)
 
-    # ---------------------------------------------------------------------------------------------------------- rendering
+    # -------------------------------------------------------------------------------------------------------- rendering
     def render(self, data: mujoco.MjData, cameras: list[str]) -> dict[str, np.ndarray]:
         """Upright RGB pictures uint8 [H W 3] per camera."""
         images = {}
@@ -249,9 +252,3 @@ class CompiledScene:
     def close(self) -> None:
         self._gl.make_current()
         self._context.free()
-
-
-
-def make_gl_context(size: int) -> Any:
-    """One GL context for all scenes of a process."""
-    return make_context(size)

@@ -1,8 +1,8 @@
 """Operational-space control of one arm, equal to robosuite 1.4's OSC_POSITION and OSC_POSE with their default configs.
 
-robosuite runs three `mj_forward` and a page of numpy per 2 ms sub-step; here one position/velocity pass (`mj_step1`), one
-compiled function and `mj_step2` do the same. The formulas are those of Khatib, "A unified approach for motion and force
-control of robot manipulators: the operational space formulation" (1987), with position and orientation uncoupled:
+robosuite runs three `mj_forward` and a page of numpy per 2 ms sub-step; here one position/velocity pass (`mj_step1`),
+one compiled function and `mj_step2` do the same. The formulas are those of Khatib, "A unified approach for motion and
+force control of robot manipulators: the operational space formulation" (1987), position and orientation uncoupled:
 
     tau = J^T [Lambda_p F ; Lambda_o T] + bias + N^T M (k (q0 - q) - 2 sqrt(k) dq)
     F = kp (x* - x) - kd v,   T = kp e(R*, R) - kd w,   kd = 2 sqrt(kp)

@@ -1,8 +1,8 @@
-"""How a scene is drawn: robosuite's own pixels ("full"), or the same scene drawn cheaply ("light", the suite's default).
+"""How a scene is drawn: robosuite's own pixels ("full"), or the same scene drawn cheaply ("light", the default).
 
-The light look only touches fields that rendering reads, so the physics is the same. Reflections, multi-sampling, shadows and
-the sky are off; floor, walls and table have their textures' mean colour; the robot is drawn by its low-polygon collision
-meshes in the colours of its visual meshes. Objects keep their own look.
+The light look only touches fields that rendering reads, so the physics is the same. Reflections, multi-sampling,
+shadows and the sky are off; floor, walls and table have their textures' mean colour; the robot is drawn by its
+low-polygon collision meshes in the colours of its visual meshes. Objects keep their own look.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_FACES = 400  # a collision mesh with more faces is drawn by its convex hull,
 
 
 def apply_look(model: mujoco.MjModel, look: str, size: int) -> None:
-    """Prepare a compiled ``model`` for pictures of ``size`` x ``size`` pixels (0: leave the off-screen buffer as it is).
+    """Prepare a compiled ``model`` for pictures of ``size`` x ``size`` pixels (0: keep its off-screen buffer).
 
     Call it before the model's `MjrContext` is made.
     """
@@ -43,7 +43,8 @@ def apply_look(model: mujoco.MjModel, look: str, size: int) -> None:
 def scene_flags(drawing: mujoco.MjvScene, look: str) -> None:
     """Switch off what the light look does not draw."""
     if look == "light":
-        for flag in (mujoco.mjtRndFlag.mjRND_SKYBOX, mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
+        flags = mujoco.mjtRndFlag
+        for flag in (flags.mjRND_SKYBOX, flags.mjRND_SHADOW, flags.mjRND_REFLECTION):
             drawing.flags[flag] = 0
 
 

@@ -1,7 +1,7 @@
 """The suite's scenes as regular robosuite environments, and what is read off their compiled models.
 
-`TabletopEnv` is an ordinary `SingleArmEnv`: it can be stepped with robosuite's own `step`, and `vla_rl bench` does so. The
-fast simulator takes its compiled model from the same class, so that both run the same scene by construction.
+`TabletopEnv` is an ordinary `SingleArmEnv`: it can be stepped with robosuite's own `step`, and the benchmark does so.
+The fast simulator takes its compiled model from the same class, so that both run the same scene by construction.
 This module imports robosuite; import it only where a simulator is really built.
 """
 
@@ -128,10 +128,6 @@ def _add_zone(arena: TableArena, scene: SceneSpec) -> None:
         return
     x, y, half = scene.zone
     body = new_body(name="zone", pos=(x, y, TABLE_HEIGHT))
-    body.append(
-        new_geom(
-            name="zone_visual", type="box", size=(half, half, 0.001), pos=(0, 0, 0), group=1, contype="0",
-            conaffinity="0", rgba=(0.15, 0.35, 0.85, 1.0),
-        )  # fmt: skip
-    )
+    visual = {"group": 1, "contype": "0", "conaffinity": "0", "rgba": (0.15, 0.35, 0.85, 1.0)}
+    body.append(new_geom(name="zone_visual", type="box", size=(half, half, 0.001), pos=(0, 0, 0), **visual))
     arena.worldbody.append(body)

@@ -1,12 +1,13 @@
-"""The embedded robosuite suite as a `vla_rl.interfaces.Simulator`: chunk stepping, one render per decision, fast resets.
+"""The embedded robosuite suite as a `vla_rl.interfaces.Simulator`: chunk stepping, one render per decision.
 
-Every scene is compiled once per process and shared by all slots; a slot owns an `MjData` and a controller state. Images are
-RGB, upright (first row is the top). As in robosuite's own `step`, what is seen after a control step is the kinematic state
-of its last sub-step before integration (2 ms old).
+Every scene is compiled once per process and shared by all slots; a slot owns an `MjData` and a controller state. Images
+are RGB, upright (first row is the top). As after robosuite's own `step`, what is seen after a control step is the
+kinematic state of its last sub-step before integration (2 ms old).
 """
 
 from __future__ import annotations
 
+import atexit
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sim.gl import free_context, make_context
 from sim.tabletop.demonstrator import Demonstrator, make_demonstrator
 from sim.tabletop.tasks import PRIVILEGED_DIM, SCENES, TASKS, Task, place_objects
 from vla_rl import splits
@@ -32,9 +34,12 @@ _CACHED_STATES = 4096
 
 @dataclass
 class TabletopConfig:
-    """The embedded suite. ``horizon`` 0 keeps each task's own; ``action_noise`` is the std (share of the range) that the
-    simulator itself adds to every executed action, from the episode's seed; ``success_hold`` control steps in a row must
-    be successful."""
+    """The embedded suite: which tasks, how the arm is controlled, what the cameras show.
+
+    ``horizon`` 0 keeps each task's own; ``action_noise`` is the std (share of the range) of noise that the simulator
+    itself adds to every executed action, from the episode's seed; an episode succeeds after ``success_hold`` successful
+    control steps in a row.
+    """
 
     tasks: list[str] = field(default_factory=lambda: ["lift_cube"])
     controller: str = "osc_position"
@@ -89,7 +94,8 @@ class TabletopSimulator:
         self._slots: dict[int, _Slot] = {}
         self._cache: OrderedDict[tuple[str, str, int], Any] = OrderedDict()
         self._gl: list[Any] = []  # the process's one context, once a scene needs it
-        self._free = weakref.finalize(self, _free_scenes, self._scenes, self._gl)  # also at interpreter exit
+        self._free = weakref.finalize(self, _free_scenes, self._scenes, self._gl)
+        self._free.atexit = False  # see _scene
         self.timed: Callable[[str, Callable], Callable] | None = None  # a benchmark's stopwatch around rendering
 
     # ------------------------------------------------------------------------------------------ the Simulator interface
@@ -111,7 +117,8 @@ class TabletopSimulator:
         if actions.ndim != 2 or actions.shape[1] != len(self._half_range):
             raise ValueError(f"slot {slot}: actions must be [h, {len(self._half_range)}], got {list(actions.shape)}")
         if not np.isfinite(actions).all():
-            raise ValueError(f"slot {slot}: actions must be finite, got {actions[~np.isfinite(actions).all(axis=1)][0]}")
+            bad = actions[~np.isfinite(actions).all(axis=1)][0]
+            raise ValueError(f"slot {slot}: actions must be finite, got {bad}")
         scaled = np.clip(actions / self._half_range, -1.0, 1.0)
         rewards = np.zeros(len(actions), dtype=np.float32)
         horizon = self._horizon[s.task.task_id]
@@ -138,7 +145,7 @@ class TabletopSimulator:
         self._cache.clear()
         self._free()
 
-    # ---------------------------------------------------------------------------------------------------------- beyond it
+    # -------------------------------------------------------------------------------------------------------- beyond it
     def observe(self, slot: int) -> SlotObservation:
         """What the slot shows now; renders every configured camera."""
         s = self._running(slot, over=True)
@@ -174,14 +181,15 @@ class TabletopSimulator:
                 raise ValueError("this simulator is closed: make a new one")
             config = self.config
             if not self._gl:
-                self._gl.append(self._backend.make_gl_context(config.camera_size))
+                self._gl.append(make_context(config.camera_size))
+                atexit.register(self._free)  # now, so that it runs before mujoco shuts the display down
             self._scenes[name] = self._backend.CompiledScene(
                 SCENES[name], config.controller, config.look, config.camera_size, self._gl[0]
             )
         return self._scenes[name]
 
     def initial_state(self, episode: EpisodeSpec) -> Any:
-        """The settled state (a `sim.tabletop.backend.Snapshot`) that an episode starts from; the latest ones are kept."""
+        """The settled `sim.tabletop.backend.Snapshot` that an episode starts from; the latest ones are kept."""
         key = (episode.task_id, episode.split, episode.init_state_id)
         if key in self._cache:
             self._cache.move_to_end(key)
@@ -212,7 +220,7 @@ def _free_scenes(scenes: dict[str, Any], contexts: list[Any]) -> None:
         scene.close()
     scenes.clear()
     while contexts:
-        contexts.pop().free()
+        free_context(contexts.pop())
 
 
 class _Slot:
@@ -258,4 +266,3 @@ def _embodiment(config: TabletopConfig) -> EmbodimentSpec:
         cameras=tuple(CameraSpec(name, config.camera_size, config.camera_size) for name in config.cameras),
         proprio_names=("eef_x", "eef_y", "eef_z", "gripper_open", *quaternion),
     )
-

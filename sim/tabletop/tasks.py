@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,8 +20,8 @@ _TRIES = 1000
 
 @dataclass(frozen=True)
 class ObjectSpec:
-    """An object, sizes in metres. Its origin rests ``rest_height`` above the table and its top is ``top`` above the origin;
-    the fingers close ``grasp_height`` above the origin."""
+    """An object, sizes in metres. Its origin rests ``rest_height`` above the table, its top is ``top`` above it
+    and the fingers close ``grasp_height`` above the origin."""
 
     name: str
     kind: str
@@ -43,7 +43,7 @@ class SceneSpec:
 
 @dataclass(frozen=True)
 class Task:
-    """A task: ``kind`` is "lift", "stack" or "place"; ``target`` is moved, onto ``goal`` when stacking, else to the zone.
+    """A task of ``kind`` "lift", "stack" or "place": ``target`` is moved; onto ``goal`` when stacking.
 
     Every object of the scene starts inside ``region`` (x low, y low, x high, y high; metres); two objects keep at least
     ``apart`` in x or in y. Yaws are uniform in ±``max_yaw`` (radians).
@@ -113,7 +113,8 @@ def _place(name: str, noun: str, scene: str, max_yaw: float = 0.35) -> Task:
     return Task(
         TaskSpec(
             f"place_{name}",
-            (f"put the {noun} on the blue square", f"place the {noun} on the blue area", f"move the {noun} to the blue square"),
+            (f"put the {noun} on the blue square", f"place the {noun} on the blue area",
+             f"move the {noun} to the blue square"),
             (f"set the {noun} down in the blue zone", f"bring the {noun} over to the blue square"),
             horizon=140,
         ),
@@ -147,7 +148,7 @@ TASKS: dict[str, Task] = {
                 "stack_cubes",
                 ("stack the red cube on the green cube", "put the red block on the green block",
                  "place the red cube on top of the green one"),
-                ("set the red cube down on the green block", "build a tower with the red cube on top of the green cube"),
+                ("set the red cube down on the green block", "build a tower with the red cube on the green cube"),
                 horizon=140,
             ),
             scene="cubes",
@@ -161,13 +162,13 @@ TASKS: dict[str, Task] = {
         _place("cereal", "cereal box", "milk_cereal", max_yaw=0.2),
     )
 }  # fmt: skip
-# privileged state: hand position and velocity, gripper opening, time left · per object: position, position from the hand,
-# velocity, height, cos and sin of the yaw · the target's way to its goal, whether there is one · task · stages
+# privileged state: hand position and velocity, gripper opening, time left · per object: position, position from the
+# hand, velocity, height, cos and sin of the yaw · the target's way to its goal, whether there is one · task · stages
 PRIVILEGED_DIM = 3 + 3 + 1 + 1 + 12 * MAX_OBJECTS + 4 + len(TASKS) + len(STAGES)
 
 
 def place_objects(task: Task, rng: np.random.Generator, split: str) -> dict[str, np.ndarray]:
-    """Initial poses {object: [x, y, z, yaw]} (m, rad) of a task; placements of the two splits never share a lattice cell.
+    """Initial poses {object: [x, y, z, yaw]} (m, rad) of a task; the two splits' placements never share a lattice cell.
 
     Raises `ConfigError` where the region leaves no room.
     """
@@ -179,7 +180,8 @@ def place_objects(task: Task, rng: np.random.Generator, split: str) -> dict[str,
             break
     else:
         raise ConfigError(f"task {task.task_id}: region {task.region} leaves no room for objects {task.apart} apart")
-    return {
-        name: np.array([*xy, TABLE_HEIGHT + OBJECTS[name].rest_height + 0.0005, rng.uniform(-task.max_yaw, task.max_yaw)])
-        for name, xy in places.items()
-    }
+    poses = {}
+    for name, xy in places.items():
+        height = TABLE_HEIGHT + OBJECTS[name].rest_height + 0.0005
+        poses[name] = np.array([*xy, height, rng.uniform(-task.max_yaw, task.max_yaw)])
+    return poses
