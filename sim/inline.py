@@ -24,6 +24,7 @@ class InlineEnv:
     """
 
     num_workers = 1
+    repeatable = True  # the same episode and actions give the same images again
 
     def __init__(self, simulator: Simulator, num_slots: int = 1) -> None:
         if num_slots < 1:

@@ -67,6 +67,8 @@ class ProcessPool:
     of a simulator costs that slot its episode only. ``worker_env`` adds environment variables for the workers.
     """
 
+    repeatable = True  # the same episode and actions give the same images again
+
     def __init__(
         self,
         factory: Callable[[], Simulator],

@@ -82,8 +82,8 @@ def save_checkpoint(
 ) -> None:
     """Write ``policy`` (and what resuming needs) to the folder ``path``, replacing a checkpoint there in one step.
 
-    ``training_state`` is a nested dict as for `save_state`. With ``keep_last_good`` the replaced checkpoint stays beside
-    the new one as ``<name>.last_good``. Raises `DiskFull` where the disk is full, with the old checkpoint untouched.
+    ``training_state`` is a nested dict as for `save_state`. With ``keep_last_good`` the replaced checkpoint stays
+    beside the new one as ``<name>.last_good``. Raises `DiskFull` where the disk is full, with the old checkpoint untouched.
     """
     path = Path(path)
     header = {"policy_type": policy.policy_type, "format": FORMAT, "vla_rl_version": vla_rl.__version__}
@@ -133,8 +133,10 @@ def load_policy(
 
 
 def load_weights(path: Path | str, policy: Any) -> None:
-    """Copy the weights of a checkpoint into ``policy``. Raises `CheckpointError` that names every tensor that is missing,
-    unexpected or misshapen, and then changes nothing."""
+    """Copy the weights of a checkpoint into ``policy``.
+
+    Raises `CheckpointError` that names every tensor that is missing, unexpected or misshapen, and changes nothing.
+    """
     path = _existing(Path(path))
     stored, own = _load_weights(path), policy.state_dict()
     wrong = [f"missing: {name} {list(own[name].shape)}" for name in own.keys() - stored.keys()]
@@ -191,12 +193,12 @@ def _load_weights(path: Path) -> dict[str, Tensor]:
     return {name: tensor for shard in shards for name, tensor in _load_tensors(path / shard).items()}
 
 
-# ----------------------------------------------------------------------------------------------------------- nested state
+# --------------------------------------------------------------------------------------------------------- nested state
 def save_state(folder: Path | str, state: Mapping[str, Any]) -> None:
     """Write nested dicts (string keys) and lists of tensors, numbers, strings, booleans and None; tuples become lists.
 
-    ``state.json`` holds the structure and ``state.safetensors`` the tensors. Raises ``TypeError`` that names the place of
-    anything else.
+    ``state.json`` holds the structure and ``state.safetensors`` the tensors. Raises ``TypeError`` that names the place
+    of anything else.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -219,7 +221,9 @@ def _split(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Mapping):
         wrong = [key for key in value if not isinstance(key, str) or key == _TENSOR_KEY]
         if wrong:
-            raise TypeError(f"state at '{place or '/'}' has the key {wrong[0]!r}: keys are strings, and not {_TENSOR_KEY}")
+            raise TypeError(
+                f"state at '{place or '/'}' has the key {wrong[0]!r}: keys are strings, and not {_TENSOR_KEY}"
+            )
         return {key: _split(item, f"{place}/{key}", tensors) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_split(item, f"{place}/{i}", tensors) for i, item in enumerate(value)]
@@ -277,8 +281,8 @@ class RunLock:
             owner = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
             os.close(descriptor)
             raise UserError(
-                f"the run folder {self.folder} is in use by {owner}. Wait for that run to end, or give this one another "
-                f"folder (name=...)"
+                f"the run folder {self.folder} is in use by {owner}. Wait for that run to end, or give this one "
+                "another folder (name=...)"
             ) from None
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
@@ -336,8 +340,8 @@ def _replacing(path: Path, keep_last_good: bool) -> Iterator[Path]:
         numbers = [f"os error {number})" for number in _DISK_FULL]
         if getattr(error, "errno", None) in _DISK_FULL or any(text in str(error) for text in numbers):
             raise DiskFull(
-                f"the disk is full: {path} could not be written ({_free_megabytes(path.parent)} MB free). What was there "
-                f"before is unchanged. Free some space, then run the same command again: it resumes."
+                f"the disk is full: {path} could not be written ({_free_megabytes(path.parent)} MB free). What was "
+                f"there before is unchanged. Free some space, then run the same command again: it resumes."
             ) from error
         raise
 
@@ -393,11 +397,15 @@ def _load_tensors(path: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     if not path.is_file():
-        raise CheckpointError(f"{path} is missing: the checkpoint is incomplete, use {path.parent}.last_good or another one")
+        raise CheckpointError(
+            f"{path} is missing: the checkpoint is incomplete, use another checkpoint, such as *.last_good beside it"
+        )
     try:
         return load_file(path)
     except SafetensorError as error:
-        raise CheckpointError(f"{path} is damaged ({error}): use {path.parent}.last_good or another checkpoint") from error
+        raise CheckpointError(
+            f"{path} is damaged ({error}): use another checkpoint, such as *.last_good beside it"
+        ) from error
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -57,7 +57,7 @@ def collect_demonstrations(
                         frames += len(episode["actions"])
                         kept += 1
                         kept_in_all += 1
-                        progress(kept_in_all, success=kept / tried)
+                        progress(kept_in_all, success=f"{kept}/{tried}")
                     if kept == config.episodes_per_task:
                         break
                     if tried >= 20 and kept < (1 - MAX_FAILURE_SHARE) * tried:

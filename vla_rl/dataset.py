@@ -582,6 +582,24 @@ class DemonstrationDataset:
             yield self.at(index)
 
 
+class DatasetSampler:
+    """Draws batches of ``batch_size`` decisions from a `DemonstrationDataset` for ever (a `Sampler` for `Imitation`)."""
+
+    def __init__(self, dataset: DemonstrationDataset, batch_size: int, seed: int = 0):
+        self.dataset, self.batch_size = dataset, batch_size
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def next_batch(self) -> tuple[Observation, Tensor, Tensor]:
+        """Observation [b], actions float32 [b h a] in physical units, valid bool [b h]."""
+        return self.dataset.sample(self.batch_size, self.generator)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.generator.set_state(state["generator"].cpu())
+
+
 def _short_stats(stats: Mapping[str, np.ndarray]) -> dict[str, list[float]]:
     names = {"low": "min", "high": "max", "mean": "mean", "std": "std", "q01": "q01", "q99": "q99"}
     return {short: stats[name].tolist() for short, name in names.items()}

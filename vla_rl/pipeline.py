@@ -8,6 +8,7 @@ result there and is skipped once that is complete; an interrupted phase goes on 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import time
@@ -19,19 +20,19 @@ from typing import Any
 import torch
 
 from vla_rl import build, config as configs
-from vla_rl.algorithms.curriculum import make_curriculum
+from vla_rl.algorithms.curriculum import Curriculum
 from vla_rl.algorithms.imitation import Imitation
-from vla_rl.checkpoint import RunLock, load_policy, write_json
+from vla_rl.checkpoint import RunLock, load_policy
 from vla_rl.collect import collect_demonstrations
 from vla_rl.config import RunConfig
-from vla_rl.dataset import load_demonstrations
+from vla_rl.dataset import DatasetSampler, load_demonstrations
 from vla_rl.errors import ConfigError, UserError
-from vla_rl.evaluate import EvaluationResult, compare, evaluate, write_videos
+from vla_rl.evaluate import EvaluationResult, compare, comparison_text, evaluate, write_videos
 from vla_rl.interfaces import Env
-from vla_rl.metrics import MemoryWatch, MetricsLogger, Progress, versions
+from vla_rl.metrics import MemoryWatch, MetricsLogger, Progress, versions, write_json
 from vla_rl.report import write_report
 from vla_rl.rollout import RolloutEngine
-from vla_rl.trainer import train_rl, train_sft
+from vla_rl.trainer import UNLIMITED, train_rl, train_sft
 from vla_rl.types import TaskSpec
 
 
@@ -125,15 +126,14 @@ def phase_sft(run: Run) -> dict[str, Any]:
     dataset = load_demonstrations(
         Path(c.dataset) if c.dataset else run.dir / "dataset", run.env.embodiment, chunk_length=c.policy.chunk_length
     )
+    torch.manual_seed(c.seed)
     policy = build.implementation("policy", c.policy_type).from_statistics(
-        c.policy, run.env.embodiment, dataset.action_stats, dataset.proprio_stats, seed=c.seed
+        c.policy, run.env.embodiment, dataset.action_stats, dataset.proprio_stats
     )
-    policy.to(run.device)
-    imitation = Imitation(c.sft, policy, seed=c.seed)
-    generator = imitation.generator
+    policy.to(run.device).train()
+    sampler = DatasetSampler(dataset, c.sft.batch_size, seed=c.seed)
     counters = train_sft(
-        imitation,
-        lambda: dataset.sample(c.sft.batch_size, generator),
+        Imitation(dataclasses.replace(c.sft, seed=c.seed), policy, sampler),
         folder=run.dir / "checkpoints" / "sft",
         logger=run.logger,
         progress=run.progress,
@@ -159,13 +159,17 @@ def phase_eval_sft(run: Run) -> dict[str, Any]:
 def phase_rl(run: Run) -> dict[str, Any]:
     c = run.config
     policy = load_policy(start_checkpoint(run), policy_factory, expected_embodiment=run.env.embodiment).to(run.device)
-    critic = build.implementation("critic", c.critic_type)(c.critic, run.env.privileged_dim)
+    critic = build.implementation("critic", c.critic_type)(run.env.privileged_dim, _seeded(c.critic, c.seed))
     if critic is not None:
         critic.to(run.device)
-    algorithm = build.implementation("algorithm", c.algorithm_type)(c.algorithm, policy, critic, seed=c.seed)
-    items = [
-        (task.task_id, init) for task in run.train_tasks for init in (range(c.rl.init_states) if c.rl.init_states else [-1])
-    ]
+    reference = None
+    if getattr(c.algorithm, "kl_coef", 0.0) > 0:
+        reference = load_policy(start_checkpoint(run), policy_factory).to(run.device)
+    algorithm = build.implementation("algorithm", c.algorithm_type)(
+        _seeded(c.algorithm, c.seed), policy, critic, reference
+    )
+    init_states = range(c.rl.init_states) if c.rl.init_states else [UNLIMITED]
+    items = [(task.task_id, init) for task in run.train_tasks for init in init_states]
 
     def held_out_check(iteration: int) -> dict[str, float]:
         result = _evaluate(run, policy, f"iteration {iteration}")
@@ -176,12 +180,13 @@ def phase_rl(run: Run) -> dict[str, Any]:
         run.engine(policy),
         algorithm,
         build.implementation("reward", c.reward_type)(c.reward),
-        make_curriculum(c.curriculum, items),
+        Curriculum(c.curriculum, items),
         run.train_tasks,
         seed=c.seed,
         folder=run.dir / "checkpoints" / "rl",
         logger=run.logger,
         progress=run.progress,
+        critic=critic,
         evaluate=held_out_check,
     )
     return {"episodes": counters.episodes, "control_steps": counters.control_steps, "iterations": counters.iteration}
@@ -254,6 +259,36 @@ def select_tasks(tasks: Sequence[TaskSpec], wanted: Sequence[str] | None, exclud
     if wanted is None:
         return []
     return [t for t in tasks if (not wanted or t.task_id in wanted) and t.task_id not in exclude]
+
+
+def evaluate_checkpoints(
+    config: RunConfig, paths: Sequence[Path], *, episodes: int, video: Path | None = None
+) -> dict[str, Any]:
+    """Evaluate one checkpoint, or two on the same episodes with a paired comparison; prints tables, returns JSON."""
+    with contextlib.closing(open_env(config)) as env, Progress() as progress:
+        tasks = select_tasks(env.tasks, config.tasks)
+        settings = dataclasses.replace(config.evaluate, episodes_per_task=max(1, -(-episodes // len(tasks))))
+        results = []
+        for path in paths:
+            policy = load_policy(path, policy_factory, expected_embodiment=env.embodiment).to(pick_device(config.device))
+            with progress.task("evaluate", 1) as bar:
+                engine = RolloutEngine(env, policy, config.rollout)
+                results.append(evaluate(engine, tasks, settings, progress=bar.inner))
+            progress.say(f"{path}\n{results[-1].table()}")
+        if video is not None:
+            write_videos(results[0], video)
+        if len(results) == 1:
+            return results[0].to_dict()
+        comparison = compare(*results)
+        progress.say(comparison_text(comparison, str(paths[0]), str(paths[1])))
+        return {"results": [r.to_dict() for r in results], "comparison": comparison.to_dict()}
+
+
+def _seeded(config: Any, seed: int) -> Any:
+    """The run's seed in a component's config, where it has one and leaves it at 0."""
+    if any(f.name == "seed" for f in dataclasses.fields(config)) and config.seed == 0:
+        return dataclasses.replace(config, seed=seed)
+    return config
 
 
 def start_checkpoint(run: Run) -> Path:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from vla_rl.algorithms.curriculum import Curriculum
 from vla_rl.algorithms.imitation import Imitation
 from vla_rl.checkpoint import load_training_state, load_weights, save_checkpoint
 from vla_rl.config import RLConfig
@@ -24,6 +25,7 @@ from vla_rl.rollout import RolloutEngine, RolloutResult
 from vla_rl.splits import stable_seed
 from vla_rl.types import EpisodeSpec, RolloutBatch, TaskSpec
 
+UNLIMITED = -1  # the curriculum item that stands for fresh initial states of a task
 UNLIMITED_INIT_STATES = 1_000_000
 
 
@@ -39,7 +41,6 @@ class Counters:
 
 def train_sft(
     imitation: Imitation,
-    next_batch: Callable[[], tuple[Any, Tensor, Tensor]],
     *,
     folder: Path,
     logger: MetricsLogger,
@@ -48,33 +49,38 @@ def train_sft(
 ) -> Counters:
     """Supervised fine-tuning (behaviour cloning) up to ``imitation.config.updates`` updates.
 
-    ``next_batch`` yields (Observation [b], actions float32 [b h a], valid bool [b h]). The checkpoint with its training
-    state is written to ``folder`` at intervals and at the end; an existing one there is resumed.
+    The checkpoint with its training state (the sampler's included) is written to ``folder`` at intervals and at the end;
+    an existing one there is resumed.
     """
     counters = Counters()
     if (folder / "training_state").exists():
         load_weights(folder, imitation.policy)
         state = load_training_state(folder)
         imitation.load_state_dict(state["algorithm"])
+        imitation.sampler.load_state_dict(state["sampler"])
         counters = Counters(**state["counters"])
     total = imitation.config.updates
     started = time.perf_counter() - counters.seconds
     with progress.task("SFT", total, start=counters.iteration) as bar:
         while counters.iteration < total:
-            metrics = imitation.update(*next_batch())
+            metrics = imitation.update()
             counters.iteration += 1
             counters.seconds = time.perf_counter() - started
             if counters.iteration % 10 == 0 or counters.iteration == total:
                 logger.log("sft", counters.iteration, metrics)
-                bar.update(counters.iteration, loss=metrics["imitation/loss"])
+                bar.update(counters.iteration, loss=metrics["sft/loss"])
             if counters.iteration % checkpoint_every == 0 or counters.iteration == total:
-                state = {"algorithm": imitation.state_dict(), "counters": vars(counters)}
+                state = {
+                    "algorithm": imitation.state_dict(),
+                    "sampler": imitation.sampler.state_dict(),
+                    "counters": dict(vars(counters)),
+                }
                 save_checkpoint(folder, imitation.policy, state)
     return counters
 
 
 def propose_episodes(
-    config: RLConfig, curriculum: Any, tasks: Sequence[TaskSpec], iteration: int, seed: int
+    config: RLConfig, curriculum: Curriculum, tasks: Sequence[TaskSpec], iteration: int, seed: int
 ) -> list[EpisodeSpec]:
     """The episodes of one iteration: ``group_size`` rollouts of each (task, initial state) the curriculum picks."""
     generator = torch.Generator().manual_seed(stable_seed("episodes", seed, iteration))
@@ -82,7 +88,7 @@ def propose_episodes(
     episodes = []
     items = curriculum.propose(config.episodes_per_iteration // config.group_size, generator)
     for group, (task_id, init_state_id) in enumerate(items):
-        if init_state_id < 0:  # unlimited: a fresh one
+        if init_state_id == UNLIMITED:
             init_state_id = int(torch.randint(UNLIMITED_INIT_STATES, (1,), generator=generator))
         instruction = int(torch.randint(len(by_id[task_id].instructions), (1,), generator=generator))
         for member in range(config.group_size):
@@ -105,13 +111,14 @@ def train_rl(
     engine: RolloutEngine,
     algorithm: Algorithm,
     reward: RewardModel,
-    curriculum: Any,
+    curriculum: Curriculum,
     tasks: Sequence[TaskSpec],
     *,
     seed: int,
     folder: Path,
     logger: MetricsLogger,
     progress: Progress,
+    critic: nn.Module | None = None,
     evaluate: Callable[[int], dict[str, float]] | None = None,
 ) -> Counters:
     """Online RL: roll out, score, update, ``config.iterations`` times. Resumes from ``folder`` where it holds a state."""
@@ -121,6 +128,8 @@ def train_rl(
         state = load_training_state(folder)
         algorithm.load_state_dict(state["algorithm"])
         curriculum.load_state_dict(state["curriculum"])
+        if critic is not None:
+            critic.load_state_dict(state["critic"])
         counters = Counters(**state["counters"])
     started = time.perf_counter() - counters.seconds
     with progress.task("RL", config.iterations, start=counters.iteration) as bar:
@@ -138,6 +147,7 @@ def train_rl(
             metrics |= rollout_metrics(result, rewards)
             metrics |= {"time/reward": updated - scored, "time/update": time.perf_counter() - updated}
             record_outcomes(curriculum, result)
+            metrics |= curriculum.metrics()
             counters.iteration += 1
             counters.episodes += len(result.trajectories)
             counters.control_steps += int(batch.valid.sum())
@@ -149,7 +159,8 @@ def train_rl(
                 state = {
                     "algorithm": algorithm.state_dict(),
                     "curriculum": curriculum.state_dict(),
-                    "counters": vars(counters),
+                    "critic": None if critic is None else dict(critic.state_dict()),
+                    "counters": dict(vars(counters)),
                 }
                 save_checkpoint(folder, engine.policy, state)
     return counters
@@ -169,13 +180,15 @@ def rollout_metrics(result: RolloutResult, rewards: Tensor) -> dict[str, float]:
     return metrics | {f"engine/{k}": float(v) for k, v in result.stats.items()}
 
 
-def record_outcomes(curriculum: Any, result: RolloutResult) -> None:
+def record_outcomes(curriculum: Curriculum, result: RolloutResult) -> None:
     """Tell the curriculum each group's successes."""
     groups: dict[int, list[Any]] = {}
     for trajectory in result.trajectories:
         groups.setdefault(trajectory.episode.group_id, []).append(trajectory)
     for members in groups.values():
         episode = members[0].episode
-        curriculum.record(
-            (episode.task_id, episode.init_state_id), sum(t.success for t in members), len(members)
-        )
+        item = (episode.task_id, episode.init_state_id)
+        if item not in curriculum:  # unlimited initial states: one item per task
+            item = (episode.task_id, UNLIMITED)
+        curriculum.record(item, sum(t.success for t in members), len(members))
+    curriculum.tick()

@@ -137,6 +137,9 @@ class Curriculum:
         self.successes[i] = self.config.visited_decay * self.successes[i] + successes
         self.failures[i] = self.config.visited_decay * self.failures[i] + trials - successes
 
+    def __contains__(self, item: Item) -> bool:
+        return item in self._index
+
     def tick(self) -> None:
         """Call once per iteration: the policy moved, so every item's evidence ages by ``decay``."""
         self.successes *= self.config.decay

@@ -53,13 +53,14 @@ class AugmentConfig:
 
 @dataclass
 class ImitationConfig:
-    """Settings of `Imitation`. ``updates`` is the length of the schedule; ``min_learning_rate_fraction`` its floor.
+    """Settings of `Imitation`. ``updates`` of ``batch_size`` chunks are the length of the schedule; ``min_learning_rate_fraction`` its floor.
 
     ``ema_decay`` (None: off) averages the weights; `Imitation.ema_weights` swaps them in. ``micro_batch_size`` (None:
     at once) accumulates gradients. ``max_bad_updates`` non-finite updates in a row raise `TrainingDiverged`.
     """
 
     updates: int = 1000
+    batch_size: int = 64
     learning_rate: float = 1e-3
     min_learning_rate_fraction: float = 0.1
     warmup_updates: int = 50
@@ -74,7 +75,7 @@ class ImitationConfig:
     augment: AugmentConfig = field(default_factory=AugmentConfig)
 
     def __post_init__(self) -> None:
-        for name in ("updates", "micro_batch_size", "max_bad_updates"):
+        for name in ("updates", "batch_size", "micro_batch_size", "max_bad_updates"):
             require_range("ImitationConfig", name, getattr(self, name), 1)
         for name in ("learning_rate", "warmup_updates", "weight_decay", "grad_clip"):
             require_range("ImitationConfig", name, getattr(self, name), 0)
