@@ -1,12 +1,12 @@
 """A vision-language-action model in miniature: timm ViT → projector → Llama → discrete action tokens.
 
-The parts and their order are those of OpenVLA (arXiv 2406.09246) and OpenVLA-OFT (arXiv 2502.19645), so that a recipe that
-works here carries over; one config scales it from about a million parameters to the 7B layout (`PRESETS`).
+The parts and their order are those of OpenVLA (arXiv 2406.09246) and OpenVLA-OFT (arXiv 2502.19645), so that a recipe
+that works here carries over; one config scales it from about a million parameters to the 7B layout (`PRESETS`).
 
 Sequence: image tokens of each camera | instruction tokens | proprio token | action positions. An action position stands
-for one action dimension of one control step, or (``tokens_per_step``) for a whole control step whose dimensions are read
-by a head each. Decoding is "parallel" (a learned query per action position, bidirectional attention, one forward, as in
-OFT) or "autoregressive" (causal attention, each action position reads the tokens of the one before, KV cache).
+for one action dimension of one control step, or (``tokens_per_step``) for a whole control step whose dimensions are
+read by a head each. Decoding is "parallel" (a learned query per action position, bidirectional attention, one forward,
+as in OFT) or "autoregressive" (causal attention, each action position reads the tokens of the one before, KV cache).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
 from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel
 
 from policies.normalization import BIN_RANGES, BIN_SPACINGS, VectorStats, bin_centers, decode_actions, encode_actions
@@ -56,7 +56,9 @@ class NanoVLAConfig:
     cameras: list[str] = field(default_factory=list)  # which of the embodiment's cameras to read; empty: all
     use_proprio: bool = True
     # vision
-    stem_channels: list[int] = field(default_factory=lambda: [32, 64])  # convs before the one to vit_width; empty: patches
+    stem_channels: list[int] = field(
+        default_factory=lambda: [32, 64]
+    )  # convs before the one to vit_width; empty: patches
     stem_kernels: list[int] = field(default_factory=lambda: [8, 3, 3])
     stem_strides: list[int] = field(default_factory=lambda: [4, 2, 2])
     stem_norm: str = "layer"  # layer | none: over channels, after each conv
@@ -93,19 +95,33 @@ class NanoVLAConfig:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ConfigError(f"policy.{name} is {getattr(self, name)!r}, choose one of {', '.join(choices)}")
-        for name in ("chunk_length", "patch_size", "vit_width", "vit_heads", "merge", "instruction_length", "hash_buckets",
-                     "llm_width", "llm_depth", "llm_heads", "llm_mlp"):
+        for name in (
+            "chunk_length",
+            "patch_size",
+            "vit_width",
+            "vit_heads",
+            "merge",
+            "instruction_length",
+            "hash_buckets",
+            "llm_width",
+            "llm_depth",
+            "llm_heads",
+            "llm_mlp",
+        ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"policy.{name} is {getattr(self, name)}, it must be at least 1")
         if self.action_bins < 2:
             raise ConfigError(f"policy.action_bins is {self.action_bins}, it must be at least 2")
         if not self.temperature > 0:
             raise ConfigError(
-                f"policy.temperature is {self.temperature}, it must be above 0 (act with deterministic=True for no sampling)"
+                f"policy.temperature is {self.temperature}, it must be above 0 (for no sampling act with "
+                "deterministic=True)"
             )
         for width, heads in (("vit_width", "vit_heads"), ("llm_width", "llm_heads")):
             if getattr(self, width) % getattr(self, heads):
-                raise ConfigError(f"policy.{width} {getattr(self, width)} is not divisible by {heads} {getattr(self, heads)}")
+                raise ConfigError(
+                    f"policy.{width} {getattr(self, width)} is not divisible by {heads} {getattr(self, heads)}"
+                )
         if (self.llm_width // self.llm_heads) % 2:
             raise ConfigError(
                 f"policy.llm_width / llm_heads is {self.llm_width // self.llm_heads}, rotary embeddings need it even"
@@ -113,8 +129,8 @@ class NanoVLAConfig:
         convs = len(self.stem_channels) + 1
         if self.stem_channels and not len(self.stem_kernels) == len(self.stem_strides) == convs:
             raise ConfigError(
-                f"policy.stem_channels has {len(self.stem_channels)} entries, so stem_kernels and stem_strides need {convs} each "
-                f"(the last conv leads to vit_width), got {len(self.stem_kernels)} and {len(self.stem_strides)}"
+                f"policy.stem_channels has {len(self.stem_channels)} entries, so stem_kernels and stem_strides need "
+                f"{convs} each (the last conv leads to vit_width), got {len(self.stem_kernels)} and {len(self.stem_strides)}"
             )
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
@@ -132,15 +148,38 @@ def _padding(kernel: int, stride: int) -> int:
 
 PRESETS: dict[str, dict[str, Any]] = {
     "nano": {},
-    "small": dict(
-        stem_channels=[48, 96, 192], stem_kernels=[4, 3, 3, 3], stem_strides=[2, 2, 2, 2], vit_width=256, vit_depth=4,
-        vit_heads=8, vit_mlp_ratio=4.0, llm_width=384, llm_depth=6, llm_heads=6, llm_mlp=1024, instruction_tokens=0,
-    ),
-    "7b": dict(
-        stem_channels=[], patch_size=14, vit_width=1152, vit_depth=27, vit_heads=16, vit_mlp_ratio=4304 / 1152, merge=1,
-        action_bins=256, tokens_per_step=False, instruction_length=32, instruction_tokens=0, llm_width=4096, llm_depth=32,
-        llm_heads=32, llm_mlp=11008, gradient_checkpointing=True,
-    ),
+    "small": {
+        "stem_channels": [48, 96, 192],
+        "stem_kernels": [4, 3, 3, 3],
+        "stem_strides": [2, 2, 2, 2],
+        "vit_width": 256,
+        "vit_depth": 4,
+        "vit_heads": 8,
+        "vit_mlp_ratio": 4.0,
+        "llm_width": 384,
+        "llm_depth": 6,
+        "llm_heads": 6,
+        "llm_mlp": 1024,
+        "instruction_tokens": 0,
+    },
+    "7b": {
+        "stem_channels": [],
+        "patch_size": 14,
+        "vit_width": 1152,
+        "vit_depth": 27,
+        "vit_heads": 16,
+        "vit_mlp_ratio": 4304 / 1152,
+        "merge": 1,
+        "action_bins": 256,
+        "tokens_per_step": False,
+        "instruction_length": 32,
+        "instruction_tokens": 0,
+        "llm_width": 4096,
+        "llm_depth": 32,
+        "llm_heads": 32,
+        "llm_mlp": 11008,
+        "gradient_checkpointing": True,
+    },
 }
 
 
@@ -189,9 +228,17 @@ def _vision_tower(config: NanoVLAConfig, height: int, width: int) -> VisionTrans
 
     extra = {"embed_layer": stem} if config.stem_channels else {"patch_size": config.patch_size}
     tower = VisionTransformer(
-        img_size=(height, width), embed_dim=config.vit_width, depth=config.vit_depth, num_heads=config.vit_heads,
-        mlp_ratio=config.vit_mlp_ratio, num_classes=0, global_pool="", class_token=False, weight_init="skip",
-        proj_drop_rate=config.dropout, **extra,
+        img_size=(height, width),
+        embed_dim=config.vit_width,
+        depth=config.vit_depth,
+        num_heads=config.vit_heads,
+        mlp_ratio=config.vit_mlp_ratio,
+        num_classes=0,
+        global_pool="",
+        class_token=False,
+        weight_init="skip",
+        proj_drop_rate=config.dropout,
+        **extra,
     )
     nn.init.trunc_normal_(tower.pos_embed, std=0.02)
     for block in tower.blocks:
@@ -234,10 +281,18 @@ class LlamaTrunk(nn.Module):
         super().__init__()
         self.llama = LlamaModel(
             LlamaConfig(
-                vocab_size=vocab_size, hidden_size=config.llm_width, intermediate_size=config.llm_mlp,
-                num_hidden_layers=config.llm_depth, num_attention_heads=config.llm_heads,
-                num_key_value_heads=config.llm_heads, rope_theta=config.rope_theta, pad_token_id=PAD_ID, bos_token_id=None,
-                eos_token_id=None, max_position_embeddings=max(max_length, 16), attention_dropout=0.0,
+                vocab_size=vocab_size,
+                hidden_size=config.llm_width,
+                intermediate_size=config.llm_mlp,
+                num_hidden_layers=config.llm_depth,
+                num_attention_heads=config.llm_heads,
+                num_key_value_heads=config.llm_heads,
+                rope_theta=config.rope_theta,
+                pad_token_id=PAD_ID,
+                bos_token_id=None,
+                eos_token_id=None,
+                max_position_embeddings=max(max_length, 16),
+                attention_dropout=0.0,
             )
         )
         self.heads = config.llm_heads
@@ -268,7 +323,9 @@ class LlamaTrunk(nn.Module):
         for i, layer in enumerate(self.llama.layers):
             kv = None if past is None else past[i]
             if self.checkpointing and self.training and torch.is_grad_enabled():
-                x, k, v = torch.utils.checkpoint.checkpoint(self._layer, layer, x, cos, sin, causal, kv, use_reentrant=False)
+                x, k, v = torch.utils.checkpoint.checkpoint(
+                    self._layer, layer, x, cos, sin, causal, kv, use_reentrant=False
+                )
             else:
                 x, k, v = self._layer(layer, x, cos, sin, causal, kv)
             present.append((k, v))
@@ -297,8 +354,11 @@ class LlamaTrunk(nn.Module):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """Softmax attention [b heads L head]. On CPUs the plain products: the fused kernel's bfloat16 backward is 10 times slower
-    at the lengths met here (36 tokens: 58 ms against 5 ms for 128 images on one core, torch 2.10)."""
+    """Softmax attention [b heads L head].
+
+    On CPUs the plain products: the fused kernel's bfloat16 backward is ten times slower at the lengths met here (36
+    tokens, 128 images, one core, torch 2.10: 58 ms against 5 ms).
+    """
     if q.device.type != "cpu" or max(q.shape[2], k.shape[2]) > _LONGEST_PLAIN_ATTENTION:
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
@@ -375,8 +435,9 @@ class NanoVLA(nn.Module):
         self.proprio_stats = proprio_stats or VectorStats.identity(embodiment.proprio_dim)
         if len(self.proprio_stats) != embodiment.proprio_dim:
             raise EmbodimentMismatch(
-                f"the proprio statistics have {len(self.proprio_stats)} dimensions but embodiment {embodiment.name} has "
-                f"{embodiment.proprio_dim} ({', '.join(embodiment.proprio_names)}): compute them on data of this embodiment"
+                f"the proprio statistics have {len(self.proprio_stats)} dimensions but embodiment {embodiment.name} "
+                f"has {embodiment.proprio_dim} ({', '.join(embodiment.proprio_names)}): compute them on data of this "
+                "embodiment"
             )
         self.tokenizer = tokenizer or WordTokenizer(hash_buckets=config.hash_buckets)
         self._encoded: dict[str, list[int]] = {}
@@ -409,7 +470,12 @@ class NanoVLA(nn.Module):
             self.value_mlp = _mlp(d, d, 1, out_std=0.01)
 
         centers, counts = bin_centers(
-            embodiment, self.action_stats, config.action_bins, config.bin_range, config.bin_spacing, config.bin_power,
+            embodiment,
+            self.action_stats,
+            config.action_bins,
+            config.bin_range,
+            config.bin_spacing,
+            config.bin_power,
             config.binary_gripper,
         )
         self.register_buffer("bin_centers", centers, persistent=False)
@@ -443,8 +509,9 @@ class NanoVLA(nn.Module):
         for camera, grid in zip(self.cameras, self.grids, strict=True):
             if min(grid) < 1 or grid[0] % config.merge or grid[1] % config.merge:
                 raise ConfigError(
-                    f"camera {camera.name} ({camera.height}x{camera.width} px) yields {grid[0]}x{grid[1]} image tokens, which "
-                    f"policy.merge={config.merge} does not divide: change merge, the stem strides or the image size"
+                    f"camera {camera.name} ({camera.height}x{camera.width} px) yields {grid[0]}x{grid[1]} image "
+                    f"tokens, which policy.merge={config.merge} does not divide: change merge, the stem strides or the "
+                    "image size"
                 )
         self.camera_tokens = [g[0] * g[1] // config.merge**2 for g in self.grids]
         features = config.vit_width * config.merge**2
@@ -457,9 +524,10 @@ class NanoVLA(nn.Module):
         return self.bin_centers.device
 
     def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._use_bfloat16())
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.uses_bfloat16())
 
-    def _use_bfloat16(self) -> bool:
+    def uses_bfloat16(self) -> bool:
+        """Whether forwards run in bfloat16 autocast on the present device (parameters and losses stay float32)."""
         if self.config.precision != "auto":
             return self.config.precision == "bfloat16"
         return native_bfloat16(self.device.type)
@@ -472,14 +540,15 @@ class NanoVLA(nn.Module):
             if image is None or tuple(image.shape[1:]) != (camera.height, camera.width, 3):
                 got = {name: tuple(value.shape[1:]) for name, value in observation.images.items()}
                 raise EmbodimentMismatch(
-                    f"the policy reads camera {camera.name} at {camera.height}x{camera.width}x3, but the observation has {got}: "
-                    f"use an env with the cameras of embodiment {self.embodiment.name}, or make the policy for this env's"
+                    f"the policy reads camera {camera.name} at {camera.height}x{camera.width}x3, but the observation "
+                    f"has {got}: use an env with the cameras of embodiment {self.embodiment.name}, or make the policy "
+                    "for the cameras of this env"
                 )
             images.append(image.to(self.device, non_blocking=True).permute(0, 3, 1, 2))
         if observation.proprio.shape[1] != self.embodiment.proprio_dim:
             raise EmbodimentMismatch(
-                f"the policy reads {self.embodiment.proprio_dim} proprio dimensions ({', '.join(self.embodiment.proprio_names)}), "
-                f"the observation has {observation.proprio.shape[1]}"
+                f"the policy reads {self.embodiment.proprio_dim} proprio dimensions "
+                f"({', '.join(self.embodiment.proprio_names)}), the observation has {observation.proprio.shape[1]}"
             )
         return images
 
@@ -500,11 +569,16 @@ class NanoVLA(nn.Module):
             plain = pixels.device.type == "cpu" and grid[0] * grid[1] <= _LONGEST_PLAIN_ATTENTION
             for block in tower.blocks:
                 block.attn.fused_attn = not plain  # see `attend`
-            x = tower.forward_features(pixels.float().mul_(1 / 127.5).sub_(1.0))
+            x = tower.forward_features(self._normalized_pixels(pixels))
             outputs.append(projector(merge_tokens(x, grid, self.config.merge)))
         if self.shared_vision:
             outputs = list(outputs[0].chunk(len(images)))
         return torch.cat(outputs, dim=1) + self.image_positions
+
+    def _normalized_pixels(self, pixels: Tensor) -> Tensor:
+        """uint8 → [-1, 1]. Integers up to 255 and their distance to 127.5 are exact in bfloat16."""
+        dtype = torch.bfloat16 if self.uses_bfloat16() else torch.float32
+        return pixels.to(dtype).sub_(127.5).mul_(1 / 127.5)
 
     def _text_tokens(self, ids: Tensor) -> Tensor:
         """Instruction tokens [u T d], or pooled by learned queries into [u ``instruction_tokens`` d]."""
@@ -690,12 +764,14 @@ class NanoVLA(nn.Module):
             loss = (1 - self.config.label_smoothing) * loss + self.config.label_smoothing * (uniform * weight).sum()
         with torch.no_grad():
             best = log_probs.argmax(-1)
-            metrics = torch.stack([
-                metrics_loss,
-                ((best == tokens) * weight).sum(),
-                ((decode_actions(best, self.bin_centers) - actions).abs() * weight).sum(),
-                (-(log_probs.exp() * log_probs).sum(-1) * weight).sum(),
-            ]).tolist()
+            metrics = torch.stack(
+                [
+                    metrics_loss,
+                    ((best == tokens) * weight).sum(),
+                    ((decode_actions(best, self.bin_centers) - actions).abs() * weight).sum(),
+                    (-(log_probs.exp() * log_probs).sum(-1) * weight).sum(),
+                ]
+            ).tolist()
         return loss, dict(zip(("nll", "accuracy", "mae", "entropy"), metrics, strict=True))
 
     def _soft_labels(self, actions: Tensor, tokens: Tensor) -> Tensor:
@@ -743,23 +819,24 @@ class NanoVLA(nn.Module):
         *,
         seed: int = 0,
     ) -> NanoVLA:
-        """A new policy for a dataset's statistics (dicts as `VectorStats.to_dict` gives); ``seed`` fixes its weights."""
+        """A new policy for a dataset's statistics (dicts as of `VectorStats.to_dict`); ``seed`` fixes its weights."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return cls(config, embodiment, VectorStats.from_dict(action_stats), VectorStats.from_dict(proprio_stats))
 
     @classmethod
-    def from_config_dict(
-        cls, data: Mapping[str, Any], embodiment: EmbodimentSpec, files: Mapping[str, str]
-    ) -> NanoVLA:
+    def from_config_dict(cls, data: Mapping[str, Any], embodiment: EmbodimentSpec, files: Mapping[str, str]) -> NanoVLA:
         """Inverse of `config_dict` and `extra_files` (weights are loaded afterwards)."""
         known = {f.name for f in dataclasses.fields(NanoVLAConfig)}
         unknown = sorted(set(data["config"]) - known)
         if unknown:
             raise ConfigError(f"the checkpoint's policy config has unknown keys {unknown}: it needs a newer vla_rl")
         return cls(
-            NanoVLAConfig(**data["config"]), embodiment, VectorStats.from_dict(data["action_stats"]),
-            VectorStats.from_dict(data["proprio_stats"]), WordTokenizer.from_json(files["tokenizer.json"]),
+            NanoVLAConfig(**data["config"]),
+            embodiment,
+            VectorStats.from_dict(data["action_stats"]),
+            VectorStats.from_dict(data["proprio_stats"]),
+            WordTokenizer.from_json(files["tokenizer.json"]),
         )
 
     def num_parameters(self) -> int:

@@ -83,16 +83,21 @@ ProprioStats = VectorStats
 
 
 def bin_centers(
-    embodiment: EmbodimentSpec, stats: VectorStats, num_bins: int, bin_range: str, spacing: str = "uniform",
-    power: float = 2.0, binary_gripper: bool = False,
+    embodiment: EmbodimentSpec,
+    stats: VectorStats,
+    num_bins: int,
+    bin_range: str,
+    spacing: str = "uniform",
+    power: float = 2.0,
+    binary_gripper: bool = False,
 ) -> tuple[Float32[Tensor, "a bins"], Int64[Tensor, "a"]]:  # noqa: F821
     """Centres of the action bins per dimension (physical units, ascending) and how many of them each dimension uses.
 
     The first and the last centre lie ON the ends of the range, so that a gripper command of exactly -1 or +1 survives
-    the round trip; an odd number of bins has a centre in the middle. ``bin_range``: "bounds" (the embodiment's), "minmax"
-    or "quantile" (of ``stats``; the gripper always uses the bounds). ``spacing`` "power" sets centre = mid + half ·
-    sign(u)|u|^power for u uniform on [-1, 1]: finer in the middle. ``binary_gripper`` gives action dimensions whose name
-    contains "gripper" the two end values only; their unused centres are +inf.
+    the round trip; an odd number of bins has a centre in the middle. ``bin_range``: "bounds" (the embodiment's),
+    "minmax" or "quantile" (of ``stats``; the gripper always uses the bounds). ``spacing`` "power" sets centre = mid +
+    half · sign(u)|u|^power for u uniform on [-1, 1]: finer in the middle. ``binary_gripper`` gives action dimensions
+    whose name contains "gripper" the two end values only; their unused centres are +inf.
     """
     if bin_range not in BIN_RANGES:
         raise ConfigError(f"bin_range is {bin_range!r}, choose one of {', '.join(BIN_RANGES)}")

@@ -17,22 +17,21 @@ PAD_ID = 0
 _WORD = re.compile(r"[a-z]+|[0-9]|[^\sa-z0-9]")
 
 # Words of table-top manipulation. More can be added per policy; what is not listed is hashed.
-DEFAULT_WORDS = tuple(
-    """
-    a an the and or then of on in into onto to from at by with it its that this up down over under above below inside
-    outside beside between behind front near next left right top bottom middle center back side edge corner away off out
-    all both one two three first second last each other another same please robot arm gripper hand you your
-    pick lift raise grasp grab hold take get bring carry move put place set lay drop release let go leave stack unstack
-    push pull slide open close shut turn rotate twist switch press reach touch insert remove wipe pour fold hang hook
-    assemble disassemble pour sort align tilt flip lower keep stop start until while without
-    object thing item block cube box ball can bottle cup mug bowl plate dish pan pot lid bread cereal milk soda apple
-    banana orange lemon carrot tomato sauce soup butter cheese cream cookie pudding chocolate juice ketchup book
-    spoon fork knife tool hammer nut peg ring round square bin basket tray drawer cabinet door handle knob lever button
-    stove microwave rack shelf table desk counter surface floor wall wine caddy compartment container holder stand
-    red green blue yellow orange purple pink black white gray grey brown silver gold dark light small large big tiny
-    tall short long wide wooden metal plastic empty full closed opened high higher low into air upward upwards ground
-    """.split()
-)
+_DEFAULT_TEXT = """
+a an the and or then of on in into onto to from at by with it its that this up down over under above below inside
+outside beside between behind front near next left right top bottom middle center back side edge corner away off out
+all both one two three first second last each other another same please robot arm gripper hand you your
+pick lift raise grasp grab hold take get bring carry move put place set lay drop release let go leave stack unstack
+push pull slide open close shut turn rotate twist switch press reach touch insert remove wipe pour fold hang hook
+assemble disassemble pour sort align tilt flip lower keep stop start until while without
+object thing item block cube box ball can bottle cup mug bowl plate dish pan pot lid bread cereal milk soda apple
+banana orange lemon carrot tomato sauce soup butter cheese cream cookie pudding chocolate juice ketchup book
+spoon fork knife tool hammer nut peg ring round square bin basket tray drawer cabinet door handle knob lever button
+stove microwave rack shelf table desk counter surface floor wall wine caddy compartment container holder stand
+red green blue yellow orange purple pink black white gray grey brown silver gold dark light small large big tiny
+tall short long wide wooden metal plastic empty full closed opened high higher low into air upward upwards ground
+"""
+DEFAULT_WORDS = tuple(dict.fromkeys(_DEFAULT_TEXT.split()))
 
 
 class WordTokenizer:
@@ -66,5 +65,7 @@ class WordTokenizer:
     def from_json(cls, text: str) -> WordTokenizer:
         data = json.loads(text)
         if data.get("type") != "word":
-            raise UserError(f"tokenizer.json has type {data.get('type')!r}, expected 'word': is it another model's file?")
+            raise UserError(
+                f"tokenizer.json has type {data.get('type')!r}, expected 'word': is it another model's file?"
+            )
         return cls(data["words"], data["hash_buckets"])

@@ -34,8 +34,9 @@ from vla_rl.errors import EmbodimentMismatch, UserError
 from vla_rl.types import CameraSpec, EmbodimentSpec
 
 SPEC = EmbodimentSpec(
-    name="one_joint", action_names=("turn",), action_units=("rad",), action_low=(-1.0,), action_high=(1.0,), frame="base",
-    rotation="none", gripper="none", control_hz=20.0, cameras=(CameraSpec("top", 8, 8),), proprio_names=("angle",),
+    name="one_joint", action_names=("turn",), action_units=("rad",), action_low=(-1.0,), action_high=(1.0,),
+    frame="base", rotation="none", gripper="none", control_hz=20.0, cameras=(CameraSpec("top", 8, 8),),
+    proprio_names=("angle",),
 )  # fmt: skip
 
 
@@ -194,7 +195,7 @@ def test_weights_that_do_not_fit_are_named_and_change_nothing(tmp_path: Path):
 
 
 def test_missing_and_damaged_checkpoints(tmp_path: Path):
-    with pytest.raises(CheckpointError, match="there is no checkpoint at .*nowhere"):
+    with pytest.raises(CheckpointError, match=r"there is no checkpoint at .*nowhere"):
         load_policy(tmp_path / "nowhere", factory)
     (tmp_path / "folder").mkdir()
     with pytest.raises(CheckpointError, match=r"folder is not a checkpoint: it has no config\.json"):

@@ -35,8 +35,9 @@ SPEC = EmbodimentSpec(
     cameras=(CameraSpec("front", 28, 28), CameraSpec("wrist", 28, 28)), proprio_names=("x", "y"),
 )  # fmt: skip
 TINY = NanoVLAConfig(
-    chunk_length=3, action_bins=9, stem_channels=[8], stem_kernels=[4, 3], stem_strides=[4, 2], vit_width=16, vit_heads=2,
-    instruction_tokens=2, instruction_length=6, llm_width=16, llm_depth=2, llm_heads=2, llm_mlp=24, precision="float32",
+    chunk_length=3, action_bins=9, stem_channels=[8], stem_kernels=[4, 3], stem_strides=[4, 2], vit_width=16,
+    vit_heads=2, instruction_tokens=2, instruction_length=6, llm_width=16, llm_depth=2, llm_heads=2, llm_mlp=24,
+    precision="float32",
 )  # fmt: skip
 VARIANTS = {
     "parallel_step": {},
@@ -313,7 +314,7 @@ def test_value_gradient_can_be_kept_out_of_the_trunk():
         assert policy.value_mlp[0].weight.grad is not None
 
 
-# -------------------------------------------------------------------------------------------------------- inputs, errors
+# ------------------------------------------------------------------------------------------------------ inputs, errors
 def test_each_input_matters():
     policy = make()
     base = observe(1)
@@ -370,7 +371,7 @@ def test_config_errors(changes: dict, message: str):
 
 def test_image_sizes_must_fit_the_merging():
     spec = dataclasses.replace(SPEC, cameras=(CameraSpec("front", 28, 40),))
-    with pytest.raises(ConfigError, match="front .*4x5 image tokens"):
+    with pytest.raises(ConfigError, match=r"front .*4x5 image tokens"):
         NanoVLA(TINY, spec)
 
 
@@ -406,7 +407,7 @@ def test_words_past_the_instruction_length_are_cut_and_padding_is_ignored():
     assert torch.isfinite(policy.act(dataclasses.replace(base, instruction=("",))).chunk.actions).all()
 
 
-# ----------------------------------------------------------------------------------------------------- checkpoints, sizes
+# --------------------------------------------------------------------------------------------------- checkpoints, sizes
 def test_save_and_load(tmp_path: Path):
     stats = VectorStats.from_array(np.random.default_rng(0).normal(0, 0.02, (50, 3)))
     policy = NanoVLA(
@@ -434,9 +435,7 @@ def test_new_policies_depend_on_their_seed_alone():
     assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
 
 
-@pytest.mark.parametrize(
-    ("name", "low", "high"), [("nano", 0.8e6, 1.3e6), ("small", 5e6, 30e6), ("7b", 6.5e9, 7.5e9)]
-)
+@pytest.mark.parametrize(("name", "low", "high"), [("nano", 0.8e6, 1.3e6), ("small", 5e6, 30e6), ("7b", 6.5e9, 7.5e9)])
 def test_presets_have_their_sizes(name: str, low: float, high: float):
     cameras = tuple(CameraSpec(n, 224, 224) if name == "7b" else CameraSpec(n, 84, 84) for n in ("front", "wrist"))
     with torch.device("meta"):

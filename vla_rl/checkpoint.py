@@ -83,7 +83,8 @@ def save_checkpoint(
     """Write ``policy`` (and what resuming needs) to the folder ``path``, replacing a checkpoint there in one step.
 
     ``training_state`` is a nested dict as for `save_state`. With ``keep_last_good`` the replaced checkpoint stays
-    beside the new one as ``<name>.last_good``. Raises `DiskFull` where the disk is full, with the old checkpoint untouched.
+    beside the new one as ``<name>.last_good``. Raises `DiskFull` where the disk is full; the old
+    checkpoint is untouched then.
     """
     path = Path(path)
     header = {"policy_type": policy.policy_type, "format": FORMAT, "vla_rl_version": vla_rl.__version__}

@@ -1,0 +1,140 @@
+"""How fast a NanoVLA is on this machine: latency of `act` by batch size, samples/s of supervised updates, sizes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from policies.nano_vla import NanoVLA, preset
+from vla_rl.types import CameraSpec, EmbodimentSpec, Observation
+
+
+def bench_embodiment(
+    camera_size: int = 84, cameras: int = 2, action_dim: int = 7, proprio_dim: int = 8
+) -> EmbodimentSpec:
+    """An arm of common shape to measure with: ``cameras`` square views, position and rotation deltas, a gripper."""
+    names = (*(f"delta_{i}" for i in range(action_dim - 1)), "gripper")
+    return EmbodimentSpec(
+        name="bench_arm",
+        action_names=names,
+        action_units=("m",) * action_dim,
+        action_low=(-1.0,) * action_dim,
+        action_high=(1.0,) * action_dim,
+        frame="base",
+        rotation="axis_angle",
+        gripper="-1 open, 1 closed",
+        control_hz=20.0,
+        cameras=tuple(CameraSpec(f"camera_{i}", camera_size, camera_size) for i in range(cameras)),
+        proprio_names=tuple(f"joint_{i}" for i in range(proprio_dim)),
+    )
+
+
+def bench_observation(embodiment: EmbodimentSpec, batch: int, seed: int = 0) -> Observation:
+    """Random pixels and proprioception for ``batch`` rows."""
+    rng = np.random.default_rng(seed)
+    return Observation(
+        images={
+            c.name: torch.from_numpy(rng.integers(0, 256, (batch, c.height, c.width, 3), dtype=np.uint8))
+            for c in embodiment.cameras
+        },
+        proprio=torch.from_numpy(rng.normal(size=(batch, embodiment.proprio_dim)).astype(np.float32)),
+        instruction=("pick up the red cube and put it into the bowl",) * batch,
+    )
+
+
+def bench_policy(
+    preset_name: str = "nano",
+    *,
+    batch_sizes: Sequence[int] = (1, 2, 4, 8, 16, 32, 64),
+    repeats: int = 30,
+    train_batch: int = 64,
+    train_updates: int = 12,
+    camera_size: int = 84,
+    device: str = "cpu",
+    verbose: bool = True,
+    **changes: Any,
+) -> dict[str, Any]:
+    """Measure the preset with config ``changes`` applied; returns a JSON-ready dict and prints a table.
+
+    Latencies are milliseconds per call of `act` (sampled, seeded, host to host), given as 50th, 95th and 99th
+    percentile over ``repeats`` calls. An update is imitation loss, backward and AdamW. ``camera_size`` is in pixels.
+    """
+    config = preset(preset_name, **changes)
+    embodiment = bench_embodiment(camera_size)
+    policy = NanoVLA(config, embodiment).to(device).eval()
+    result: dict[str, Any] = {
+        "preset": preset_name,
+        "changes": changes,
+        "device": torch.cuda.get_device_name() if device.startswith("cuda") else "cpu",
+        "threads": torch.get_num_threads(),
+        "bfloat16": policy.uses_bfloat16(),
+        "parameters": policy.num_parameters(),
+        "tokens": {
+            "image": sum(policy.camera_tokens),
+            "sequence": policy.sequence_length,
+            "actions": policy.slots,
+        },
+        "act_ms": {},
+    }
+    for batch in batch_sizes:
+        observation = bench_observation(embodiment, batch)
+        times = _time(lambda o=observation, b=batch: policy.act(o, seeds=range(b)).chunk.actions.cpu(), repeats)
+        p50, p95, p99 = np.percentile(times, (50, 95, 99)) * 1e3
+        result["act_ms"][str(batch)] = {"p50": p50, "p95": p95, "p99": p99, "rows_per_second": batch / p50 * 1e3}
+    if train_updates:
+        result["train"] = _bench_training(policy, train_batch, train_updates)
+    if verbose:
+        _print(result)
+    return result
+
+
+def _bench_training(policy: NanoVLA, batch: int, updates: int) -> dict[str, float]:
+    policy.train()
+    observation = bench_observation(policy.embodiment, batch)
+    actions = torch.rand(batch, policy.chunk_length, policy.embodiment.action_dim) * 2 - 1
+    valid = torch.ones(batch, policy.chunk_length, dtype=torch.bool)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-4, fused=True)
+
+    def update() -> float:
+        loss, metrics = policy.imitation_loss(observation, actions, valid)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        return metrics["nll"]
+
+    seconds = float(np.median(_time(update, updates)))
+    return {"batch": batch, "ms_per_update": seconds * 1e3, "samples_per_second": batch / seconds}
+
+
+def _time(call: Callable[[], Any], repeats: int, warmup: int = 3) -> np.ndarray:
+    """Seconds per call, after ``warmup`` calls. The calls end with a transfer to the host, so GPUs are waited for."""
+    for _ in range(warmup):
+        call()
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - started)
+    return np.array(times)
+
+
+def _print(result: dict[str, Any]) -> None:
+    tokens = result["tokens"]
+    print(
+        f"{result['preset']}: {result['parameters'] / 1e6:.2f} M parameters, {tokens['sequence']} tokens "
+        f"({tokens['image']} image, {tokens['actions']} action positions), {result['device']}, "
+        f"{result['threads']} threads, {'bfloat16' if result['bfloat16'] else 'float32'}"
+    )
+    print(f"{'batch':>7} {'p50 ms':>9} {'p95 ms':>9} {'p99 ms':>9} {'rows/s':>9}")
+    for batch, row in result["act_ms"].items():
+        print(f"{batch:>7} {row['p50']:>9.2f} {row['p95']:>9.2f} {row['p99']:>9.2f} {row['rows_per_second']:>9.0f}")
+    if "train" in result:
+        train = result["train"]
+        print(
+            f"supervised update: {train['ms_per_update']:.0f} ms for {train['batch']:.0f} samples, "
+            f"{train['samples_per_second']:.0f} samples/s"
+        )
