@@ -66,6 +66,9 @@ class RLConfig:
     """The online loop. ``episodes_per_iteration`` counts episodes, group members included.
 
     ``init_states`` is the number of training initial states per task (0: unlimited, every episode or group a new one).
+    ``dynamic_sampling`` learns from groups with a success rate in [``success_low``, ``success_high``] alone: it rolls out
+    up to ``max_sampling_rounds`` times to fill an iteration, and keeps surplus groups for later iterations, at most
+    ``max_staleness`` of them on.
     """
 
     iterations: int = 20
@@ -74,10 +77,20 @@ class RLConfig:
     init_states: int = 0
     eval_every: int = 0
     checkpoint_every: int = 1
-    keep_best: bool = False
-    held_out_instructions: bool = False
+    dynamic_sampling: bool = False
+    success_low: float = 0.1
+    success_high: float = 0.9
+    max_sampling_rounds: int = 10
+    max_staleness: int = 4
 
     def __post_init__(self) -> None:
+        if self.dynamic_sampling and self.group_size < 2:
+            raise ConfigError(f"rl.dynamic_sampling compares group members: set rl.group_size >= 2, got {self.group_size}")
+        if not 0.0 <= self.success_low <= self.success_high <= 1.0 or self.max_sampling_rounds < 1 or self.max_staleness < 0:
+            raise ConfigError(
+                "rl needs 0 <= success_low <= success_high <= 1, max_sampling_rounds >= 1 and max_staleness >= 0, got "
+                f"{self.success_low}, {self.success_high}, {self.max_sampling_rounds} and {self.max_staleness}"
+            )
         if self.group_size < 1 or self.episodes_per_iteration % self.group_size:
             raise ConfigError(
                 f"rl.episodes_per_iteration ({self.episodes_per_iteration}) must be a multiple of rl.group_size "

@@ -7,23 +7,23 @@ steps equals training k, resuming, and training N − k.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from vla_rl.algorithms.advantages import GroupBuffer
 from vla_rl.algorithms.curriculum import Curriculum
 from vla_rl.algorithms.imitation import Imitation
 from vla_rl.checkpoint import load_training_state, load_weights, save_checkpoint
 from vla_rl.config import RLConfig
 from vla_rl.interfaces import Algorithm, RewardModel
 from vla_rl.metrics import MetricsLogger, Progress
-from vla_rl.rollout import RolloutEngine, RolloutResult
+from vla_rl.rollout import RolloutEngine
 from vla_rl.splits import stable_seed
-from vla_rl.types import EpisodeSpec, RolloutBatch, TaskSpec
+from vla_rl.types import EpisodeSpec, RolloutBatch, TaskSpec, Trajectory
 
 UNLIMITED = -1  # the curriculum item that stands for fresh initial states of a task
 UNLIMITED_INIT_STATES = 1_000_000
@@ -80,10 +80,10 @@ def train_sft(
 
 
 def propose_episodes(
-    config: RLConfig, curriculum: Curriculum, tasks: Sequence[TaskSpec], iteration: int, seed: int
+    config: RLConfig, curriculum: Curriculum, tasks: Sequence[TaskSpec], iteration: int, sampling_round: int, seed: int
 ) -> list[EpisodeSpec]:
-    """The episodes of one iteration: ``group_size`` rollouts of each (task, initial state) the curriculum picks."""
-    generator = torch.Generator().manual_seed(stable_seed("episodes", seed, iteration))
+    """One round of episodes: ``group_size`` rollouts of each (task, initial state) the curriculum picks."""
+    generator = torch.Generator().manual_seed(stable_seed("episodes", seed, iteration, sampling_round))
     by_id = {task.task_id: task for task in tasks}
     episodes = []
     items = curriculum.propose(config.episodes_per_iteration // config.group_size, generator)
@@ -97,10 +97,10 @@ def propose_episodes(
                     task_id=task_id,
                     init_state_id=init_state_id,
                     split="train",
-                    seed=stable_seed("rollout", seed, iteration, group, member),
-                    group_id=iteration * config.episodes_per_iteration + group,
+                    seed=stable_seed("rollout", seed, iteration, sampling_round, group, member),
+                    group_id=group,
                     instruction_index=instruction,
-                    rollout_id=f"{seed}-{iteration}-{group}-{member}",
+                    rollout_id=f"{seed}-{iteration}-{sampling_round}-{group}-{member}",
                 )
             )
     return episodes
@@ -123,6 +123,7 @@ def train_rl(
 ) -> Counters:
     """Online RL: roll out, score, update, ``config.iterations`` times. Resumes from ``folder`` where it holds a state."""
     counters = Counters()
+    buffer = GroupBuffer(config.success_low, config.success_high, config.max_staleness) if config.dynamic_sampling else None
     if (folder / "training_state").exists():
         load_weights(folder, engine.policy)
         state = load_training_state(folder)
@@ -130,27 +131,42 @@ def train_rl(
         curriculum.load_state_dict(state["curriculum"])
         if critic is not None:
             critic.load_state_dict(state["critic"])
+        if buffer is not None:
+            buffer.load_state_dict(state["buffer"])
         counters = Counters(**state["counters"])
+    groups = config.episodes_per_iteration // config.group_size
     started = time.perf_counter() - counters.seconds
     with progress.task("RL", config.iterations, start=counters.iteration) as bar:
         while counters.iteration < config.iterations:
             metrics: dict[str, float] = {}
             if evaluate is not None and config.eval_every and counters.iteration % config.eval_every == 0:
                 metrics |= evaluate(counters.iteration)
-            episodes = propose_episodes(config, curriculum, tasks, counters.iteration, seed)
-            result = engine.run(episodes, policy_version=counters.iteration, progress=bar.inner)
+            rolled_out: list[Trajectory] = []
+            for sampling_round in range(config.max_sampling_rounds if buffer is not None else 1):
+                episodes = propose_episodes(config, curriculum, tasks, counters.iteration, sampling_round, seed)
+                result = engine.run(episodes, policy_version=counters.iteration, progress=bar.inner)
+                rolled_out += result.trajectories
+                record_outcomes(curriculum, result.trajectories)
+                if buffer is None:
+                    break
+                buffer.add(result.trajectories)
+                if len(buffer) >= groups:
+                    break
+            chosen = rolled_out if buffer is None else buffer.take(groups, counters.iteration)
             scored = time.perf_counter()
-            rewards = torch.cat(reward.score(result.trajectories))
+            rewards = reward.score(chosen)
             updated = time.perf_counter()
-            batch = RolloutBatch.from_trajectories(result.trajectories)
-            metrics |= algorithm.update(batch, rewards)
-            metrics |= rollout_metrics(result, rewards)
+            if chosen:
+                metrics |= algorithm.update(RolloutBatch.from_trajectories(chosen), torch.cat(rewards))
+            metrics |= rollout_metrics(rolled_out, result.stats)
+            metrics |= {"rollout/reward": sum(float(r.sum()) for r in rewards) / max(1, len(rewards))}
+            metrics |= {"rollout/learned_share": len(chosen) / len(rolled_out), "rollout/rounds": sampling_round + 1}
             metrics |= {"time/reward": updated - scored, "time/update": time.perf_counter() - updated}
-            record_outcomes(curriculum, result)
             metrics |= curriculum.metrics()
+            curriculum.tick()
             counters.iteration += 1
-            counters.episodes += len(result.trajectories)
-            counters.control_steps += int(batch.valid.sum())
+            counters.episodes += len(rolled_out)
+            counters.control_steps += sum(t.num_control_steps for t in rolled_out)
             counters.seconds = time.perf_counter() - started
             metrics |= {"episodes": counters.episodes, "control_steps": counters.control_steps}
             logger.log("rl", counters.iteration, metrics)
@@ -159,6 +175,7 @@ def train_rl(
                 state = {
                     "algorithm": algorithm.state_dict(),
                     "curriculum": curriculum.state_dict(),
+                    "buffer": None if buffer is None else buffer.state_dict(),
                     "critic": None if critic is None else dict(critic.state_dict()),
                     "counters": dict(vars(counters)),
                 }
@@ -166,24 +183,22 @@ def train_rl(
     return counters
 
 
-def rollout_metrics(result: RolloutResult, rewards: Tensor) -> dict[str, float]:
-    """Success and length of this iteration's episodes, and the engine's throughput."""
-    trajectories = result.trajectories
+def rollout_metrics(trajectories: Sequence[Trajectory], stats: Mapping[str, float]) -> dict[str, float]:
+    """Success and length of this iteration's episodes, and the engine's throughput (of its last round)."""
     steps = [t.num_control_steps for t in trajectories]
     wins = [t.num_control_steps for t in trajectories if t.success]
     metrics = {
         "rollout/success": sum(t.success for t in trajectories) / len(trajectories),
-        "rollout/reward": float(rewards.sum()) / len(trajectories),
         "rollout/control_steps": sum(steps) / len(steps),
         "rollout/control_steps_to_success": sum(wins) / len(wins) if wins else float("nan"),
     }
-    return metrics | {f"engine/{k}": float(v) for k, v in result.stats.items()}
+    return metrics | {f"engine/{k}": float(v) for k, v in stats.items()}
 
 
-def record_outcomes(curriculum: Curriculum, result: RolloutResult) -> None:
+def record_outcomes(curriculum: Curriculum, trajectories: Sequence[Trajectory]) -> None:
     """Tell the curriculum each group's successes."""
-    groups: dict[int, list[Any]] = {}
-    for trajectory in result.trajectories:
+    groups: dict[int, list[Trajectory]] = {}
+    for trajectory in trajectories:
         groups.setdefault(trajectory.episode.group_id, []).append(trajectory)
     for members in groups.values():
         episode = members[0].episode
@@ -191,4 +206,3 @@ def record_outcomes(curriculum: Curriculum, result: RolloutResult) -> None:
         if item not in curriculum:  # unlimited initial states: one item per task
             item = (episode.task_id, UNLIMITED)
         curriculum.record(item, sum(t.success for t in members), len(members))
-    curriculum.tick()
