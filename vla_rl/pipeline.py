@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from vla_rl import build, config as configs
+from vla_rl import build
+from vla_rl import config as configs
 from vla_rl.algorithms.curriculum import Curriculum
 from vla_rl.algorithms.imitation import Imitation
 from vla_rl.checkpoint import RunLock, load_policy
