@@ -18,7 +18,6 @@ from sim.tabletop import scene as scenes  # noqa: E402  (MUJOCO_GL must be set b
 import mujoco  # noqa: E402  isort: skip
 
 from sim.tabletop.controller import OSC, ControlState  # noqa: E402
-from sim.tabletop.look import scene_flags  # noqa: E402
 from sim.tabletop.tasks import LIFT_HEIGHT, MAX_OBJECTS, OBJECTS, TABLE_HEIGHT, TASKS, SceneSpec, Task  # noqa: E402
 
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
@@ -87,7 +86,7 @@ class CompiledScene:
         self._context = mujoco.MjrContext(self.model, mujoco.mjtFontScale.mjFONTSCALE_100)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         self._drawing = mujoco.MjvScene(self.model, maxgeom=1000)
-        scene_flags(self._drawing, look)
+        env.look.edit_drawing(self._drawing)
         self._option = mujoco.MjvOption()
         self._option.geomgroup[:] = 0
         self._option.geomgroup[1] = 1

@@ -1,94 +1,116 @@
 """How a scene is drawn: robosuite's own pixels ("full"), or the same scene drawn cheaply ("light", the default).
 
-The light look only touches fields that rendering reads, so the physics is the same. Reflections, multi-sampling,
+The light look is made of things that only rendering reads, so the physics is the same. Reflections, multi-sampling,
 shadows and the sky are off; floor, walls and table have their textures' mean colour; the robot is drawn by its
-low-polygon collision meshes in the colours of its visual meshes. Objects keep their own look.
+low-polygon collision meshes in the colours of its visual meshes, which are left out of the model (robosuite derives
+inertias from collision geoms alone). Objects keep their own look. That also saves compile time and memory.
 """
 
 from __future__ import annotations
 
+import os
+import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass, field
+
+import cv2
 import mujoco
 import numpy as np
 
-HIDDEN_GROUP = 5  # MuJoCo's last geom group; never drawn here
-VISIBLE_GROUP = 1  # robosuite draws its visual geoms in group 1
+VISIBLE_GROUP = 1  # robosuite draws its visual geoms in group 1, and collides by those of group 0
 ROBOT_PREFIXES = ("robot0_", "gripper0_", "mount0_")
 FLAT_PREFIXES = ("floor", "wall_", "table_")
-DIM = 0.88  # of the colours that replace textures and visual meshes: lighting adds up to more than 1 without a texture
+DARK = np.array([0.25, 0.25, 0.25, 1.0])  # of robot parts that have no visual mesh
+# Without a texture lighting adds up to more than 1, so replaced colours are dimmed; the table more than the white hand.
+DIM = np.array([0.88, 0.88, 0.88, 1.0])
+DIM_FLAT = np.array([0.75, 0.75, 0.75, 1.0])
 MAX_FACES = 400  # a collision mesh with more faces is drawn by its convex hull, which is what it collides by anyway
 
 
-def apply_look(model: mujoco.MjModel, look: str, size: int) -> None:
-    """Prepare a compiled ``model`` for pictures of ``size`` x ``size`` pixels (0: keep its off-screen buffer).
+@dataclass
+class Look:
+    """The look of one environment, applied before (`edit_xml`) and after (`edit_model`) its model is compiled.
 
-    Call it before the model's `MjrContext` is made.
+    ``size``: pictures are ``size`` x ``size`` pixels; 0 keeps robosuite's off-screen buffer.
     """
-    if size:
-        model.vis.global_.offwidth = size
-        model.vis.global_.offheight = size
-    if look == "full":
-        return
-    model.mat_reflectance[:] = 0.0
-    model.vis.quality.offsamples = 0
-    model.vis.quality.shadowsize = 0
-    model.light_castshadow[:] = 0
-    for geom in range(model.ngeom):
-        material = int(model.geom_matid[geom])
-        if model.geom(geom).name.startswith(FLAT_PREFIXES) and material >= 0:
-            model.mat_rgba[material] = mean_color(model, material) * (DIM, DIM, DIM, 1.0)
-            model.mat_texid[material] = -1
-    _draw_robot_by_collision_geoms(model)
+
+    name: str
+    size: int = 0
+    colors: dict[str, np.ndarray] = field(default_factory=dict)  # [4] of each robot body
+
+    def edit_xml(self, xml: str) -> str:
+        """Leave out what the light look does not draw."""
+        if self.name == "full":
+            return xml
+        root = ElementTree.fromstring(xml)
+        assets = root.find("asset")
+        meshes = {mesh.get("name"): mesh for mesh in assets.findall("mesh")}
+        materials = {material.get("name"): material for material in assets.findall("material")}
+        textures = {texture.get("name"): texture for texture in assets.findall("texture")}
+        for body in root.iter("body"):
+            if body.get("name", "").startswith(ROBOT_PREFIXES):
+                self._leave_out_visuals(body, meshes, materials)
+        for geom in root.iter("geom"):
+            material = materials.get(geom.get("material"))
+            if geom.get("name", "").startswith(FLAT_PREFIXES) and material is not None and material.get("texture"):
+                color = _mean_color(textures[material.attrib.pop("texture")].get("file")) * DIM_FLAT
+                material.set("rgba", " ".join(f"{value:.4f}" for value in color))
+        for kind, attribute, holders in (
+            ("mesh", "mesh", "geom"), ("material", "material", "geom"), ("texture", "texture", "material"),
+        ):  # fmt: skip
+            used = {element.get(attribute) for element in root.iter(holders)}
+            for asset in assets.findall(kind):
+                if asset.get("name") and asset.get("name") not in used and asset.get("type") != "skybox":
+                    assets.remove(asset)
+        return ElementTree.tostring(root, encoding="unicode")
+
+    def _leave_out_visuals(self, body: ElementTree.Element, meshes: dict, materials: dict) -> None:
+        """Remove a robot body's visual geoms; remember their mean colour, weighted by the size of their mesh files."""
+        total = np.zeros(5)
+        for geom in body.findall("geom"):
+            if geom.get("group") != str(VISIBLE_GROUP):
+                continue
+            source = materials.get(geom.get("material"), geom)
+            rgba = [float(value) for value in source.get("rgba", "0.5 0.5 0.5 1").split()]
+            mesh = meshes.get(geom.get("mesh"))
+            weight = 1.0 if mesh is None else float(os.path.getsize(mesh.get("file")))
+            total += weight * np.array([*rgba, 1.0])
+            body.remove(geom)
+        if total[4]:
+            self.colors[body.get("name")] = total[:4] / total[4]
+
+    def edit_model(self, model: mujoco.MjModel) -> None:
+        """Set what rendering reads off the compiled ``model``; call it before the model's `MjrContext` is made."""
+        if self.size:
+            model.vis.global_.offwidth = self.size
+            model.vis.global_.offheight = self.size
+        if self.name == "full":
+            return
+        model.mat_reflectance[:] = 0.0
+        model.vis.quality.offsamples = 0
+        model.vis.quality.shadowsize = 0
+        model.light_castshadow[:] = 0
+        for geom in range(model.ngeom):
+            body = model.body(int(model.geom_bodyid[geom])).name
+            if body.startswith(ROBOT_PREFIXES):
+                model.geom_group[geom] = VISIBLE_GROUP
+                model.geom_matid[geom] = -1
+                model.geom_rgba[geom] = self.colors.get(body, DARK) * DIM
+                mesh = int(model.geom_dataid[geom])
+                if mesh >= 0 and model.mesh_facenum[mesh] > MAX_FACES:
+                    _reduce_to_hull(model, mesh)
+
+    def edit_drawing(self, drawing: mujoco.MjvScene) -> None:
+        """Switch off what the light look does not draw."""
+        if self.name == "light":
+            flags = mujoco.mjtRndFlag
+            for flag in (flags.mjRND_SKYBOX, flags.mjRND_SHADOW, flags.mjRND_REFLECTION):
+                drawing.flags[flag] = 0
 
 
-def scene_flags(drawing: mujoco.MjvScene, look: str) -> None:
-    """Switch off what the light look does not draw."""
-    if look == "light":
-        flags = mujoco.mjtRndFlag
-        for flag in (flags.mjRND_SKYBOX, flags.mjRND_SHADOW, flags.mjRND_REFLECTION):
-            drawing.flags[flag] = 0
-
-
-def mean_color(model: mujoco.MjModel, material: int) -> np.ndarray:
-    """Mean colour [4] in 0 ... 1 of a material: its rgba times the mean of its RGB texture, where it has one."""
-    color = np.array(model.mat_rgba[material], dtype=np.float64)
-    texture = int(model.mat_texid[material][mujoco.mjtTextureRole.mjTEXROLE_RGB])
-    if texture >= 0:
-        channels = int(model.tex_nchannel[texture])
-        count = int(model.tex_height[texture]) * int(model.tex_width[texture]) * channels
-        start = int(model.tex_adr[texture])
-        color[:3] *= model.tex_data[start : start + count].reshape(-1, channels)[:, :3].mean(axis=0) / 255.0
-    return color
-
-
-def _draw_robot_by_collision_geoms(model: mujoco.MjModel) -> None:
-    color = _body_colors(model)
-    for geom in range(model.ngeom):
-        body = int(model.geom_bodyid[geom])
-        if not model.body(body).name.startswith(ROBOT_PREFIXES):
-            continue
-        if model.geom_group[geom] != 0:
-            model.geom_group[geom] = HIDDEN_GROUP
-            continue
-        model.geom_group[geom] = VISIBLE_GROUP
-        model.geom_matid[geom] = -1
-        model.geom_rgba[geom] = color.get(body, np.array([0.25, 0.25, 0.25, 1.0])) * (DIM, DIM, DIM, 1.0)
-        mesh = int(model.geom_dataid[geom])
-        if mesh >= 0 and model.mesh_facenum[mesh] > MAX_FACES:
-            _reduce_to_hull(model, mesh)
-
-
-def _body_colors(model: mujoco.MjModel) -> dict[int, np.ndarray]:
-    """Mean colour [4] of each robot body's visual geoms, weighted by their number of mesh faces."""
-    total: dict[int, np.ndarray] = {}
-    for geom in range(model.ngeom):
-        body = int(model.geom_bodyid[geom])
-        if model.geom_group[geom] != VISIBLE_GROUP or not model.body(body).name.startswith(ROBOT_PREFIXES):
-            continue
-        mesh, material = int(model.geom_dataid[geom]), int(model.geom_matid[geom])
-        faces = float(model.mesh_facenum[mesh]) if mesh >= 0 else 12.0
-        rgba = model.mat_rgba[material] if material >= 0 else model.geom_rgba[geom]
-        total[body] = total.get(body, np.zeros(5)) + faces * np.array([*rgba, 1.0])
-    return {body: value[:4] / value[4] for body, value in total.items()}
+def _mean_color(file: str) -> np.ndarray:
+    """Mean RGBA [4] in 0 ... 1 of a picture."""
+    picture = cv2.imread(file, cv2.IMREAD_COLOR)
+    return np.array([*(picture.reshape(-1, 3).mean(axis=0)[::-1] / 255.0), 1.0])
 
 
 def _reduce_to_hull(model: mujoco.MjModel, mesh: int) -> None:

@@ -17,7 +17,7 @@ from vla_rl.errors import MissingPackage
 
 ensure_backend()
 try:
-    from sim.tabletop.look import apply_look, scene_flags
+    from sim.tabletop.look import Look
 
     _level = logging.root.manager.disable
     logging.disable(logging.WARNING)  # robosuite warns about a private macro file that nobody needs
@@ -43,7 +43,7 @@ class TabletopEnv(SingleArmEnv):
 
     Keyword arguments are those of robosuite's `SingleArmEnv`. Objects are placed by the caller (or stand at their
     parking places); the reward is 0: tasks live in `sim.tabletop.tasks`. ``look`` and ``look_size`` (pixels; 0 keeps
-    robosuite's off-screen buffer) are applied to the compiled model: see `sim.tabletop.look`.
+    robosuite's off-screen buffer) change what is drawn, not the physics: see `sim.tabletop.look`.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class TabletopEnv(SingleArmEnv):
         look_size: int = 0,
         **kwargs: Any,
     ) -> None:
-        self._look, self._look_size = look, look_size
+        self.look = Look(look, look_size)
         self.scene_spec: SceneSpec = SCENES[scene]
         self.table_full_size = (0.8, 0.8, 0.05)
         self.table_offset = (0.0, 0.0, TABLE_HEIGHT)
@@ -74,15 +74,17 @@ class TabletopEnv(SingleArmEnv):
         self.model = ManipulationTask(
             mujoco_arena=arena, mujoco_robots=[robot], mujoco_objects=list(self.objects.values())
         )
+        if self.look.name != "full":  # names of visual geoms, which the model lacks, for segmentation images
+            self.model.generate_id_mappings = lambda sim: None
 
     def _initialize_sim(self, xml_string: str | None = None) -> None:
-        super()._initialize_sim(xml_string)
-        apply_look(self.sim.model._model, self._look, self._look_size)
+        super()._initialize_sim(self.look.edit_xml(xml_string or self.model.get_xml()))
+        self.look.edit_model(self.sim.model._model)
 
     def _reset_internal(self) -> None:
         super()._reset_internal()
         if self.has_offscreen_renderer:
-            scene_flags(self.sim._render_context_offscreen.scn, self._look)
+            self.look.edit_drawing(self.sim._render_context_offscreen.scn)
         for index, name in enumerate(self.scene_spec.objects):
             x, y, z = -0.1 + 0.12 * index, 0.2, TABLE_HEIGHT + OBJECTS[name].rest_height
             self.sim.data.set_joint_qpos(self.objects[name].joints[0], [x, y, z, 1.0, 0.0, 0.0, 0.0])
