@@ -7,6 +7,7 @@ An entry maps (group, name) to where the implementation and its config dataclass
 from __future__ import annotations
 
 import importlib
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +38,12 @@ REGISTRY: dict[str, dict[str, Entry]] = {
         "toy": Entry("sim.toy:collect_episode"),
     },
     "reward": {"success": Entry("reward_models.success:TaskSuccess", "reward_models.success:TaskSuccessConfig")},
-    "algorithm": {"ppo": Entry("vla_rl.algorithms.ppo:PPO", "vla_rl.algorithms.ppo:PPOConfig")},
+    "algorithm": {
+        "ppo": Entry("vla_rl.algorithms.ppo:PPO", "vla_rl.algorithms.ppo:PPOConfig"),
+        "filtered_bc": Entry(
+            "vla_rl.algorithms.filtered_bc:FilteredBC", "vla_rl.algorithms.filtered_bc:FilteredBCConfig"
+        ),
+    },
     "critic": {
         "none": Entry("vla_rl.build:no_critic"),
         "privileged": Entry("vla_rl.algorithms.critic:PrivilegedCritic", "vla_rl.algorithms.critic:CriticConfig"),
@@ -54,10 +60,10 @@ def names(group: str) -> list[str]:
 
 
 def attribute(path: str) -> Any:
-    """Import "module:attribute"."""
+    """Import "module:attribute" ("module:Class.method" too)."""
     module, _, name = path.partition(":")
     try:
-        return getattr(importlib.import_module(module), name)
+        return operator.attrgetter(name)(importlib.import_module(module))
     except ModuleNotFoundError as error:
         if error.name and module.startswith(error.name):
             raise ConfigError(f"'{path}' cannot be imported: there is no module {error.name!r}") from error
@@ -67,8 +73,8 @@ def attribute(path: str) -> Any:
 
 
 def entry(group: str, name: str) -> Entry:
-    if ":" in name:  # a user's own class
-        return Entry(name, f"{name}.Config")
+    if ":" in name:  # a user's own class; an env's demonstrations come from its method `collect_episode`
+        return Entry(f"{name}.collect_episode" if group == "collector" else name, f"{name}.Config")
     try:
         return REGISTRY[group][name]
     except KeyError:

@@ -113,6 +113,8 @@ def line_chart(
     names = [y_format(t) for t in ticks_y]
     left, right, top, bottom = 12 + 6.4 * max(len(n) for n in names), 12, 10, 34 if x_label else 22
     low_y, high_y = ticks_y[0], ticks_y[-1]
+    if high_y <= low_y:  # values that differ by rounding alone leave one tick
+        low_y, high_y = low_y - 1, high_y + 1
 
     def px(x: float) -> float:
         return left + (x - low_x) / (high_x - low_x) * (width - left - right)

@@ -16,7 +16,11 @@ from vla_rl.errors import ConfigError, UserError
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status (2: bad input, 130: interrupted)."""
     parser = _parser()
-    arguments = parser.parse_args(argv)
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and (not hasattr(arguments, "overrides") or any(r.startswith("-") for r in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:  # overrides that follow an option; argparse takes positional arguments in one go only
+        arguments.overrides += rest
     if not hasattr(arguments, "function"):
         parser.print_help()
         return 2
