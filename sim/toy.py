@@ -11,6 +11,7 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -191,6 +192,43 @@ class ToyReach:
         elif c.fault == "user_error":
             raise UserError("a user error was asked for")
         return c.fault == "nan"
+
+
+def collect_episode(
+    simulator: ToyReach,
+    episode: EpisodeSpec,
+    *,
+    noise_std: float = 0.0,
+    rng: np.random.Generator | None = None,
+    slot: int = 0,
+) -> dict[str, Any]:
+    """Run one episode with the oracle: noise goes into the executed action, the label stays clean (DART).
+
+    ``noise_std`` is the std of the Gaussian, as a share of the action's half-range; ``rng`` draws it (default: from the
+    episode's seed). Returns ``images`` {camera: uint8 [T H W 3]}, ``proprio`` float32 [T p], ``actions`` float32 [T a],
+    ``instruction``, ``success``, ``task_id``, ``init_state_id``; row t is what was seen at control step t.
+    """
+    rng = np.random.default_rng(episode.seed) if rng is None else rng
+    observation = simulator.start(slot, episode)
+    images, proprio, actions = [], [], []
+    while True:
+        label = simulator.oracle(slot, 1)
+        images.append(observation.images[CAMERA])
+        proprio.append(observation.proprio)
+        actions.append(label[0])
+        step = simulator.step(slot, label + noise_std * rng.standard_normal(label.shape))
+        if step.terminated or step.truncated:
+            break
+        observation = step.observation
+    return {
+        "images": {CAMERA: np.stack(images)},
+        "proprio": np.stack(proprio),
+        "actions": np.stack(actions),
+        "instruction": observation.instruction,
+        "success": step.success,
+        "task_id": episode.task_id,
+        "init_state_id": episode.init_state_id,
+    }
 
 
 def _placement(episode: EpisodeSpec) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from vla_rl.paths import config_dir
 from vla_rl.rollout import RolloutConfig
 
 PHASES = ("collect", "sft", "eval_sft", "rl", "eval_rl", "report")
+_EXAMPLE = "Overrides look like run=quickstart seed=1 algorithm.learning_rate=1e-4"
 _GROUPS = ("policy", "env", "reward", "algorithm", "critic")
 
 
@@ -149,7 +151,7 @@ class RunConfig:
 
 
 def compose(overrides: Sequence[str] = (), directory: Path | None = None) -> RunConfig:
-    """Compose ``configs/config.yaml`` with Hydra overrides (``run=quickstart seed=1 algorithm.lr=3e-4``).
+    """Compose ``configs/config.yaml`` with Hydra overrides (``run=quickstart seed=1 algorithm.learning_rate=3e-4``).
 
     Raises `ConfigError` naming the key, the value and what would fit.
     """
@@ -174,6 +176,9 @@ def compose(overrides: Sequence[str] = (), directory: Path | None = None) -> Run
 def _forced(overrides: Sequence[str], directory: Path) -> list[str]:
     """Let value overrides set keys that no YAML lists: the schemas know the keys and refuse the others with a hint."""
     groups = {d.name for d in directory.iterdir() if d.is_dir()}
+    for override in overrides:
+        if "=" not in override and not override.startswith("~"):
+            raise ConfigError(f"{override!r} is not an override of the form key=value. {_EXAMPLE}")
     return [o if o[:1] in "+~" or o.partition("=")[0] in groups else f"++{o}" for o in overrides]
 
 
@@ -182,10 +187,16 @@ def from_tree(tree: dict[str, Any]) -> RunConfig:
     tree = dict(tree)
     groups: dict[str, Any] = {}
     for group in _GROUPS:
-        values = dict(tree.pop(group, None) or {})
+        if f"{group}_type" in tree:
+            raise ConfigError(f"unknown config key '{group}_type'. Did you mean '{group}.type'?")
+        values = tree.pop(group, None) or {}
+        if not isinstance(values, dict):
+            raise ConfigError(f"{group} is {values!r}, it must be a mapping with the key 'type', one of {build.names(group)}")
+        values = dict(values)
         kind = values.pop("type", None)
-        if kind is None:
-            raise ConfigError(f"{group}.type is missing. Choose one of {build.names(group)}")
+        if not isinstance(kind, str):
+            problem = "is missing" if kind is None else f"is {kind!r}, which is not a name"
+            raise ConfigError(f"{group}.type {problem}. Choose one of {build.names(group)}")
         groups[f"{group}_type"] = kind
         groups[group] = _checked(build.config_class(group, kind), values, group)
     config = _checked(RunConfig, tree, "")
@@ -209,9 +220,18 @@ def save(config: RunConfig, path: Path) -> None:
 
 
 def load(path: Path) -> RunConfig:
+    """Raises `ConfigError` where the file is missing, no YAML mapping, or does not fit the schemas."""
+    import yaml
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
-    return from_tree(OmegaConf.to_container(OmegaConf.load(path)))  # type: ignore[arg-type]
+    try:
+        tree = OmegaConf.to_container(OmegaConf.load(path))
+    except (OSError, yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{path} cannot be read as a config: {' '.join(str(error).split())}") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path} is not a config: it holds a {type(tree).__name__}, not a mapping")
+    return from_tree(tree)
 
 
 def default_threads() -> int:
@@ -227,29 +247,53 @@ def _checked(schema: type, values: dict[str, Any], where: str) -> Any:
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), values))
     except OmegaConfBaseException as error:
         key = ".".join(p for p in (where, str(error.full_key or "")) if p)
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"{key}: {reason}. Mend the value in your override or YAML.") from error
+        reason = str(error).splitlines()[0].rstrip(".")
+        remedy = "Mend the value in your override or YAML."
+        if isinstance(_at(values, str(error.full_key or "")), str) and "ListConfig" in reason:
+            reason, remedy = "this is a list", f"Write it in brackets: {key}=[{_at(values, str(error.full_key))}]"
+        raise ConfigError(f"{key} = {_at(values, str(error.full_key or ''))!r}: {reason}. {remedy}") from error
+
+
+def _at(values: Any, path: str) -> Any:
+    """The value under a dotted path, as far as it leads."""
+    for name in path.replace("[", ".").replace("]", "").split("."):
+        if isinstance(values, dict) and name in values:
+            values = values[name]
+        elif isinstance(values, list) and name.isdigit() and int(name) < len(values):
+            values = values[int(name)]
+    return values
 
 
 def _refuse_unknown(schema: type, values: dict[str, Any], where: str) -> None:
     known = {f.name: f for f in dataclasses.fields(schema)}
+    shown = [name for name in known if schema is not RunConfig or not name.endswith("_type")]
     for key, value in values.items():
-        path = f"{where}.{key}" if where else key
+        path = f"{where}.{key}" if where else str(key)
         if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f" Did you mean '{close[0]}'?" if close else f" Known keys here: {', '.join(sorted(known))}."
+            close = difflib.get_close_matches(str(key), shown, n=1)
+            prefix = f"{where}." if where else ""
+            listing = f" Known keys here: {', '.join(sorted(shown))}." if shown else " There are no keys here."
+            hint = f" Did you mean '{prefix}{close[0]}'?" if close else listing
             raise ConfigError(f"unknown config key '{path}' (value {value!r}).{hint}")
         factory = known[key].default_factory
-        if isinstance(value, dict) and isinstance(factory, type) and dataclasses.is_dataclass(factory):
+        if isinstance(factory, type) and dataclasses.is_dataclass(factory):
+            if not isinstance(value, dict):
+                keys = ", ".join(f.name for f in dataclasses.fields(factory))
+                raise ConfigError(f"{path} is {value!r}, it must be a mapping. Set one of its keys instead: {keys}")
             _refuse_unknown(factory, value, path)
 
 
 def _explain(error: Exception, directory: Path) -> str:
     text = str(error).strip()
     first = text.splitlines()[0] if text else type(error).__name__
-    runs = sorted(p.stem for p in (directory / "run").glob("*.yaml"))
+    groups = {d.name: sorted(p.stem for p in d.glob("*.yaml")) for d in sorted(directory.iterdir()) if d.is_dir()}
+    missing = re.search(r"[Cc]ould not find '(\w+)/([^']+)'", first)
+    if missing and missing[1] in groups:
+        group, name = missing.groups()
+        close = difflib.get_close_matches(name, groups[group], n=1)
+        hint = f" Did you mean {group}={close[0]}?" if close else ""
+        return f"{group}={name} does not exist.{hint} Available: {', '.join(groups[group])}"
     if "Could not find" in text or "In 'config'" in text:
-        groups = {d.name: sorted(p.stem for p in d.glob("*.yaml")) for d in directory.iterdir() if d.is_dir()}
-        listing = "; ".join(f"{g}: {', '.join(v)}" for g, v in sorted(groups.items()) if v)
+        listing = "; ".join(f"{g}: {', '.join(v)}" for g, v in groups.items() if v)
         return f"{first}. Available: {listing}"
-    return f"{first}. Overrides look like run={runs[0] if runs else 'NAME'} seed=1 algorithm.policy_lr=1e-4"
+    return f"{first}. {_EXAMPLE}"

@@ -1,0 +1,236 @@
+"""Composing and checking configurations: every shipped file composes, and every mistake is named with its remedy."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from vla_rl import build
+from vla_rl.config import RunConfig, compose, from_tree, load, save, to_tree
+from vla_rl.errors import ConfigError
+from vla_rl.paths import config_dir
+
+RUNS = sorted(path.stem for path in (config_dir() / "run").glob("*.yaml"))
+OPTIONS = sorted((path.parent.name, path.stem) for path in config_dir().glob("*/*.yaml") if path.parent.name != "run")
+OWN = '''
+    from dataclasses import dataclass
+
+    class Reward:
+        @dataclass
+        class Config:
+            scale: float = 1.0
+
+        def __init__(self, config):
+            self.config = config
+
+    class Bare:
+        pass
+'''
+
+
+def message(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        compose(overrides)
+    return str(caught.value)
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A user's module ``own_plugins`` on the path."""
+    (tmp_path / "own_plugins.py").write_text(textwrap.dedent(OWN))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "own_plugins"
+    sys.modules.pop("own_plugins", None)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_run_composes(name):
+    config = compose([f"run={name}"])
+    assert config.name == name
+    for group in ("policy", "env", "reward", "algorithm", "critic"):
+        schema = build.config_class(group, getattr(config, f"{group}_type"))
+        assert type(getattr(config, group)) is schema
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS)
+def test_every_group_option_composes(group, option):
+    config = compose(["~run", f"{group}={option}"])
+    assert getattr(config, f"{group}_type") in build.names(group)
+    assert build.implementation(group, getattr(config, f"{group}_type")) is not None
+
+
+def test_the_default_run_is_the_quickstart():
+    assert to_tree(compose()) == to_tree(compose(["run=quickstart"]))
+
+
+def test_overrides_reach_every_level():
+    config = compose(["seed=3", "rl.iterations=7", "sft.augment.shift=2", "policy.chunk_length=4"])
+    assert (config.seed, config.rl.iterations, config.sft.augment.shift, config.policy.chunk_length) == (3, 7, 2, 4)
+
+
+def test_simplevla_recipe_is_the_paper_s():
+    config = compose(["run=simplevla_grpo"])
+    a, rl = config.algorithm, config.rl
+    assert (a.advantage, a.group_center, a.group_scale, a.normalize_advantage) == ("grpo", "mean", "std", "none")
+    assert (a.ratio_level, a.loss_aggregation, a.minibatch_unit) == ("token", "trajectory", "trajectory")
+    assert (a.clip_low, a.clip_high, a.dual_clip, a.kl_coef, a.entropy_coef) == (0.2, 0.28, None, 0.0, 0.0)
+    assert (a.epochs, a.minibatch_size, a.learning_rate, a.weight_decay, a.grad_clip) == (1, 128, 5e-6, 0.01, 1.0)
+    assert (rl.group_size, rl.episodes_per_iteration // rl.group_size, rl.dynamic_sampling) == (8, 64, True)
+    assert (rl.success_low, rl.success_high, rl.init_states) == (0.1, 0.9, 50)
+    assert (config.policy.temperature, config.reward.coefficient, config.critic) == (1.6, 5.0, build.NoConfig())
+    assert config.evaluate.deterministic
+
+
+def test_grpo_quickstart_differs_from_quickstart_in_the_algorithm_alone():
+    ppo, grpo = to_tree(compose(["run=quickstart"])), to_tree(compose(["run=quickstart_grpo"]))
+    changed = {key for key in ppo if ppo[key] != grpo[key]}
+    assert changed == {"name", "algorithm", "critic", "rl"}
+    assert grpo["algorithm"]["advantage"] == "grpo" and grpo["critic"] == {"type": "none"}
+    assert grpo["rl"]["group_size"] > 1 and grpo["rl"]["dynamic_sampling"]
+
+
+# ------------------------------------------------------------------------------------------------------------- mistakes
+@pytest.mark.parametrize(
+    ("override", "key", "hint"),
+    [
+        ("sede=1", "sede", "Did you mean 'seed'?"),
+        ("rl.iteration=1", "rl.iteration", "Did you mean 'rl.iterations'?"),
+        ("sft.augment.shfit=1", "sft.augment.shfit", "Did you mean 'sft.augment.shift'?"),
+        ("algorithm.learning_rat=1", "algorithm.learning_rat", "Did you mean 'algorithm.learning_rate'?"),
+        ("policy.chunk_lenght=1", "policy.chunk_lenght", "Did you mean 'policy.chunk_length'?"),
+        ("polcy=nano", "polcy", "Did you mean 'policy'?"),
+        ("policy_type=nano_vla", "policy_type", "Did you mean 'policy.type'?"),
+        ("rl.zzz=1", "rl.zzz", "Known keys here:"),
+    ],
+)
+def test_unknown_key_is_named_with_its_neighbour(override, key, hint):
+    text = message(override)
+    assert f"unknown config key '{key}'" in text and hint in text
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("seed=abc", ["seed = 'abc'", "Integer"]),
+        ("rl.iterations=many", ["rl.iterations = 'many'", "Integer"]),
+        ("algorithm.learning_rate=fast", ["algorithm.learning_rate = 'fast'", "Float"]),
+        ("sft.augment.shift=x", ["sft.augment.shift = 'x'"]),
+        ("tasks=lift_cube", ["tasks", "tasks=[lift_cube]"]),
+        ("rl=3", ["rl is 3", "mapping", "iterations"]),
+        ("seed=null", ["seed = None"]),
+    ],
+)
+def test_wrong_type_is_named_with_its_value(override, parts):
+    text = message(override)
+    assert all(part in text for part in parts), text
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("policy.temperature=0", ["temperature", "0"]),
+        ("rl.iterations=-1", ["rl.iterations", "-1"]),
+        ("rl.group_size=7", ["rl.group_size", "7"]),
+        ("rl.dynamic_sampling=true", ["group_size"]),
+        ("slots.workers=-1", ["workers", "-1"]),
+        ("collect.workers=0", ["workers", "0"]),
+        ("evaluate.split=test", ["evaluate.split", "held_out, train"]),
+        ("algorithm.advantage=magic", ["advantage='magic'", "grpo"]),
+        ("phases=[train]", ["train", "collect", "eval_rl"]),
+        ("held_out_tasks=[lift_cube]", ["lift_cube", "held_out_tasks"]),
+    ],
+)
+def test_value_out_of_range_is_named_with_what_would_fit(override, parts):
+    text = message("run=quickstart", "tasks=[lift_cube]", override)
+    assert all(part in text for part in parts), text
+
+
+@pytest.mark.parametrize(("group", "option"), [("run", "quickstrat"), ("env", "libreo"), ("algorithm", "pp")])
+def test_unknown_group_option_lists_the_available_ones(group, option):
+    text = message(f"{group}={option}")
+    available = sorted(p.stem for p in (config_dir() / group).glob("*.yaml"))
+    assert f"{group}={option} does not exist" in text and f"Available: {', '.join(available)}" in text
+    if option == "quickstrat":
+        assert "Did you mean run=quickstart?" in text
+
+
+@pytest.mark.parametrize("group", ["policy", "env", "reward", "algorithm", "critic"])
+def test_unknown_component_type_lists_the_registered_ones(group):
+    text = message("~run", f"{group}.type=nonsense")
+    assert f"{group}.type is 'nonsense'" in text and all(name in text for name in build.names(group))
+
+
+@pytest.mark.parametrize("override", ["seed", "quickstart", "rl.iterations"])
+def test_what_is_no_override_gives_an_example(override):
+    text = message(override)
+    assert repr(override) in text and "run=quickstart" in text
+
+
+def test_broken_override_syntax_gives_an_example():
+    assert "Overrides look like run=quickstart" in message("tasks=[a,")
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        ({"policy": None}, ["policy.type is missing", "nano_vla"]),
+        ({"policy": {"chunk_length": 4}}, ["policy.type is missing"]),
+        ({"policy": "nano"}, ["policy is 'nano'", "mapping"]),
+        ({"policy": {"type": 3}}, ["policy.type is 3", "nano_vla"]),
+    ],
+)
+def test_malformed_component_in_a_saved_config(change, parts):
+    with pytest.raises(ConfigError) as caught:
+        from_tree(to_tree(compose()) | change)
+    assert all(part in str(caught.value) for part in parts), caught.value
+
+
+# ----------------------------------------------------------------------------------------------------------- round trips
+@pytest.mark.parametrize("name", RUNS)
+def test_tree_and_file_round_trips(name, tmp_path):
+    config = compose([f"run={name}", "seed=5"])
+    again = from_tree(to_tree(config))
+    assert isinstance(again, RunConfig) and again == config
+    save(config, tmp_path / "config.yaml")
+    assert load(tmp_path / "config.yaml") == config
+
+
+@pytest.mark.parametrize("text", ["a: [", "- 1\n- 2\n", ""])
+def test_a_file_that_is_no_config_is_named(text, tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError):
+        load(path)
+    path.unlink()
+    with pytest.raises(ConfigError, match=r"config\.yaml cannot be read"):
+        load(path)
+
+
+def test_composing_leaves_the_argument_alone_and_repeats():
+    overrides = ["run=toy", "seed=2"]
+    assert compose(overrides) == compose(overrides) and overrides == ["run=toy", "seed=2"]
+
+
+# ------------------------------------------------------------------------------------------------------------ own classes
+def test_a_user_s_own_class_brings_its_config(own_module):
+    config = compose([f"reward.type={own_module}:Reward", "reward.scale=2.5"])
+    assert config.reward.scale == 2.5
+    reward = build.implementation("reward", config.reward_type)(config.reward)
+    assert type(reward).__name__ == "Reward" and from_tree(to_tree(config)) == config
+    assert "Did you mean 'reward.scale'?" in message(f"reward.type={own_module}:Reward", "reward.scal=1")
+
+
+@pytest.mark.parametrize(
+    ("target", "parts"),
+    [
+        ("no_such_package.x:Reward", ["no module 'no_such_package'"]),
+        ("own_plugins:Missing", ["no attribute 'Missing'"]),
+        ("own_plugins:Bare", ["needs a class attribute 'Config'"]),
+    ],
+)
+def test_an_own_class_that_cannot_be_used_is_named(own_module, target, parts):
+    text = message(f"reward.type={target}")
+    assert all(part in text for part in [target, *parts]), text
