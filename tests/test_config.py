@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vla_rl import build
-from vla_rl.config import RunConfig, compose, from_tree, load, save, to_tree
+from vla_rl.config import RunConfig, compose, from_tree, load, override, save, to_tree
 from vla_rl.errors import ConfigError
 from vla_rl.paths import config_dir
 
@@ -234,3 +234,14 @@ def test_a_user_s_own_class_brings_its_config(own_module):
 def test_an_own_class_that_cannot_be_used_is_named(own_module, target, parts):
     text = message(f"reward.type={target}")
     assert all(part in text for part in [target, *parts]), text
+
+
+def test_override_changes_a_finished_config_and_checks_it():
+    config = compose(["run=toy"])
+    changed = override(config, ["env.image_size=12", "tasks=[reach_red]", "rl.iterations=2"])
+    assert (changed.env.image_size, changed.tasks, changed.rl.iterations) == (12, ["reach_red"], 2)
+    assert override(config, []) == config and config.env.image_size == 16
+    with pytest.raises(ConfigError, match=r"Did you mean 'env\.image_size'"):
+        override(config, ["env.image_siz=12"])
+    with pytest.raises(ConfigError, match="'image_size' is not an override"):
+        override(config, ["image_size"])

@@ -58,7 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     evaluate = command("eval", run_eval, "success of a checkpoint, with intervals; a second one is compared pairwise")
     evaluate.add_argument("checkpoint", type=Path)
     evaluate.add_argument("--compare", type=Path, metavar="CHECKPOINT", help="a second checkpoint, same initial states")
-    evaluate.add_argument("--suite", default="tabletop", help="env to evaluate on (default: tabletop)")
+    evaluate.add_argument(
+        "--suite", metavar="ENV", help="env to evaluate on (default: that of the checkpoint's own run, else tabletop)"
+    )
     evaluate.add_argument("--tasks", nargs="+", metavar="TASK", help="only these tasks")
     evaluate.add_argument("--episodes", type=int, default=100, help="episodes in all, spread over the tasks")
     evaluate.add_argument("--split", default="held_out", choices=["held_out", "train"])
@@ -94,9 +96,15 @@ def _parser() -> argparse.ArgumentParser:
 
 # -------------------------------------------------------------------------------------------------------------- commands
 def run_quickstart(arguments: argparse.Namespace) -> None:
-    for seed in arguments.seeds or [None]:
-        extra = [] if seed is None else [f"seed={seed}"]
-        _run(["run=quickstart", *arguments.overrides, *extra], arguments.fresh)
+    from vla_rl.config import compose
+
+    overrides = ["run=quickstart", *arguments.overrides]
+    if not arguments.seeds:
+        _run(overrides, arguments.fresh)
+        return
+    name = compose(overrides).name
+    for seed in arguments.seeds:  # each in a folder of its own
+        _run([*overrides, f"seed={seed}", f"name={name}-seed{seed}"], arguments.fresh)
 
 
 def run_train(arguments: argparse.Namespace) -> None:
@@ -117,11 +125,12 @@ def _run(overrides: Sequence[str], fresh: bool, report: bool = True) -> None:
 
 
 def run_eval(arguments: argparse.Namespace) -> None:
-    from vla_rl.config import compose
     from vla_rl.pipeline import evaluate_checkpoints
 
-    config = compose([f"env={arguments.suite}", *arguments.overrides])
+    config = _eval_config(arguments.checkpoint, arguments.suite, arguments.overrides)
     config.tasks = arguments.tasks or []
+    if arguments.tasks and hasattr(config.env, "tasks"):  # an env that builds only the tasks it is asked for
+        config.env.tasks = list(arguments.tasks)
     config.held_out_tasks = []
     config.evaluate.split = arguments.split
     config.evaluate.seed = arguments.seed
@@ -129,6 +138,17 @@ def run_eval(arguments: argparse.Namespace) -> None:
     paths = [arguments.checkpoint] + ([arguments.compare] if arguments.compare else [])
     document = evaluate_checkpoints(config, paths, episodes=arguments.episodes, video=arguments.video)
     _write(arguments.json, document)
+
+
+def _eval_config(checkpoint: Path, suite: str | None, overrides: Sequence[str]) -> Any:
+    """The env as the checkpoint's own run recorded it; with a named suite, or outside of a run, that suite's defaults."""
+    from vla_rl import config as configs
+
+    recorded = checkpoint.resolve().parent.parent / "config.yaml"
+    if suite is None and recorded.is_file():
+        return configs.override(configs.load(recorded), overrides)
+    plain = [] if any(o.startswith("run=") for o in overrides) else ["~run"]
+    return configs.compose([*plain, f"env={suite or 'tabletop'}", *overrides])
 
 
 def run_report(arguments: argparse.Namespace) -> None:

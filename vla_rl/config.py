@@ -175,11 +175,15 @@ def compose(overrides: Sequence[str] = (), directory: Path | None = None) -> Run
 
 def _forced(overrides: Sequence[str], directory: Path) -> list[str]:
     """Let value overrides set keys that no YAML lists: the schemas know the keys and refuse the others with a hint."""
+    _require_key_value(overrides)
     groups = {d.name for d in directory.iterdir() if d.is_dir()}
-    for override in overrides:
-        if "=" not in override and not override.startswith("~"):
-            raise ConfigError(f"{override!r} is not an override of the form key=value. {_EXAMPLE}")
     return [o if o[:1] in "+~" or o.partition("=")[0] in groups else f"++{o}" for o in overrides]
+
+
+def _require_key_value(overrides: Sequence[str]) -> None:
+    for text in overrides:
+        if "=" not in text and not text.startswith("~"):
+            raise ConfigError(f"{text!r} is not an override of the form key=value. {_EXAMPLE}")
 
 
 def from_tree(tree: dict[str, Any]) -> RunConfig:
@@ -211,6 +215,19 @@ def to_tree(config: RunConfig) -> dict[str, Any]:
     for group in _GROUPS:
         tree[group] = {"type": tree.pop(f"{group}_type"), **(tree[group] or {})}
     return tree
+
+
+def override(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """A finished config with some values changed (``rl.iterations=10``); errors as in `compose`."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    _require_key_value(overrides)
+    try:
+        changed = OmegaConf.merge(to_tree(config), OmegaConf.from_dotlist(list(overrides)))
+        return from_tree(OmegaConf.to_container(changed))  # type: ignore[arg-type]
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{' '.join(overrides)}: {str(error).splitlines()[0]}. {_EXAMPLE}") from error
 
 
 def save(config: RunConfig, path: Path) -> None:

@@ -108,6 +108,12 @@ def run_pipeline(config: RunConfig, *, fresh: bool = False) -> Path:
     return folder
 
 
+# What may differ when a run is resumed: it says how and where to compute, not what.
+MACHINE_KEYS = (
+    "output_dir:", "threads:", "device:", "wandb:", "phases:", "collect.workers:", "slots.", "rollout.max_retries:"
+)  # fmt: skip
+
+
 # ---------------------------------------------------------------------------------------------------------------- phases
 def phase_collect(run: Run) -> dict[str, Any]:
     c = run.config
@@ -302,19 +308,20 @@ def _evaluate(run: Run, policy: Any, label: str) -> EvaluationResult:
 
 
 def _same_config(config: RunConfig, folder: Path) -> None:
-    """A run folder belongs to one config; another one in it would mix results."""
+    """A run folder belongs to one config; another one in it would mix results. `MACHINE_KEYS` alone may change."""
     path = folder / "config.yaml"
-    if not path.exists():
-        configs.save(config, path)
-        return
-    old, new = configs.to_tree(configs.load(path)), configs.to_tree(config)
-    changed = sorted(_differences(old, new))
+    if path.exists():
+        old, new = configs.to_tree(configs.load(path)), configs.to_tree(config)
+        changed = sorted(line for line in _differences(old, new) if not line.startswith(MACHINE_KEYS))
+    else:
+        changed = []
     if changed:
         lines = "\n  ".join(changed)
         raise UserError(
             f"{folder} holds a run with another config:\n  {lines}\nGive this run its own name (name=...), or start over "
             f"with --fresh (the old folder is kept under another name)."
         )
+    configs.save(config, path)
 
 
 def _differences(old: Any, new: Any, prefix: str = "") -> Iterator[str]:

@@ -1,0 +1,232 @@
+"""The command line: help, exit statuses, messages without tracebacks, and the commands on a toy checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vla_rl import cli, pipeline
+from vla_rl.errors import UserError
+from vla_rl.pipeline import run_pipeline
+
+TOY = ["run=toy", "slots.slots_per_worker=4"]
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory) -> Path:
+    """A toy run of SFT alone, on a handful of demonstrations."""
+    from vla_rl.config import compose
+
+    small = ["collect.episodes_per_task=2", "sft.updates=4", "phases=[collect,sft,eval_sft]", "evaluate.episodes_per_task=2"]
+    return run_pipeline(compose([*TOY, *small, f"output_dir={tmp_path_factory.mktemp('cli')}"]))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(run_folder) -> Path:
+    return run_folder / "checkpoints" / "sft"
+
+
+def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What a command that must fail with status 2 writes to standard error."""
+    assert cli.main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ") and "Traceback" not in captured.err + captured.out
+    return captured.err
+
+
+def rejected(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What argparse writes about arguments that do not fit."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+    return capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------------------- arguments
+@pytest.mark.parametrize("command", [[], ["quickstart"], ["train"], ["eval"], ["bench", "sim"], ["doctor"], ["report"]])
+def test_help(command, capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main([*command, "--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: vla-rl{''.join(f' {c}' for c in command)}")
+    if not command:
+        assert all(name in text for name in ("quickstart", "train", "eval", "report", "bench", "doctor"))
+
+
+def test_without_a_command_it_helps_and_fails(capsys):
+    assert cli.main([]) == 2
+    assert "quickstart" in capsys.readouterr().out
+
+
+def test_unknown_command_lists_the_commands(capsys):
+    text = rejected(capsys, "trian")
+    assert "'trian'" in text and "train" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["bench"], "KIND"),
+        (["bench", "nothing"], "invalid choice: 'nothing'"),
+        (["bench", "sim", "--steps", "many"], "invalid int value: 'many'"),
+        (["bench", "sim", "--look", "pretty"], "invalid choice: 'pretty'"),
+        (["bench", "sim", "slots.workers=1"], "unrecognized arguments: slots.workers=1"),
+        (["eval"], "checkpoint"),
+        (["eval", "x", "--split", "test"], "invalid choice: 'test'"),
+        (["train", "--no-such-option"], "unrecognized arguments: --no-such-option"),
+        (["report"], "run"),
+    ],
+)
+def test_arguments_that_do_not_fit(capsys, arguments, part):
+    assert part in rejected(capsys, *arguments)
+
+
+def test_bench_names_the_suites_it_knows(capsys):
+    text = failure(capsys, "bench", "sim", "--suite", "toy")
+    assert "--suite toy" in text and "tabletop" in text
+
+
+def test_bench_policy_names_the_presets_it_knows(capsys):
+    text = failure(capsys, "bench", "policy", "--preset", "huge")
+    assert "'huge'" in text and "nano" in text
+
+
+# ---------------------------------------------------------------------------------------------------------------- errors
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["train", "run=nothing"], ["run=nothing does not exist", "quickstart"]),
+        (["train", "sede=1"], ["'sede'", "'seed'"]),
+        (["train", "rl.iterations=x"], ["rl.iterations", "'x'"]),
+        (["quickstart", "algorithm.advantage=x"], ["advantage='x'"]),
+        (["eval", "no/such/checkpoint", "--suite", "toy"], ["no checkpoint at no/such/checkpoint"]),
+        (["report", "no/such/run"], ["no/such/run"]),
+    ],
+)
+def test_user_errors_are_one_message_with_status_2(arguments, parts, capsys):
+    text = failure(capsys, *arguments)
+    assert all(part in text for part in parts), text
+
+
+def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipeline, "run_pipeline", interrupted)
+    assert cli.main(["train", "run=toy"]) == 130
+    assert "the same command resumes" in capsys.readouterr().err
+
+
+def test_a_programming_error_is_not_hidden(monkeypatch):
+    def broken(*_, **__):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(pipeline, "run_pipeline", broken)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["train", "run=toy"])
+
+
+# -------------------------------------------------------------------------------------------------------------- commands
+@pytest.fixture
+def composed(monkeypatch) -> list:
+    """Configs and ``fresh`` flags that commands hand to the pipeline, which does not run."""
+    calls: list = []
+
+    def record(config, *, fresh=False):
+        calls.append((config, fresh))
+        return config.run_dir
+
+    monkeypatch.setattr(pipeline, "run_pipeline", record)
+    return calls
+
+
+def test_train_hands_over_the_composed_config(composed, capsys):
+    assert cli.main(["train", "run=toy", "--fresh", "seed=3", "rl.iterations=2"]) == 0
+    config, fresh = composed[0]
+    assert (config.name, config.seed, config.rl.iterations, fresh) == ("toy", 3, 2, True)
+    assert "report.html" in capsys.readouterr().out
+
+
+def test_collect_runs_that_phase_alone(composed, capsys):
+    assert cli.main(["collect", "run=toy"]) == 0
+    assert composed[0][0].phases == ["collect"] and "dataset" in capsys.readouterr().out
+
+
+def test_quickstart_seeds_get_a_folder_each(composed):
+    assert cli.main(["quickstart", "rl.iterations=1", "--seeds", "0", "1", "2"]) == 0
+    assert [config.seed for config, _ in composed] == [0, 1, 2]
+    assert len({config.run_dir for config, _ in composed}) == 3
+    assert cli.main(["quickstart"]) == 0
+    assert composed[-1][0].name == "quickstart"
+
+
+def test_eval_writes_the_result_as_json(checkpoint, tmp_path, capsys):
+    target = tmp_path / "new" / "result.json"
+    status = cli.main(
+        ["eval", str(checkpoint), "--suite", "toy", "--episodes", "6", "--json", str(target), "slots.workers=0"]
+    )
+    assert status == 0
+    document = json.loads(target.read_text())
+    assert document["total"]["episodes"] == 6 and set(document["tasks"]) == {"reach_red", "reach_blue"}
+    assert document["split"] == "held_out" and document["deterministic"] is True
+    text = capsys.readouterr().out
+    assert "reach_red" in text and "95 % interval" in text and str(target) in text
+
+
+def test_eval_takes_the_env_that_the_run_recorded(checkpoint, tmp_path):
+    """No suite named: the toy env of the checkpoint's own run, not the default suite."""
+    target = tmp_path / "result.json"
+    assert cli.main(["eval", str(checkpoint), "--episodes", "2", "--json", str(target), "env.horizon=5"]) == 0
+    document = json.loads(target.read_text())
+    assert set(document["tasks"]) == {"reach_red", "reach_blue"}
+    assert max(o["control_steps"] for o in document["outcomes"]) <= 5
+
+
+def test_eval_compares_two_checkpoints_on_the_same_episodes(checkpoint, tmp_path, capsys):
+    target = tmp_path / "result.json"
+    arguments = ["--suite", "toy", "--tasks", "reach_red", "--split", "train", "--sample", "--episodes", "4"]
+    same = ["eval", str(checkpoint), "slots.workers=0", "--compare", str(checkpoint), "--json", str(target), *arguments]
+    assert cli.main(same) == 0
+    document = json.loads(target.read_text())
+    first, second = document["results"]
+    assert first["outcomes"] == second["outcomes"] and len(first["outcomes"]) == 4
+    assert (first["split"], first["deterministic"]) == ("train", False)
+    assert document["comparison"]["trials"] == 4 and document["comparison"]["difference"] == 0.0
+    assert "same 4 episodes" in capsys.readouterr().out
+
+
+def test_eval_writes_a_video(checkpoint, tmp_path):
+    pytest.importorskip("av")
+    target = tmp_path / "grid.mp4"
+    arguments = ["--suite", "toy", "--episodes", "2", "--video", str(target), "slots.workers=0"]
+    assert cli.main(["eval", str(checkpoint), *arguments]) == 0
+    assert target.read_bytes()[4:8] == b"ftyp"
+
+
+@pytest.mark.parametrize(
+    ("extra", "part"),
+    [
+        (["--suite", "toy", "env.image_size=12"], "height=12"),
+        (["--suite", "toy", "--tasks", "reach_green"], "reach_blue, reach_red"),
+        (["--suite", "marble"], "env=marble does not exist"),
+    ],
+)
+def test_eval_names_what_does_not_fit(checkpoint, capsys, extra, part):
+    assert part in failure(capsys, "eval", str(checkpoint), "slots.workers=0", *extra)
+
+
+def test_report_command(run_folder, capsys):
+    (run_folder / "report.html").unlink()
+    assert cli.main(["report", str(run_folder)]) == 0
+    assert (run_folder / "report.html").is_file() and "report.html" in capsys.readouterr().out
+
+
+def test_main_turns_any_user_error_into_status_2(monkeypatch, capsys):
+    def unusable(*_, **__):
+        raise UserError("the value 3 at x.y is odd: use 4")
+
+    monkeypatch.setattr(pipeline, "run_pipeline", unusable)
+    assert failure(capsys, "train", "run=toy") == "error: the value 3 at x.y is odd: use 4\n"
