@@ -13,9 +13,7 @@ from policies.nano_vla import NanoVLA, preset
 from vla_rl.types import CameraSpec, EmbodimentSpec, Observation
 
 
-def bench_embodiment(
-    camera_size: int = 84, cameras: int = 2, action_dim: int = 7, proprio_dim: int = 8
-) -> EmbodimentSpec:
+def bench_embodiment(camera_size: int = 84, cameras: int = 2, action_dim: int = 7, proprio_dim: int = 8) -> EmbodimentSpec:
     """An arm of common shape to measure with: ``cameras`` square views, position and rotation deltas, a gripper."""
     names = (*(f"delta_{i}" for i in range(action_dim - 1)), "gripper")
     return EmbodimentSpec(

@@ -11,6 +11,7 @@ as in OFT) or "autoregressive" (causal attention, each action position reads the
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -56,9 +57,7 @@ class NanoVLAConfig:
     cameras: list[str] = field(default_factory=list)  # which of the embodiment's cameras to read; empty: all
     use_proprio: bool = True
     # vision
-    stem_channels: list[int] = field(
-        default_factory=lambda: [32, 64]
-    )  # convs before the one to vit_width; empty: patches
+    stem_channels: list[int] = field(default_factory=lambda: [32, 64])  # convs before the one to vit_width; empty: patches
     stem_kernels: list[int] = field(default_factory=lambda: [8, 3, 3])
     stem_strides: list[int] = field(default_factory=lambda: [4, 2, 2])
     stem_norm: str = "layer"  # layer | none: over channels, after each conv
@@ -114,8 +113,7 @@ class NanoVLAConfig:
             raise ConfigError(f"policy.action_bins is {self.action_bins}, it must be at least 2")
         if not self.temperature > 0:
             raise ConfigError(
-                f"policy.temperature is {self.temperature}, it must be above 0 (for no sampling act with "
-                "deterministic=True)"
+                f"policy.temperature is {self.temperature}, it must be above 0 (for no sampling act with deterministic=True)"
             )
         for width, heads in (("vit_width", "vit_heads"), ("llm_width", "llm_heads")):
             if getattr(self, width) % getattr(self, heads):
@@ -129,8 +127,9 @@ class NanoVLAConfig:
         convs = len(self.stem_channels) + 1
         if self.stem_channels and not len(self.stem_kernels) == len(self.stem_strides) == convs:
             raise ConfigError(
-                f"policy.stem_channels has {len(self.stem_channels)} entries, so stem_kernels and stem_strides need "
-                f"{convs} each (the last conv leads to vit_width), got {len(self.stem_kernels)} and {len(self.stem_strides)}"
+                f"policy.stem_channels has {len(self.stem_channels)} entries, so stem_kernels and "
+                f"stem_strides need {convs} each (the last conv leads to vit_width), got {len(self.stem_kernels)} and "
+                f"{len(self.stem_strides)}"
             )
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
@@ -323,9 +322,7 @@ class LlamaTrunk(nn.Module):
         for i, layer in enumerate(self.llama.layers):
             kv = None if past is None else past[i]
             if self.checkpointing and self.training and torch.is_grad_enabled():
-                x, k, v = torch.utils.checkpoint.checkpoint(
-                    self._layer, layer, x, cos, sin, causal, kv, use_reentrant=False
-                )
+                x, k, v = torch.utils.checkpoint.checkpoint(self._layer, layer, x, cos, sin, causal, kv, use_reentrant=False)
             else:
                 x, k, v = self._layer(layer, x, cos, sin, causal, kv)
             present.append((k, v))
@@ -502,9 +499,7 @@ class NanoVLA(nn.Module):
         config = self.config
         sizes = [(camera.height, camera.width) for camera in self.cameras]
         self.shared_vision = config.share_vision and len(set(sizes)) == 1
-        self.vision = nn.ModuleList(
-            _vision_tower(config, *size) for size in (sizes[:1] if self.shared_vision else sizes)
-        )
+        self.vision = nn.ModuleList(_vision_tower(config, *size) for size in (sizes[:1] if self.shared_vision else sizes))
         self.grids = [config.grid(*size) for size in sizes]
         for camera, grid in zip(self.cameras, self.grids, strict=True):
             if min(grid) < 1 or grid[0] % config.merge or grid[1] % config.merge:
@@ -734,9 +729,7 @@ class NanoVLA(nn.Module):
         """Action tokens int64 [b h a] of physical actions; `replay` for actions that came from elsewhere."""
         return encode_actions(actions.to(self.device), self.bin_centers)
 
-    def imitation_loss(
-        self, observation: Observation, actions: Tensor, valid: Tensor
-    ) -> tuple[Tensor, dict[str, float]]:
+    def imitation_loss(self, observation: Observation, actions: Tensor, valid: Tensor) -> tuple[Tensor, dict[str, float]]:
         """Cross entropy per token over valid control steps (temperature 1).
 
         Metrics: ``nll`` (nats per token against hard labels), ``accuracy`` (argmax equals the label), ``mae`` (argmax
@@ -817,11 +810,15 @@ class NanoVLA(nn.Module):
         action_stats: Mapping[str, Any],
         proprio_stats: Mapping[str, Any],
         *,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> NanoVLA:
-        """A new policy for a dataset's statistics (dicts as of `VectorStats.to_dict`); ``seed`` fixes its weights."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        """A new policy for a dataset's statistics (dicts as of `VectorStats.to_dict`).
+
+        ``seed`` fixes its weights; without one they are drawn from torch's generator as it stands (a run seeds it).
+        """
+        with contextlib.nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
+            if seed is not None:
+                torch.manual_seed(seed)
             return cls(config, embodiment, VectorStats.from_dict(action_stats), VectorStats.from_dict(proprio_stats))
 
     @classmethod

@@ -65,7 +65,5 @@ class WordTokenizer:
     def from_json(cls, text: str) -> WordTokenizer:
         data = json.loads(text)
         if data.get("type") != "word":
-            raise UserError(
-                f"tokenizer.json has type {data.get('type')!r}, expected 'word': is it another model's file?"
-            )
+            raise UserError(f"tokenizer.json has type {data.get('type')!r}, expected 'word': is it another model's file?")
         return cls(data["words"], data["hash_buckets"])
