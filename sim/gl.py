@@ -8,6 +8,7 @@ broken GL driver may end the process that loads it.
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -116,6 +117,8 @@ def make_context(size: int) -> Any:
     Raises `MissingDependency` where the backend (``MUJOCO_GL`` as the user set it, say) cannot make one.
     """
     backend = ensure_backend()
+    if multiprocessing.parent_process() is not None:  # a worker: the cores belong to the workers, not to Mesa's threads
+        os.environ.setdefault("LP_NUM_THREADS", "0")
     try:
         if backend == "egl":
             from mujoco.egl import GLContext

@@ -71,7 +71,7 @@ def test_rotation_matrix_turns_about_its_axis() -> None:
 @pytest.mark.parametrize("controller", ["osc_position", "osc_pose"])
 def test_same_states_and_pixels_as_robosuite(controller: str) -> None:
     """A whole grasp and lift under noise (with rotations for osc_pose), robosuite's `env.step` beside ours."""
-    from sim.bench import _same_start
+    from sim.bench import same_start
     from sim.tabletop.scene import make_env
 
     cameras = ["agentview", "robot0_eye_in_hand"]
@@ -82,7 +82,7 @@ def test_same_states_and_pixels_as_robosuite(controller: str) -> None:
     )  # fmt: skip
     env.reset()
     episode = EpisodeSpec("lift_cube", 3)
-    _same_start(simulator, env, episode)
+    same_start(simulator, env, episode)
     expert, rng = simulator.demonstrator("lift_cube"), np.random.default_rng(0)
     half_range = np.array(simulator.embodiment.action_high)
     terminated, steps, differences = False, 0, []
