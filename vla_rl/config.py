@@ -195,7 +195,7 @@ def from_tree(tree: dict[str, Any]) -> RunConfig:
             raise ConfigError(f"unknown config key '{group}_type'. Did you mean '{group}.type'?")
         values = tree.pop(group, None) or {}
         if not isinstance(values, dict):
-            raise ConfigError(f"{group} is {values!r}, it must be a mapping with the key 'type', one of {build.names(group)}")
+            raise ConfigError(f"{group} is {values!r}, it must be a mapping with a key 'type', one of {build.names(group)}")
         values = dict(values)
         kind = values.pop("type", None)
         if not isinstance(kind, str):

@@ -112,3 +112,9 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
             f"trains {mine}; resume with the policy and the freezing it was saved with"
         )
     optimizer.load_state_dict({"state": {int(k): dict(v) for k, v in state["state"].items()}, "param_groups": groups})
+    # Saved tensors come back contiguous. The fused AdamW walks memory, not indices: its moments must lie as the
+    # parameter does (a convolution's weights may be channels-last), or they belong to other weights after a resume.
+    for parameter, moments in optimizer.state.items():
+        for name, value in moments.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
+                moments[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
