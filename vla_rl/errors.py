@@ -18,7 +18,8 @@ class MissingPackage(UserError):
 
     def __init__(self, package: str, extra: str, purpose: str):
         super().__init__(
-            f"{purpose} needs the package '{package}', which is not installed. Install it with: pip install 'vla-rl[{extra}]'"
+            f"{purpose} needs the package '{package}', which is not installed. "
+            f"Install it with: pip install 'vla-rl[{extra}]'"
         )
         self.package = package
         self.extra = extra

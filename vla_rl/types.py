@@ -122,7 +122,7 @@ class PolicyOutput:
     chunk: ActionChunk
     behavior_log_prob: Float[Tensor, "b *k"]
     replay: dict[str, Tensor]
-    value: Float[Tensor, "b"] | None = None  # noqa: F821
+    value: Float[Tensor, "b"] | None = None
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class PolicyEvaluation:
 
     log_prob: Float[Tensor, "b *k"]
     entropy: Float[Tensor, "b *k"]
-    value: Float[Tensor, "b"] | None = None  # noqa: F821
+    value: Float[Tensor, "b"] | None = None
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class Trajectory:
     truncated: bool
     success: bool
     policy_version: int = 0
-    value: Float[Tensor, "t"] | None = None  # noqa: F821
+    value: Float[Tensor, "t"] | None = None
     is_human: Bool[Tensor, "t h"] | None = None
 
     def __post_init__(self) -> None:
@@ -198,14 +198,14 @@ class RolloutBatch:
     rewards: Float32[Tensor, "n h"]
     behavior_log_prob: Float[Tensor, "n *k"]
     replay: dict[str, Tensor]
-    value: Float[Tensor, "n"] | None  # noqa: F821
-    trajectory_index: Int64[Tensor, "n"]  # noqa: F821
-    lengths: Int64[Tensor, "m"]  # noqa: F821
-    terminated: Bool[Tensor, "m"]  # noqa: F821
-    truncated: Bool[Tensor, "m"]  # noqa: F821
-    success: Bool[Tensor, "m"]  # noqa: F821
-    group_index: Int64[Tensor, "m"]  # noqa: F821
-    policy_version: Int64[Tensor, "m"]  # noqa: F821
+    value: Float[Tensor, "n"] | None
+    trajectory_index: Int64[Tensor, "n"]
+    lengths: Int64[Tensor, "m"]
+    terminated: Bool[Tensor, "m"]
+    truncated: Bool[Tensor, "m"]
+    success: Bool[Tensor, "m"]
+    group_index: Int64[Tensor, "m"]
+    policy_version: Int64[Tensor, "m"]
     episodes: tuple[EpisodeSpec, ...]
     is_human: Bool[Tensor, "n h"]
 

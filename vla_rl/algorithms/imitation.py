@@ -53,7 +53,8 @@ class AugmentConfig:
 
 @dataclass
 class ImitationConfig:
-    """Settings of `Imitation`. ``updates`` of ``batch_size`` chunks are the length of the schedule; ``min_learning_rate_fraction`` its floor.
+    """Settings of `Imitation`. ``updates`` of ``batch_size`` chunks are the length of the schedule;
+    ``min_learning_rate_fraction`` is its floor.
 
     ``ema_decay`` (None: off) averages the weights; `Imitation.ema_weights` swaps them in. ``micro_batch_size`` (None:
     at once) accumulates gradients. ``max_bad_updates`` non-finite updates in a row raise `TrainingDiverged`.
