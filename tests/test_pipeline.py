@@ -1,0 +1,335 @@
+"""The whole pipeline on the toy task: what a run leaves, resuming after every kind of interruption, and bad input."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from vla_rl import checkpoint, cli, pipeline
+from vla_rl.algorithms.imitation import Imitation
+from vla_rl.algorithms.ppo import PPO
+from vla_rl.checkpoint import DiskFull, RunLock, load_policy, load_training_state
+from vla_rl.config import RunConfig, compose
+from vla_rl.errors import EmbodimentMismatch, TrainingDiverged, UserError
+from vla_rl.metrics import read_metrics
+from vla_rl.pipeline import evaluate_checkpoints, policy_factory, run_pipeline
+from vla_rl.rollout import RolloutEngine
+
+ROOT = Path(__file__).resolve().parent.parent
+SMALL = [
+    "run=toy", "collect.episodes_per_task=3", "sft.updates=12", "sft.batch_size=16", "sft.warmup_updates=2",
+    "slots.slots_per_worker=8", "rl.iterations=3", "rl.episodes_per_iteration=8", "algorithm.minibatch_size=16",
+    "algorithm.critic_epochs=1", "algorithm.epochs=1", "evaluate.episodes_per_task=3", "evaluate.video_episodes=2",
+]  # fmt: skip
+
+
+def small(folder: Path, *overrides: str) -> RunConfig:
+    return compose([*SMALL, f"output_dir={folder}", *overrides])
+
+
+def weights(folder: Path, phase: str = "rl") -> dict[str, torch.Tensor]:
+    return checkpoint._load_tensors(folder / "checkpoints" / phase / "model.safetensors")
+
+
+def assert_same_weights(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    assert a.keys() == b.keys()
+    assert [name for name in a if not torch.equal(a[name], b[name])] == []
+
+
+@pytest.fixture(autouse=True)
+def frequent_checkpoints(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pipeline, "train_sft", functools.partial(pipeline.train_sft, checkpoint_every=4))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was never interrupted."""
+    return run_pipeline(small(tmp_path_factory.mktemp("whole")))
+
+
+@pytest.fixture
+def copy(whole: Path, tmp_path: Path) -> Path:
+    """A copy of that run, to go on with under ``tmp_path``."""
+    return Path(shutil.copytree(whole, tmp_path / whole.name))
+
+
+@pytest.fixture
+def before_rl(copy: Path) -> Path:
+    """A run that was stopped just before RL."""
+    shutil.rmtree(copy / "checkpoints" / "rl")
+    shutil.rmtree(copy / "checkpoints" / "rl.last_good")
+    phases = json.loads((copy / "phases.json").read_text())
+    for name in ("rl", "eval_rl", "report"):
+        phases.pop(name)
+    (copy / "phases.json").write_text(json.dumps(phases))
+    return copy
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, owner: type, method: str, call: int, error: BaseException) -> None:
+    """Raise ``error`` at the given call (from 1) of a method."""
+    plain, calls = getattr(owner, method), []
+
+    def failing(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == call:
+            raise error
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(owner, method, failing)
+
+
+# ------------------------------------------------------------------------------------------------------ what a run leaves
+def test_a_run_leaves_everything(whole):
+    for name in ("report.html", "summary.json", "config.yaml", "versions.json", "phases.json", "metrics.jsonl"):
+        assert (whole / name).stat().st_size > 0, name
+    assert (whole / "dataset" / "meta" / "info.json").is_file()
+    phases = json.loads((whole / "phases.json").read_text())
+    for name in ("collect", "sft", "eval_sft", "rl", "eval_rl", "report"):
+        assert phases[name]["complete"] is True and phases[name]["seconds"] >= 0
+    assert phases["collect"]["episodes"] == 6 and phases["rl"]["episodes"] == 24 and phases["peak_memory_bytes"] > 0
+    for name in ("sft", "rl"):
+        result = json.loads((whole / f"eval_{name}.json").read_text())
+        assert result["total"]["episodes"] == 6 and result["split"] == "held_out"
+        assert load_policy(whole / "checkpoints" / name, policy_factory) is not None
+    records = read_metrics(whole / "metrics.jsonl")
+    assert [r["step"] for r in records if r["phase"] == "rl"] == [1, 2, 3]
+    assert "</html>" in (whole / "report.html").read_text()
+    assert json.loads((whole / "summary.json").read_text())
+
+
+def test_rl_changes_the_policy_and_counts_what_it_did(whole):
+    before, after = weights(whole, "sft"), weights(whole, "rl")
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+    counters = load_training_state(whole / "checkpoints" / "rl")["counters"]
+    assert (counters["iteration"], counters["episodes"]) == (3, 24) and counters["control_steps"] > 24
+
+
+def test_running_a_complete_run_again_only_writes_the_report(copy, tmp_path, monkeypatch, capsys):
+    for name in ("phase_collect", "phase_sft", "phase_eval", "phase_rl"):
+        assert hasattr(pipeline, name)
+    for name in ("collect_demonstrations", "train_sft", "train_rl", "evaluate", "open_env"):
+        monkeypatch.setattr(pipeline, name, lambda *_, **__: pytest.fail("a complete phase ran again"))
+    kept = {p: p.stat().st_mtime_ns for p in copy.rglob("*.safetensors")}
+    (copy / "report.html").unlink()
+    assert run_pipeline(small(tmp_path)) == copy
+    assert (copy / "report.html").is_file() and {p: p.stat().st_mtime_ns for p in copy.rglob("*.safetensors")} == kept
+    assert capsys.readouterr().out.count("complete") >= 5
+
+
+# -------------------------------------------------------------------------------------------------------------- resuming
+def test_interrupted_twice_equals_never_interrupted(whole, tmp_path, monkeypatch):
+    """Ctrl-C in update 7 of SFT (last checkpoint: 4) and in iteration 2 of RL; the same command goes on each time."""
+    config = small(tmp_path)
+    with monkeypatch.context() as patch:
+        interrupt(patch, Imitation, "update", 7, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            run_pipeline(config)
+    folder = config.run_dir
+    assert json.loads((folder / "phases.json").read_text())["sft"]["complete"] is False
+    assert load_training_state(folder / "checkpoints" / "sft")["counters"]["iteration"] == 4
+    with monkeypatch.context() as patch:
+        interrupt(patch, PPO, "update", 2, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            run_pipeline(config)
+    assert load_training_state(folder / "checkpoints" / "rl")["counters"]["iteration"] == 1
+    run_pipeline(config)
+    assert_same_weights(weights(whole, "sft"), weights(folder, "sft"))
+    assert_same_weights(weights(whole), weights(folder))
+    theirs, mine = (load_training_state(f / "checkpoints" / "rl") for f in (whole, folder))
+    for state in (theirs, mine):
+        state["counters"].pop("seconds")
+    assert theirs["counters"] == mine["counters"]
+    assert_same_weights(theirs["critic"], mine["critic"])
+    rows = [r["step"] for r in read_metrics(folder / "metrics.jsonl") if r["phase"] == "rl"]
+    assert rows == [1, 2, 3]  # no iteration is there twice
+    outcomes = [json.loads((f / "eval_rl.json").read_text())["outcomes"] for f in (whole, folder)]
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.slow
+def test_a_real_ctrl_c_stops_with_130_and_resumes(before_rl, whole, tmp_path):
+    arguments = ["train", *SMALL, f"output_dir={tmp_path}"]
+    code = f"import sys; from vla_rl.cli import main; sys.exit(main({arguments!r}))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 240
+    while process.poll() is None and not (before_rl / "checkpoints" / "rl").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    if process.returncode:  # it may have been over before the signal came
+        assert process.returncode == 130 and "the same command resumes" in errors, errors
+        assert "Traceback" not in errors
+    run_pipeline(small(tmp_path))
+    assert_same_weights(weights(whole), weights(before_rl))
+
+
+def test_fresh_keeps_the_old_run_aside(copy, tmp_path, monkeypatch):
+    monkeypatch.setattr(pipeline, "PHASE_FUNCTIONS", dict.fromkeys(pipeline.PHASE_FUNCTIONS, lambda run: {}))
+    run_pipeline(small(tmp_path, "seed=9"), fresh=True)
+    aside = [p for p in tmp_path.iterdir() if p != copy]
+    assert len(aside) == 1 and aside[0].name.startswith("toy.")
+    assert (aside[0] / "checkpoints" / "rl" / "model.safetensors").is_file()
+    assert not (copy / "checkpoints").exists() and compose([*SMALL]).name == copy.name
+
+
+# --------------------------------------------------------------------------------------------------- one folder, one run
+def test_another_config_in_the_same_folder_is_refused_by_its_keys(copy, tmp_path):
+    with pytest.raises(UserError) as caught:
+        run_pipeline(small(tmp_path, "seed=1", "algorithm.gamma=0.5"))
+    text = str(caught.value)
+    assert "algorithm.gamma: 0.97 there, 0.5 now" in text and "seed: 0 there, 1 now" in text
+    assert "--fresh" in text and "name=" in text and "rl.iterations" not in text
+
+
+def test_what_depends_on_the_machine_alone_may_change(copy, tmp_path):
+    """So that a run can go on with fewer workers, or after its folder was moved."""
+    assert run_pipeline(small(tmp_path, "slots.slots_per_worker=4", "collect.workers=2", "threads=2")) == copy
+    torch.set_num_threads(1)
+
+
+def test_a_second_run_in_the_same_folder_is_refused(copy, tmp_path):
+    with RunLock(copy), pytest.raises(UserError, match=r"in use by process \d+"):
+        run_pipeline(small(tmp_path))
+    assert run_pipeline(small(tmp_path)) == copy
+
+
+# -------------------------------------------------------------------------------------------------------------- bad input
+def test_a_checkpoint_of_another_embodiment_is_refused(whole, tmp_path):
+    config = small(tmp_path, "env.image_size=12")
+    with pytest.raises(EmbodimentMismatch, match="cameras") as caught:
+        evaluate_checkpoints(config, [whole / "checkpoints" / "rl"], episodes=2)
+    assert "height=16" in str(caught.value) and "height=12" in str(caught.value)
+
+
+def test_a_start_checkpoint_skips_collecting_and_sft(whole, tmp_path):
+    folder = run_pipeline(small(tmp_path, f"checkpoint={whole / 'checkpoints' / 'sft'}", "rl.iterations=1"))
+    phases = json.loads((folder / "phases.json").read_text())
+    assert "skipped" in phases["collect"] and "skipped" in phases["sft"] and phases["rl"]["iterations"] == 1
+    assert not (folder / "dataset").exists() and not (folder / "checkpoints" / "sft").exists()
+
+
+def test_a_start_checkpoint_of_another_embodiment_is_refused(whole, tmp_path):
+    with pytest.raises(EmbodimentMismatch):
+        run_pipeline(small(tmp_path, f"checkpoint={whole / 'checkpoints' / 'sft'}", "env.image_size=12"))
+
+
+def test_a_dataset_with_other_cameras_is_refused(whole, tmp_path):
+    with pytest.raises(EmbodimentMismatch, match="camera"):
+        run_pipeline(small(tmp_path, f"dataset={whole / 'dataset'}", "env.image_size=12"))
+
+
+def test_an_unknown_task_is_refused_with_those_that_exist(tmp_path):
+    with pytest.raises(UserError, match=r"'reach_green'.*reach_blue, reach_red"):
+        run_pipeline(small(tmp_path, "tasks=[reach_green]"))
+
+
+def test_a_held_out_task_is_evaluated_and_never_trained_on(whole, tmp_path):
+    start = f"checkpoint={whole / 'checkpoints' / 'sft'}"
+    folder = run_pipeline(small(tmp_path, start, "held_out_tasks=[reach_blue]", "rl.iterations=1"))
+    assert set(json.loads((folder / "eval_rl.json").read_text())["tasks"]) == {"reach_red", "reach_blue"}
+    state = load_training_state(folder / "checkpoints" / "rl")["curriculum"]
+    assert "reach_red" in json.dumps(state, default=str) and "reach_blue" not in json.dumps(state, default=str)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_with_the_last_good_checkpoint(before_rl, tmp_path, monkeypatch):
+    config = small(tmp_path, "algorithm.max_bad_updates=2")
+    (before_rl / "config.yaml").unlink()
+    plain, calls = PPO._backward, []
+
+    def poisoned(self, data, rows, value_only):
+        stats, loss = plain(self, data, rows, value_only)
+        calls.append(1)
+        return stats, loss * float("nan") if self.iteration >= 2 else loss
+
+    monkeypatch.setattr(PPO, "_backward", poisoned)
+    with pytest.raises(TrainingDiverged, match="2 updates in a row"):
+        run_pipeline(config)
+    assert load_training_state(before_rl / "checkpoints" / "rl")["counters"]["iteration"] == 2
+    policy = load_policy(before_rl / "checkpoints" / "rl", policy_factory)
+    assert all(bool(torch.isfinite(p).all()) for p in policy.parameters()) and len(calls) >= 2
+
+
+def test_a_full_disk_is_named_and_the_run_resumes(before_rl, tmp_path, monkeypatch, whole):
+    with monkeypatch.context() as patch:
+        interrupt(patch, checkpoint, "_save_tensors", 3, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        with pytest.raises(DiskFull, match=r"the disk is full: .*rl could not be written.*resumes"):
+            run_pipeline(small(tmp_path))
+    assert load_training_state(before_rl / "checkpoints" / "rl")["counters"]["iteration"] == 1
+    assert not list((before_rl / "checkpoints").glob(".*part*"))
+    run_pipeline(small(tmp_path))
+    assert_same_weights(weights(whole), weights(before_rl))
+
+
+def test_a_killed_worker_is_survived_and_reported(before_rl, tmp_path, monkeypatch):
+    plain, calls = RolloutEngine._serve, []
+
+    def killing(self, *args):
+        plain(self, *args)
+        calls.append(1)
+        if len(calls) == 2:  # chunks are under way in its slots
+            os.kill(self.env._workers[0].pid, signal.SIGKILL)
+
+    monkeypatch.setattr(RolloutEngine, "_serve", killing)
+    config = small(tmp_path, "slots.workers=1", "slots.slots_per_worker=4", "env.step_seconds=0.002")
+    (before_rl / "config.yaml").unlink()
+    run_pipeline(config)
+    records = [r for r in read_metrics(before_rl / "metrics.jsonl") if r["phase"] == "rl"]
+    assert len(records) == 3 and sum(r["engine/retries"] for r in records) >= 1
+    assert records[0]["engine/episodes"] == 8
+    assert "ran again after a simulator failure" in (before_rl / "report.html").read_text()
+
+
+def test_a_missing_simulator_package_is_named_with_the_extra(tmp_path):
+    """Blocked in every process of the run, by a start-up file on the path."""
+    (tmp_path / "sitecustomize.py").write_text(
+        textwrap.dedent(
+            """
+            import importlib.abc, sys
+
+            class Blocker(importlib.abc.MetaPathFinder):
+                def find_spec(self, name, path=None, target=None):
+                    if name.partition(".")[0] == "robosuite":
+                        raise ModuleNotFoundError("No module named 'robosuite'", name="robosuite")
+
+            sys.meta_path.insert(0, Blocker())
+            """
+        )
+    )
+    arguments = ["train", "run=quickstart", f"output_dir={tmp_path}", "slots.workers=1", "wandb=false"]
+    code = f"import sys; from vla_rl.cli import main; sys.exit(main({arguments!r}))"
+    path = os.pathsep.join(p for p in (str(tmp_path), os.environ.get("PYTHONPATH", "")) if p)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert done.returncode == 2, done.stderr
+    assert "needs the package 'robosuite'" in done.stderr and "pip install 'vla-rl[sim]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("algorithm", ["filtered_bc", "grpo"])
+def test_other_algorithms_run_on_the_same_pipeline(whole, tmp_path, algorithm):
+    plain = [o for o in SMALL if not o.startswith("algorithm.")]
+    groups = ["rl.group_size=4", "rl.dynamic_sampling=true"] if algorithm == "grpo" else []
+    overrides = [*plain, f"algorithm={algorithm}", "critic=none", "rl.iterations=1", "algorithm.learning_rate=1e-4"]
+    if algorithm == "filtered_bc":
+        overrides += ["~algorithm.gamma", "~algorithm.critic_warmup_iterations"]
+    else:
+        overrides += ["algorithm.critic_warmup_iterations=0"]
+    start = f"checkpoint={whole / 'checkpoints' / 'sft'}"
+    folder = run_pipeline(compose([*overrides, *groups, start, f"output_dir={tmp_path}"]))
+    assert json.loads((folder / "phases.json").read_text())["rl"]["complete"] is True
+    assert cli.main(["report", str(folder)]) == 0
