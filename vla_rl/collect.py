@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import multiprocessing
 import os
@@ -17,7 +18,7 @@ import numpy as np
 from vla_rl import build
 from vla_rl.config import CollectConfig
 from vla_rl.dataset import DemonstrationWriter
-from vla_rl.errors import UserError
+from vla_rl.errors import ConfigError, UserError
 from vla_rl.splits import stable_seed
 from vla_rl.types import EpisodeSpec
 
@@ -36,10 +37,14 @@ def collect_demonstrations(
 ) -> dict[str, Any]:
     """Collect ``episodes_per_task`` demonstrations of each task (successes only, unless the config says otherwise).
 
-    Initial states are 0, 1, 2 … of the train split; the result depends on the seed, not on the number of workers. The
-    dataset appears in ``folder`` at once when it is complete. Returns counts. Raises `UserError` when more than half of
-    the attempts at a task fail.
+    Initial states are 0, 1, 2 … of the train split, with its paraphrases in turn; the result depends on the seed,
+    not on the number of workers. The dataset appears in ``folder`` at once when it is complete. Returns counts. Raises
+    `UserError` when more than half of the attempts at a task fail.
     """
+    if config.horizon:
+        if not hasattr(env_config, "horizon"):
+            raise ConfigError(f"collect.horizon={config.horizon}: env {env_type!r} has no key 'horizon' to change")
+        env_config = dataclasses.replace(env_config, horizon=config.horizon)
     frames = attempts = 0
     context = multiprocessing.get_context("spawn")
     workers = max(1, min(config.workers, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1))
@@ -49,7 +54,7 @@ def collect_demonstrations(
         with DemonstrationWriter(folder, embodiment, video=config.video) as writer:
             for task in tasks:
                 kept = tried = 0
-                submit = functools.partial(_submit, pool, task, config.action_noise, seed)
+                submit = functools.partial(_submit, pool, task, config, seed)
                 for episode in _in_order(submit, ahead=2 * workers):
                     tried += 1
                     if episode["success"] or not config.only_success:
@@ -85,9 +90,12 @@ def _in_order(submit: Callable[[int], Future], ahead: int) -> Iterator[dict[str,
             future.cancel()
 
 
-def _submit(pool: ProcessPoolExecutor, task: str, noise: float, seed: int, index: int) -> Future:
+def _submit(pool: ProcessPoolExecutor, task: str, config: CollectConfig, seed: int, index: int) -> Future:
     episode = EpisodeSpec(task_id=task, init_state_id=index, split="train", seed=stable_seed("collect", seed, task, index))
-    return pool.submit(_collect_one, episode, noise)
+    options = {"noise_std": config.action_noise}
+    if config.speed != 1.0:  # a collector without that option can still collect at full speed
+        options["speed"] = config.speed
+    return pool.submit(_collect_one, episode, options)
 
 
 # ------------------------------------------------------------------------------------------------- in the worker process
@@ -103,6 +111,8 @@ def _embodiment() -> Any:
     return _worker["simulator"].embodiment
 
 
-def _collect_one(episode: EpisodeSpec, noise: float) -> dict[str, Any]:
-    rng = np.random.default_rng(episode.seed)
-    return _worker["collect"](_worker["simulator"], episode, noise_std=noise, rng=rng)
+def _collect_one(episode: EpisodeSpec, options: dict[str, float]) -> dict[str, Any]:
+    simulator = _worker["simulator"]
+    texts = next(t.instructions for t in simulator.tasks if t.task_id == episode.task_id)
+    episode = dataclasses.replace(episode, instruction_index=episode.init_state_id % max(1, len(texts)))
+    return _worker["collect"](simulator, episode, rng=np.random.default_rng(episode.seed), **options)

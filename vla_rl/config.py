@@ -31,20 +31,26 @@ _GROUPS = ("policy", "env", "reward", "algorithm", "critic")
 @dataclass
 class CollectConfig:
     """Scripted demonstrations. ``action_noise`` is the std of the Gaussian added to the executed action, as a share of
-    the action range's half-width; the recorded label stays clean, so demonstrations show recoveries (DART)."""
+    the action range's half-width; the recorded label stays clean, so demonstrations show recoveries (DART).
+    ``speed`` scales the expert's motion: people demonstrate more slowly than a robot can move. ``horizon`` control steps
+    end a demonstration (0: the env's own limit); slow ones need more than the task allows a policy."""
 
     episodes_per_task: int = 100
     action_noise: float = 0.3
+    speed: float = 1.0
+    horizon: int = 0
     workers: int = 2
     only_success: bool = True
     video: bool = False
 
     def __post_init__(self) -> None:
-        if self.episodes_per_task < 1 or self.workers < 1 or self.action_noise < 0:
+        if self.episodes_per_task < 1 or self.workers < 1 or self.action_noise < 0 or self.horizon < 0:
             raise ConfigError(
-                "collect needs episodes_per_task >= 1, workers >= 1 and action_noise >= 0, got "
-                f"{self.episodes_per_task}, {self.workers}, {self.action_noise}"
+                "collect needs episodes_per_task >= 1, workers >= 1, action_noise >= 0 and horizon >= 0, got "
+                f"{self.episodes_per_task}, {self.workers}, {self.action_noise}, {self.horizon}"
             )
+        if not 0.0 < self.speed <= 1.0:
+            raise ConfigError(f"collect.speed is the share of the expert's own speed, in (0, 1], got {self.speed}")
 
 
 @dataclass

@@ -22,6 +22,7 @@ def collect_episode(
     episode: EpisodeSpec,
     *,
     noise_std: float = 0.0,
+    speed: float = 1.0,
     rng: np.random.Generator | None = None,
     slot: int = 0,
     demonstrator: Demonstrator | None = None,
@@ -29,8 +30,9 @@ def collect_episode(
     """Run one episode with a scripted expert; every camera is rendered at every control step.
 
     ``noise_std`` is the std of the Gaussian added to all executed action dimensions but the gripper, as a share of the
-    action's half-range; ``rng`` draws it (default: from the episode's seed). Row t of each array is what was seen at
-    control step t, and the clean label for it. Returns ``images`` {camera: uint8 [T H W 3]}, ``proprio`` float32 [T p],
+    action's half-range; ``rng`` draws it (default: from the episode's seed). ``speed`` scales the expert's motion (not
+    the gripper). Row t of each array is what was seen at control step t, and the clean label for it. Returns ``images``
+    {camera: uint8 [T H W 3]}, ``proprio`` float32 [T p],
     ``actions`` float32 [T a] (physical units), ``instruction``, ``success``, ``task_id``, ``init_state_id``.
     """
     rng = np.random.default_rng(episode.seed) if rng is None else rng
@@ -43,6 +45,7 @@ def collect_episode(
     proprio, actions = [], []
     while True:
         label = np.clip(expert.act(simulator.state(slot)), -half_range, half_range)
+        label[:-1] *= speed
         for name, picture in observation.images.items():
             images[name].append(picture)
         proprio.append(observation.proprio)

@@ -6,7 +6,8 @@ advantages and of minibatches; the ratio is taken per token, per control step or
 are recomputed by the learner before the first epoch, since the sampler's may differ (another precision, another batch);
 the gap is logged. A separate critic is trained in a loop of its own, with its own epochs, so that an early stop of the
 policy does not stop it and a cheap critic never waits for images. Minibatches are split evenly (no small last one).
-Steps taken by a human count in the advantage but not in the policy's loss. Time-outs bootstrap.
+Steps taken by a human count in the advantage but not in the policy's loss. Time-outs bootstrap, unless the time limit is
+part of the task (``bootstrap_truncated``; Pardo et al. 2018, arXiv 1712.00378, tell the two cases apart).
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class PPOConfig:
     """Settings of `PPO`. Sizes are in decisions unless ``minibatch_unit`` is "trajectory".
 
     Advantage: ``advantage`` one of gae, grpo, rloo, reinforce++; ``gamma`` and ``gae_lambda`` (λ per decision);
+    ``bootstrap_truncated`` False makes running out of time worth nothing: right where success within the time limit is the
+    task and the critic sees the time left; a critic that predicts value beyond the limit would reward being slow.
     ``gamma_per_control_step`` discounts by gamma**executed steps. Groups: ``group_center``, ``group_scale``,
     ``virtual_best`` and ``best_score`` as in `grpo_advantages`. Several rewards: ``reward_names`` and
     ``reward_weights``; ``decouple_rewards`` normalises each on its own (GDPO, with advantage grpo).
@@ -66,6 +69,7 @@ class PPOConfig:
     advantage: str = "gae"
     gamma: float = 0.99
     gae_lambda: float = 0.95
+    bootstrap_truncated: bool = True
     gamma_per_control_step: bool = False
     group_center: str = "mean"
     group_scale: str = "std"
@@ -323,6 +327,8 @@ class PPO:
     def _final_values(self, batch: RolloutBatch) -> Tensor:
         """Value [m] of what was seen after each truncated trajectory; 0 for terminated ones."""
         out = torch.zeros(batch.num_trajectories)
+        if not self.config.bootstrap_truncated:
+            return out
         rows = torch.nonzero(batch.truncated).flatten()
         for part in rows.split(self._slice_size()) if len(rows) else ():
             seen = batch.final_observations[part]

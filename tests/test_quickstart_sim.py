@@ -1,0 +1,124 @@
+"""The main job on the real simulator, as a user starts it, at the smallest size that goes through every phase."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from vla_rl import cli, pipeline
+from vla_rl.config import load
+from vla_rl.evaluate import evaluation_episodes
+from vla_rl.metrics import read_metrics
+from vla_rl.trainer import propose_episodes
+from vla_rl.types import EpisodeSpec
+
+pytestmark = [pytest.mark.real_sim, pytest.mark.slow]
+
+DEMONSTRATIONS, EVALUATIONS = 4, 4
+SMALL = [
+    f"collect.episodes_per_task={DEMONSTRATIONS}", "collect.action_noise=0.0", "collect.workers=1", "wandb=false",
+    "sft.updates=6", "sft.batch_size=16", "sft.warmup_updates=1",
+    "slots.workers=1", "slots.slots_per_worker=4",
+    "rl.iterations=1", "rl.episodes_per_iteration=4", "rl.eval_every=0", "algorithm.critic_warmup_iterations=0",
+    "algorithm.epochs=1", "evaluate.video_episodes=1",
+    f"evaluate.episodes_per_task={EVALUATIONS}",
+]  # fmt: skip
+
+
+def start(folder: Path, *extra: str) -> int:
+    threads = torch.get_num_threads()
+    try:
+        return cli.main(["quickstart", *SMALL, f"output_dir={folder}", *extra])
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("real")
+    assert start(folder) == 0
+    return folder / "quickstart"
+
+
+def test_the_folder_holds_the_whole_job(run_folder):
+    for name in ("report.html", "summary.json", "config.yaml", "versions.json"):
+        assert (run_folder / name).stat().st_size > 0, name
+    phases = json.loads((run_folder / "phases.json").read_text())
+    assert all(phases[name]["complete"] for name in ("collect", "sft", "eval_sft", "rl", "eval_rl", "report"))
+    assert phases["collect"]["episodes"] == DEMONSTRATIONS and phases["rl"]["episodes"] == 4
+    for name in ("sft", "rl"):
+        assert (run_folder / "checkpoints" / name / "model.safetensors").is_file()
+        result = json.loads((run_folder / f"eval_{name}.json").read_text())
+        assert result["total"]["episodes"] == EVALUATIONS and result["split"] == "held_out"
+    before, after = (json.loads((run_folder / f"eval_{n}.json").read_text())["outcomes"] for n in ("sft", "rl"))
+    assert [o["init_state_id"] for o in before] == [o["init_state_id"] for o in after]
+    records = [r for r in read_metrics(run_folder / "metrics.jsonl") if r["phase"] == "rl"]
+    assert len(records) == 1 and records[0]["engine/episodes"] == 4 and records[0]["engine/retries"] == 0
+    if importlib.util.find_spec("av"):
+        assert (run_folder / "videos" / "rl.mp4").read_bytes()[4:8] == b"ftyp"
+    assert "data:video/mp4" in (run_folder / "report.html").read_text() or not importlib.util.find_spec("av")
+
+
+@pytest.mark.filterwarnings("ignore")  # of the packages that lerobot imports
+def test_the_dataset_is_one_that_lerobot_loads(run_folder):
+    pytest.importorskip("lerobot")
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+    dataset = LeRobotDataset("local/quickstart", root=run_folder / "dataset")
+    assert dataset.num_episodes == DEMONSTRATIONS and dataset.num_frames > 4 * 10
+    item = dataset[0]
+    config = load(run_folder / "config.yaml")
+    assert item["task"] and item["action"].ndim == 1 and bool(torch.isfinite(item["action"]).all())
+    for camera in config.env.cameras:
+        image = item[f"observation.images.{camera}"]
+        assert image.shape[0] == 3 and float(image.max()) > float(image.min())
+
+
+def test_training_and_evaluation_start_from_different_states(run_folder):
+    """Of the very episodes that this config runs: the objects lie elsewhere in all of them."""
+    config = load(run_folder / "config.yaml")
+    config.slots.workers = 0
+    simulator = pipeline.build.implementation("env", config.env_type)(config.env)
+    try:
+        tasks = pipeline.select_tasks(simulator.tasks, config.tasks)
+        items = [(task.task_id, pipeline.UNLIMITED) for task in tasks]
+        curriculum = pipeline.Curriculum(config.curriculum, items)
+        rl = propose_episodes(config.rl, curriculum, tasks, 0, 0, config.seed)
+        collected = [EpisodeSpec(tasks[0].task_id, i, split="train") for i in range(DEMONSTRATIONS)]
+        held_out = evaluation_episodes(tasks, config.evaluate)
+        assert {e.split for e in rl + collected} == {"train"} and {e.split for e in held_out} == {"held_out"}
+        states = {
+            name: np.stack([simulator.start(0, episode).privileged for episode in episodes])
+            for name, episodes in (("train", rl + collected), ("held_out", held_out))
+        }
+    finally:
+        simulator.close()
+    distances = np.abs(states["train"][:, None] - states["held_out"][None]).max(-1)
+    assert distances.min() > 1e-4
+    again = np.abs(states["held_out"][:, None] - states["held_out"][None]).max(-1)
+    assert np.allclose(np.diag(again), 0.0) and (again + np.eye(len(again))).min() > 1e-4
+
+
+def test_the_same_command_again_skips_what_is_complete(run_folder, monkeypatch, capsys):
+    for name in ("collect_demonstrations", "train_sft", "train_rl", "evaluate", "open_env"):
+        monkeypatch.setattr(pipeline, name, lambda *_, **__: pytest.fail("a complete phase ran again"))
+    assert start(run_folder.parent) == 0
+    text = capsys.readouterr().out
+    assert all(f"{name}: complete" in text for name in ("collect", "sft", "eval_sft", "rl", "eval_rl"))
+
+
+def test_eval_of_its_checkpoint_meets_the_same_episodes(run_folder, tmp_path):
+    target = tmp_path / "result.json"
+    checkpoint = run_folder / "checkpoints" / "rl"
+    arguments = ["--episodes", "2", "--json", str(target), "slots.workers=0", "slots.slots_per_worker=2"]
+    assert cli.main(["eval", str(checkpoint), *arguments]) == 0
+    mine = json.loads(target.read_text())["outcomes"]
+    recorded = json.loads((run_folder / "eval_rl.json").read_text())["outcomes"]
+    assert [(o["task_id"], o["init_state_id"], o["instruction"]) for o in mine] == [
+        (o["task_id"], o["init_state_id"], o["instruction"]) for o in recorded[:2]
+    ]
