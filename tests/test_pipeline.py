@@ -29,7 +29,7 @@ from vla_rl.rollout import RolloutEngine
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = [
-    "run=toy", "collect.episodes_per_task=3", "sft.updates=12", "sft.batch_size=16", "sft.warmup_updates=2",
+    "run=toy", "tasks=[]", "collect.episodes_per_task=3", "sft.updates=12", "sft.batch_size=16", "sft.warmup_updates=2",
     "slots.slots_per_worker=8", "rl.iterations=3", "rl.episodes_per_iteration=8", "algorithm.minibatch_size=16",
     "algorithm.critic_epochs=1", "algorithm.epochs=1", "evaluate.episodes_per_task=3", "evaluate.video_episodes=2",
 ]  # fmt: skip
@@ -256,8 +256,9 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_the_last_good_checkpoint(be
         return stats, loss * float("nan") if self.iteration >= 2 else loss
 
     monkeypatch.setattr(PPO, "_backward", poisoned)
-    with pytest.raises(TrainingDiverged, match="2 updates in a row"):
+    with pytest.raises(TrainingDiverged, match="2 updates in a row") as caught:
         run_pipeline(config)
+    assert f"checkpoint={before_rl / 'checkpoints' / 'rl'}" in str(caught.value)
     assert load_training_state(before_rl / "checkpoints" / "rl")["counters"]["iteration"] == 2
     policy = load_policy(before_rl / "checkpoints" / "rl", policy_factory)
     assert all(bool(torch.isfinite(p).all()) for p in policy.parameters()) and len(calls) >= 2

@@ -468,6 +468,10 @@ def test_gae_uses_the_critics_values_and_bootstraps_only_truncated_episodes():
     assert fixed.rows == batch.num_decisions + int(batch.truncated.sum())
     truncated = batch.truncated[batch.trajectory_index].float().mean()
     assert metrics["ppo/returns_mean"] == pytest.approx(float(2.0 * truncated), rel=1e-5)
+    limited = dataclasses.replace(config, bootstrap_truncated=False)  # running out of time is worth nothing
+    fixed = Fixed()
+    assert PPO(limited, policy, fixed).update(batch, torch.zeros(batch.num_decisions))["ppo/returns_mean"] == 0.0
+    assert fixed.rows == batch.num_decisions
 
 
 def test_missing_capabilities_name_both_sides():

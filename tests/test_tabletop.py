@@ -275,6 +275,8 @@ def test_collected_episode_has_clean_labels(simulator) -> None:
     assert set(np.unique(data["actions"][:, 3])) == {-1.0, 1.0}
     again = collect_episode(simulator, episode, noise_std=0.3, rng=np.random.default_rng(1))
     np.testing.assert_array_equal(data["actions"], again["actions"])
+    slow = collect_episode(simulator, episode, speed=0.5)
+    assert np.abs(slow["actions"][:, :3]).max() <= 0.5 * 0.05 + 1e-6 and np.abs(slow["actions"][:, -1]).max() == 1.0
     clean = collect_episode(simulator, episode)
     np.testing.assert_array_equal(clean["proprio"][0], data["proprio"][0])
     assert not np.array_equal(clean["proprio"][3], data["proprio"][3])
