@@ -27,7 +27,7 @@ from vla_rl.checkpoint import RunLock, load_policy
 from vla_rl.collect import collect_demonstrations
 from vla_rl.config import RunConfig
 from vla_rl.dataset import DatasetSampler, load_demonstrations
-from vla_rl.errors import ConfigError, UserError
+from vla_rl.errors import ConfigError, TrainingDiverged, UserError
 from vla_rl.evaluate import EvaluationResult, compare, comparison_text, evaluate, write_videos
 from vla_rl.interfaces import Env
 from vla_rl.metrics import MemoryWatch, MetricsLogger, Progress, versions, write_json
@@ -98,6 +98,8 @@ def run_pipeline(config: RunConfig, *, fresh: bool = False) -> Path:
             try:
                 record |= PHASE_FUNCTIONS[name](run) or {}
                 record["complete"] = True
+            except TrainingDiverged as error:
+                raise TrainingDiverged(f"{error}{_last_good(folder, name)}") from error
             finally:
                 record["seconds"] = before + time.perf_counter() - started
                 phases["peak_memory_bytes"] = memory.peak
@@ -305,6 +307,12 @@ def start_checkpoint(run: Run) -> Path:
 def _evaluate(run: Run, policy: Any, label: str) -> EvaluationResult:
     with run.progress.task(f"evaluate {label}", 1) as bar:
         return evaluate(run.engine(policy), run.eval_tasks, run.config.evaluate, progress=bar.inner)
+
+
+def _last_good(folder: Path, phase: str) -> str:
+    """Where to go on from after ``phase`` diverged: another learning rate is another run, so it needs another name."""
+    path = folder / "checkpoints" / phase
+    return f" (In a new run: name=NEW_NAME checkpoint={path} and the changed settings.)" if path.exists() else ""
 
 
 def _same_config(config: RunConfig, folder: Path) -> None:
