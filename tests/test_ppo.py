@@ -312,6 +312,19 @@ def test_target_kl_ends_the_epochs_and_adapts_the_learning_rate():
     assert group["lr"] == pytest.approx(0.03)
 
 
+def test_learning_rate_decays_linearly_to_its_floor_and_resumes():
+    config = PPOConfig(
+        advantage="reinforce++", learning_rate=1.0e-3, decay_iterations=4, min_learning_rate_fraction=0.25, epochs=1
+    )
+    policy = BanditPolicy()
+    ppo = PPO(config, policy)
+    rates = [ppo.update(rollout(policy, i))["ppo/learning_rate"] for i in range(3)]
+    resumed = PPO(config, policy)
+    resumed.load_state_dict(ppo.state_dict())
+    rates += [resumed.update(rollout(policy, i))["ppo/learning_rate"] for i in range(3, 6)]
+    assert rates == pytest.approx([1.0e-3, 0.75e-3, 0.5e-3, 0.25e-3, 0.25e-3, 0.25e-3])
+
+
 def test_human_steps_do_not_teach_the_policy_but_do_teach_the_critic():
     policy, value = BanditPolicy(), critic()
     before, before_critic = weights(policy), weights(value)

@@ -61,6 +61,7 @@ class PPOConfig:
 
     Optimisation: ``minibatch_size`` per update, run in slices of ``micro_batch_size`` decisions (None: at once);
     ``critic_epochs`` (None: as ``epochs``) and ``critic_minibatch_size`` for a separate critic;
+    ``decay_iterations`` (0: none) lowers the policy's learning rate linearly, down to ``min_learning_rate_fraction`` of it.
     ``critic_warmup_iterations`` train the critic alone. ``target_kl`` ends the policy's epochs early; with
     ``adaptive_learning_rate`` it also scales the learning rate by 1.5 either way within [÷10, ×10] of its start.
     ``autocast`` uses bf16 on CUDA. ``max_bad_updates`` non-finite updates in a row raise `TrainingDiverged`.
@@ -99,6 +100,8 @@ class PPOConfig:
     minibatch_unit: str = "decision"
     micro_batch_size: int | None = None
     learning_rate: float = 1e-4
+    decay_iterations: int = 0
+    min_learning_rate_fraction: float = 0.1
     critic_learning_rate: float = 1e-3
     critic_epochs: int | None = None
     critic_minibatch_size: int = 256
@@ -135,6 +138,10 @@ class PPOConfig:
         for name in ("critic_epochs", "critic_warmup_iterations"):
             require_range(own, name, getattr(self, name), 0)
         require_range(own, "dual_clip", self.dual_clip, 1.0)
+        require_range(own, "decay_iterations", self.decay_iterations, 0)
+        require_range(own, "min_learning_rate_fraction", self.min_learning_rate_fraction, 0.0, 1.0)
+        if self.decay_iterations and self.adaptive_learning_rate:
+            raise ConfigError(f"{own}.decay_iterations and adaptive_learning_rate both set the learning rate; choose one")
         if len(self.betas) != 2:
             raise ConfigError(f"{own}.betas={list(self.betas)!r} needs two numbers")
         if len(self.reward_names) != len(self.reward_weights):
@@ -249,6 +256,9 @@ class PPO:
         """
         config = self.config
         metrics: dict[str, float] = {}
+        if config.decay_iterations:
+            factor = max(config.min_learning_rate_fraction, 1.0 - self.iteration / config.decay_iterations)
+            self.optimizer.param_groups[0]["lr"] = config.learning_rate * factor
         warmup = config.advantage == "gae" and self.iteration < config.critic_warmup_iterations
         uses_policy = not (warmup and self.critic is not None)
         old_log_prob, head_values = self._evaluate_all(self.policy, batch) if uses_policy else (None, None)
