@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import multiprocessing
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -19,6 +18,7 @@ from vla_rl import build
 from vla_rl.config import CollectConfig
 from vla_rl.dataset import DemonstrationWriter
 from vla_rl.errors import ConfigError, UserError
+from vla_rl.metrics import available_cores
 from vla_rl.splits import stable_seed
 from vla_rl.types import EpisodeSpec
 
@@ -47,7 +47,7 @@ def collect_demonstrations(
         env_config = dataclasses.replace(env_config, horizon=config.horizon)
     frames = attempts = 0
     context = multiprocessing.get_context("spawn")
-    workers = max(1, min(config.workers, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1))
+    workers = min(config.workers, available_cores())
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_open, initargs=(env_type, env_config)) as pool:
         embodiment = pool.submit(_embodiment).result()
         kept_in_all = 0

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -255,10 +254,6 @@ def load(path: Path) -> RunConfig:
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} is not a config: it holds a {type(tree).__name__}, not a mapping")
     return from_tree(tree)
-
-
-def default_threads() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _checked(schema: type, values: dict[str, Any], where: str) -> Any:

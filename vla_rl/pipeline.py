@@ -30,7 +30,7 @@ from vla_rl.dataset import DatasetSampler, load_demonstrations
 from vla_rl.errors import ConfigError, TrainingDiverged, UserError
 from vla_rl.evaluate import EvaluationResult, compare, comparison_text, evaluate, write_videos
 from vla_rl.interfaces import Env
-from vla_rl.metrics import MemoryWatch, MetricsLogger, Progress, versions, write_json
+from vla_rl.metrics import MemoryWatch, MetricsLogger, Progress, available_cores, versions, write_json
 from vla_rl.report import write_report
 from vla_rl.rollout import RolloutEngine
 from vla_rl.trainer import UNLIMITED, train_rl, train_sft
@@ -79,7 +79,7 @@ def run_pipeline(config: RunConfig, *, fresh: bool = False) -> Path:
         if fresh:
             _set_aside(folder)
         _same_config(config, folder)
-        torch.set_num_threads(config.threads or configs.default_threads())
+        torch.set_num_threads(config.threads or available_cores())
         torch.manual_seed(config.seed)
         phases = _read_json(folder / "phases.json")
         write_json(folder / "versions.json", versions())
