@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -32,7 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("\ninterrupted; the same command resumes", file=sys.stderr)
+        resumes = arguments.function in (run_quickstart, run_train, run_collect)
+        print("\ninterrupted" + ("; the same command resumes" if resumes else ""), file=sys.stderr)
         return 130
 
 
@@ -190,6 +190,7 @@ def run_bench_policy(arguments: argparse.Namespace) -> None:
 
 def _write(path: Path | None, document: Any) -> None:
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(document, indent=2) + "\n")
+        from vla_rl.metrics import write_json
+
+        write_json(path, document)
         print(f"wrote {path}")

@@ -23,12 +23,11 @@ from vla_rl.errors import ConfigError, UserError
 from vla_rl.interfaces import Env
 from vla_rl.metrics import write_json
 from vla_rl.rollout import RolloutEngine
-from vla_rl.splits import stable_seed
+from vla_rl.splits import check_split, stable_seed
 from vla_rl.statistics import PairedComparison, compare_paired, wilson_interval
 from vla_rl.types import EmbodimentSpec, EpisodeSpec, TaskSpec, Trajectory
 from vla_rl.video import Clip, grid, have_video, write_mp4
 
-SPLITS = ("held_out", "train")
 _PORTION_BYTES = 2**30
 _log = logging.getLogger(__name__)
 
@@ -44,8 +43,7 @@ class EvaluateConfig:
     video_episodes: int = 12
 
     def __post_init__(self) -> None:
-        if self.split not in SPLITS:
-            raise ConfigError(f"evaluate.split is {self.split!r}; choose one of {', '.join(SPLITS)}")
+        check_split(self.split)
         if self.episodes_per_task < 1 or self.video_episodes < 0:
             raise ConfigError(
                 "evaluate needs episodes_per_task >= 1 and video_episodes >= 0, got "
