@@ -1,0 +1,571 @@
+"""The vision-language trunk that the small VLA policies share: cameras, instruction and proprioception become a prefix.
+
+Parts and order are those of OpenVLA (arXiv 2406.09246): timm ViT → projector → Llama. A policy puts its own head on top:
+action tokens (`policies.nano_vla`) or an action expert that reads the prefix's keys and values (`policies.denoising`).
+
+Prefix: image tokens of each camera | instruction tokens | proprio token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaModel
+from typing_extensions import Self
+
+from policies.normalization import VectorStats
+from policies.tokenizer import PAD_ID, WordTokenizer
+from vla_rl.errors import ConfigError, EmbodimentMismatch
+from vla_rl.types import EmbodimentSpec, Observation
+
+_CHOICES = {"precision": ("auto", "float32", "bfloat16"), "stem_norm": ("layer", "none")}
+_LONGEST_PLAIN_ATTENTION = 256
+MASKED = -1e9  # a logit that means probability exactly 0 in float32
+
+
+def require_choices(config: Any, choices: Mapping[str, Sequence[str]]) -> None:
+    """Raise `ConfigError` for the first field of a policy's config whose value is not among its choices."""
+    for name, allowed in choices.items():
+        if getattr(config, name) not in allowed:
+            raise ConfigError(f"policy.{name} is {getattr(config, name)!r}, choose one of {', '.join(allowed)}")
+
+
+def require_positive(config: Any, *names: str) -> None:
+    """Raise `ConfigError` for the first of the named counts that is below 1."""
+    for name in names:
+        if getattr(config, name) < 1:
+            raise ConfigError(f"policy.{name} is {getattr(config, name)}, it must be at least 1")
+
+
+@dataclass
+class TrunkConfig:
+    """Sizes and choices of a `VisionLanguageTrunk`. Lengths are counts; nothing here depends on the robot."""
+
+    chunk_length: int = 8
+    cameras: list[str] = field(default_factory=list)  # which of the embodiment's cameras to read; empty: all
+    use_proprio: bool = True
+    # vision
+    stem_channels: list[int] = field(default_factory=lambda: [32, 64])  # convs before the one to vit_width; empty: patches
+    stem_kernels: list[int] = field(default_factory=lambda: [8, 3, 3])
+    stem_strides: list[int] = field(default_factory=lambda: [4, 2, 2])
+    stem_norm: str = "layer"  # layer | none: over channels, after each conv
+    patch_size: int = 14  # used where stem_channels is empty
+    vit_width: int = 128
+    vit_depth: int = 1
+    vit_heads: int = 4
+    vit_mlp_ratio: float = 2.0
+    merge: int = 2  # merge x merge neighbouring image tokens become one
+    share_vision: bool = True  # one vision tower for all cameras
+    # language model
+    instruction_length: int = 16  # words read of an instruction
+    instruction_tokens: int = 4  # tokens that the words are pooled into; 0: one per word, padding included
+    hash_buckets: int = 128  # for words outside the vocabulary
+    llm_width: int = 128
+    llm_depth: int = 3
+    llm_heads: int = 4
+    llm_mlp: int = 352
+    rope_theta: float = 10000.0
+    dropout: float = 0.0
+    # heads
+    value_head: bool = True
+    value_gradient: bool = True  # the value loss reaches the trunk
+    precision: str = "auto"  # auto: bfloat16 autocast where the hardware multiplies it natively, else float32
+    compile: bool = False
+    gradient_checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        require_choices(self, _CHOICES)
+        require_positive(self, "chunk_length", "patch_size", "vit_width", "vit_heads", "merge", "instruction_length")
+        require_positive(self, "hash_buckets", "llm_width", "llm_depth", "llm_heads", "llm_mlp")
+        for width, heads in (("vit_width", "vit_heads"), ("llm_width", "llm_heads")):
+            if getattr(self, width) % getattr(self, heads):
+                raise ConfigError(
+                    f"policy.{width} {getattr(self, width)} is not divisible by {heads} {getattr(self, heads)}"
+                )
+        if (self.llm_width // self.llm_heads) % 2:
+            raise ConfigError(
+                f"policy.llm_width / llm_heads is {self.llm_width // self.llm_heads}, rotary embeddings need it even"
+            )
+        convs = len(self.stem_channels) + 1
+        if self.stem_channels and not len(self.stem_kernels) == len(self.stem_strides) == convs:
+            raise ConfigError(
+                f"policy.stem_channels has {len(self.stem_channels)} entries, so stem_kernels and "
+                f"stem_strides need {convs} each (the last conv leads to vit_width), got {len(self.stem_kernels)} and "
+                f"{len(self.stem_strides)}"
+            )
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of image tokens before merging for an image of that size (pixels)."""
+        if not self.stem_channels:
+            return height // self.patch_size, width // self.patch_size
+        for k, s in zip(self.stem_kernels, self.stem_strides, strict=True):
+            height, width = ((x + 2 * _padding(k, s) - k) // s + 1 for x in (height, width))
+        return height, width
+
+
+def _padding(kernel: int, stride: int) -> int:
+    return (kernel - stride + 1) // 2
+
+
+class ChannelNorm(nn.LayerNorm):
+    """Layer norm over the channels of a channels-last image [b C H W]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class ConvStem(nn.Module):
+    """Strided convolutions in place of patch embedding: [b 3 H W] → [b N width]. A drop-in ``embed_layer`` of timm."""
+
+    def __init__(self, config: TrunkConfig, height: int, width: int, embed_dim: int):
+        super().__init__()
+        channels = [3, *config.stem_channels, embed_dim]
+        layers: list[nn.Module] = []
+        for i, (k, s) in enumerate(zip(config.stem_kernels, config.stem_strides, strict=True)):
+            layers.append(nn.Conv2d(channels[i], channels[i + 1], k, s, _padding(k, s)))
+            if i + 1 < len(config.stem_kernels):
+                if config.stem_norm == "layer":
+                    layers.append(ChannelNorm(channels[i + 1], eps=1e-6))
+                layers.append(nn.ReLU())
+        self.layers = nn.Sequential(*layers)
+        self.grid_size = config.grid(height, width)
+        self.num_patches = self.grid_size[0] * self.grid_size[1]
+        for module in self.layers:
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+                nn.init.zeros_(module.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).flatten(2).transpose(1, 2)
+
+
+def _vision_tower(config: TrunkConfig, height: int, width: int) -> VisionTransformer:
+    def stem(embed_dim: int, **_: Any) -> ConvStem:
+        return ConvStem(config, height, width, embed_dim)
+
+    extra = {"embed_layer": stem} if config.stem_channels else {"patch_size": config.patch_size}
+    tower = VisionTransformer(
+        img_size=(height, width),
+        embed_dim=config.vit_width,
+        depth=config.vit_depth,
+        num_heads=config.vit_heads,
+        mlp_ratio=config.vit_mlp_ratio,
+        num_classes=0,
+        global_pool="",
+        class_token=False,
+        weight_init="skip",
+        proj_drop_rate=config.dropout,
+        **extra,
+    )
+    nn.init.trunc_normal_(tower.pos_embed, std=0.02)
+    for block in tower.blocks:
+        for linear in (block.attn.qkv, block.mlp.fc1):
+            init_linear(linear)
+        for linear in (block.attn.proj, block.mlp.fc2):
+            nn.init.zeros_(linear.weight)
+            nn.init.zeros_(linear.bias)
+    return tower
+
+
+def init_linear(linear: nn.Linear, std: float | None = None) -> nn.Linear:
+    nn.init.trunc_normal_(linear.weight, std=linear.in_features**-0.5 if std is None else std)
+    if linear.bias is not None:
+        nn.init.zeros_(linear.bias)
+    return linear
+
+
+def mlp(inputs: int, hidden: int, outputs: int, out_std: float | None = None) -> nn.Sequential:
+    return nn.Sequential(init_linear(nn.Linear(inputs, hidden)), nn.GELU(), init_linear(nn.Linear(hidden, outputs), out_std))
+
+
+def merge_tokens(x: Tensor, grid: tuple[int, int], merge: int) -> Tensor:
+    """Pixel-unshuffle of a token grid: [b R·C w] → [b (R/m)·(C/m) m²·w], spatial layout kept."""
+    if merge == 1:
+        return x
+    b, _, w = x.shape
+    rows, cols = grid[0] // merge, grid[1] // merge
+    x = x.reshape(b, rows, merge, cols, merge, w).permute(0, 1, 3, 2, 4, 5)
+    return x.reshape(b, rows * cols, merge * merge * w)
+
+
+# ----------------------------------------------------------------------------------------------------------- the Llama
+class LlamaTrunk(nn.Module):
+    """A transformers `LlamaModel` with a lean forward: same weights, same result, none of the generic code per call."""
+
+    def __init__(self, config: TrunkConfig, vocab_size: int, max_length: int):
+        super().__init__()
+        self.llama = LlamaModel(
+            LlamaConfig(
+                vocab_size=vocab_size,
+                hidden_size=config.llm_width,
+                intermediate_size=config.llm_mlp,
+                num_hidden_layers=config.llm_depth,
+                num_attention_heads=config.llm_heads,
+                num_key_value_heads=config.llm_heads,
+                rope_theta=config.rope_theta,
+                pad_token_id=PAD_ID,
+                bos_token_id=None,
+                eos_token_id=None,
+                max_position_embeddings=max(max_length, 16),
+                attention_dropout=0.0,
+            )
+        )
+        self.heads = config.llm_heads
+        self.checkpointing = config.gradient_checkpointing
+        self.dropout = config.dropout
+        half = config.llm_width // config.llm_heads // 2
+        angles = torch.arange(max_length)[:, None] * config.rope_theta ** -(torch.arange(half) / half)
+        angles = torch.cat([angles, angles], dim=-1)
+        self.register_buffer("rope_cos", angles.cos(), persistent=False)  # [L head]
+        self.register_buffer("rope_sin", angles.sin(), persistent=False)
+        for layer in self.llama.layers:
+            attention, mlp = layer.self_attn, layer.mlp
+            for linear in (attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj):
+                init_linear(linear)
+            for linear in (attention.o_proj, mlp.down_proj):
+                nn.init.zeros_(linear.weight)
+
+    def forward(
+        self, x: Tensor, causal: bool, start: int = 0, past: list[tuple[Tensor, Tensor]] | None = None
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """Hidden states after the final norm [b L d], and keys and values per layer.
+
+        Positions are ``start`` … ``start`` + L − 1. ``past`` holds the keys and values of the positions before (one new
+        position at a time). Without ``causal`` every position sees every other.
+        """
+        cos, sin = self.rope_cos[start : start + x.shape[1]], self.rope_sin[start : start + x.shape[1]]
+        present = []
+        for i, layer in enumerate(self.llama.layers):
+            kv = None if past is None else past[i]
+            if self.checkpointing and self.training and torch.is_grad_enabled():
+                x, k, v = torch.utils.checkpoint.checkpoint(self._layer, layer, x, cos, sin, causal, kv, use_reentrant=False)
+            else:
+                x, k, v = self._layer(layer, x, cos, sin, causal, kv)
+            present.append((k, v))
+        return rms_norm(self.llama.norm, x), present
+
+    def _layer(
+        self, layer: nn.Module, x: Tensor, cos: Tensor, sin: Tensor, causal: bool, past: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        b, length, width = x.shape
+        attention, mlp = layer.self_attn, layer.mlp
+        y = rms_norm(layer.input_layernorm, x)
+        q, k, v = (
+            proj(y).view(b, length, self.heads, width // self.heads).transpose(1, 2)
+            for proj in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        if past is not None:
+            k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
+        # One new position sees everything before it, so a cached step needs no mask either.
+        y = attend(q, k, v, causal and length > 1)
+        y = attention.o_proj(y.transpose(1, 2).reshape(b, length, width))
+        x = x + F.dropout(y, self.dropout, self.training)
+        y = rms_norm(layer.post_attention_layernorm, x)
+        y = mlp.down_proj(F.silu(mlp.gate_proj(y)) * mlp.up_proj(y))
+        return x + F.dropout(y, self.dropout, self.training), k, v
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    """Softmax attention [b heads L head].
+
+    On CPUs the plain products: the fused kernel's bfloat16 backward is ten times slower at the lengths met here (36
+    tokens, 128 images, one core, torch 2.10: 58 ms against 5 ms).
+    """
+    if q.device.type != "cpu" or max(q.shape[2], k.shape[2]) > _LONGEST_PLAIN_ATTENTION:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+    if causal:
+        length = q.shape[2]
+        scores = scores + torch.full((length, length), MASKED, dtype=scores.dtype, device=q.device).triu_(1)
+    return scores.softmax(-1) @ v
+
+
+def rms_norm(norm: nn.Module, x: Tensor) -> Tensor:
+    return F.rms_norm(x, (x.shape[-1],), norm.weight, norm.variance_epsilon)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding in the half-split layout of transformers."""
+    half = x.shape[-1] // 2
+    turned = torch.cat([-x[..., half:], x[..., :half]], dim=-1)
+    return x * cos.to(x.dtype) + turned * sin.to(x.dtype)
+
+
+# -------------------------------------------------------------------------------------------------------------- noise
+def counter_uniforms(seeds: Sequence[int] | np.ndarray, count: int) -> np.ndarray:
+    """Uniform numbers float32 [b count] in (0, 1) that depend on each row's seed and the index alone.
+
+    SplitMix64 (Steele, Lea and Flood 2014, doi 10.1145/2660193.2660195) on a counter: no generator state, so a row
+    draws the same noise whatever it is batched with.
+    """
+    keys = np.array([int(seed) & 0xFFFF_FFFF_FFFF_FFFF for seed in seeds], dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        x = _mix64(keys)[:, None] + np.arange(1, count + 1, dtype=np.uint64)[None] * np.uint64(0x9E3779B97F4A7C15)
+        bits = _mix64(x) >> np.uint64(41)  # 23 bits: the midpoints below are exact in float32 and never 0 or 1
+    return ((bits.astype(np.float64) + 0.5) * 2.0**-23).astype(np.float32)
+
+
+def _mix64(x: np.ndarray) -> np.ndarray:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def sample_inverse_cdf(log_probs: Tensor, uniforms: Tensor) -> Tensor:
+    """Index int64 [...] sampled from ``log_probs`` [... bins] by inverting the CDF at ``uniforms`` [...]."""
+    cdf = log_probs.exp().cumsum(-1)
+    index = (cdf < uniforms[..., None] * cdf[..., -1:]).sum(-1)
+    return index.clamp_(max=log_probs.shape[-1] - 1)
+
+
+# ----------------------------------------------------------------------------------------------------------- the trunk
+class VisionLanguageTrunk(nn.Module):
+    """Everything of a policy up to its head: inputs, prefix, Llama, value head, statistics, checkpoints.
+
+    ``action_stats`` and ``proprio_stats`` come from the training data (`policies.normalization.VectorStats`); without
+    them the embodiment's bounds and the identity are used. ``positions`` is how many sequence positions the head takes
+    after the prefix. A subclass sets ``policy_type`` and ``config_class``.
+    """
+
+    policy_type: ClassVar[str]
+    config_class: ClassVar[type]
+
+    def __init__(
+        self,
+        config: Any,
+        embodiment: EmbodimentSpec,
+        action_stats: VectorStats | None = None,
+        proprio_stats: VectorStats | None = None,
+        tokenizer: WordTokenizer | None = None,
+        *,
+        positions: int,
+    ):
+        super().__init__()
+        self.config = config
+        self.embodiment = embodiment
+        self.chunk_length = config.chunk_length
+        self.action_stats = action_stats or VectorStats.from_bounds(embodiment.action_low, embodiment.action_high)
+        self.proprio_stats = proprio_stats or VectorStats.identity(embodiment.proprio_dim)
+        if len(self.proprio_stats) != embodiment.proprio_dim:
+            raise EmbodimentMismatch(
+                f"the proprio statistics have {len(self.proprio_stats)} dimensions but embodiment {embodiment.name} "
+                f"has {embodiment.proprio_dim} ({', '.join(embodiment.proprio_names)}): compute them on data of this "
+                "embodiment"
+            )
+        self.tokenizer = tokenizer or WordTokenizer(hash_buckets=config.hash_buckets)
+        self._encoded: dict[str, list[int]] = {}
+
+        d = config.llm_width
+        self.cameras = self._chosen_cameras()
+        self._build_vision(d)
+        text = config.instruction_tokens or config.instruction_length
+        self.prefix_length = sum(self.camera_tokens) + text + int(config.use_proprio)
+        self.sequence_length = self.prefix_length + positions
+
+        self.trunk = LlamaTrunk(config, self.tokenizer.vocab_size, self.sequence_length)
+        nn.init.trunc_normal_(self.trunk.llama.embed_tokens.weight, std=0.5)
+        self.text_positions = parameter(config.instruction_length, d)
+        if config.instruction_tokens:
+            self.text_queries = parameter(config.instruction_tokens, d, std=1.0)
+            self.text_mlp = mlp(d, d, d)
+        if config.use_proprio:
+            self.proprio_mlp = mlp(embodiment.proprio_dim, d, d)
+        mean, std = self.proprio_stats.mean_std()
+        self.register_buffer("proprio_mean", mean, persistent=False)
+        self.register_buffer("proprio_std", std, persistent=False)
+        if config.stem_channels:
+            self.vision.to(memory_format=torch.channels_last)
+
+    def _build_value_head(self) -> None:
+        if self.config.value_head:
+            self.value_mlp = mlp(self.config.llm_width, self.config.llm_width, 1, out_std=0.01)
+
+    def _chosen_cameras(self) -> tuple[Any, ...]:
+        known = {camera.name: camera for camera in self.embodiment.cameras}
+        missing = [name for name in self.config.cameras if name not in known]
+        if missing or not known:
+            raise EmbodimentMismatch(
+                f"policy.cameras asks for {missing or 'cameras'} but embodiment {self.embodiment.name} has "
+                f"{list(known)}: name cameras of this embodiment"
+            )
+        return tuple(known[name] for name in self.config.cameras) or tuple(known.values())
+
+    def _build_vision(self, d: int) -> None:
+        config = self.config
+        sizes = [(camera.height, camera.width) for camera in self.cameras]
+        self.shared_vision = config.share_vision and len(set(sizes)) == 1
+        self.vision = nn.ModuleList(_vision_tower(config, *size) for size in (sizes[:1] if self.shared_vision else sizes))
+        self.grids = [config.grid(*size) for size in sizes]
+        for camera, grid in zip(self.cameras, self.grids, strict=True):
+            if min(grid) < 1 or grid[0] % config.merge or grid[1] % config.merge:
+                raise ConfigError(
+                    f"camera {camera.name} ({camera.height}x{camera.width} px) yields {grid[0]}x{grid[1]} image "
+                    f"tokens, which policy.merge={config.merge} does not divide: change merge, the stem strides or the "
+                    "image size"
+                )
+        self.camera_tokens = [g[0] * g[1] // config.merge**2 for g in self.grids]
+        features = config.vit_width * config.merge**2
+        self.projector = nn.ModuleList(mlp(features, d, d) for _ in self.vision)
+        self.image_positions = parameter(sum(self.camera_tokens), d, std=0.1)
+
+    # -------------------------------------------------------------------------------------------------------- inputs
+    @property
+    def device(self) -> torch.device:
+        return self.proprio_mean.device
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.uses_bfloat16())
+
+    def uses_bfloat16(self) -> bool:
+        """Whether forwards run in bfloat16 autocast on the present device (parameters and losses stay float32)."""
+        if self.config.precision != "auto":
+            return self.config.precision == "bfloat16"
+        return native_bfloat16(self.device.type)
+
+    def _images(self, observation: Observation) -> list[Tensor]:
+        """The chosen cameras' images uint8 [b 3 H W] (channels-last in memory) on the policy's device."""
+        images = []
+        for camera in self.cameras:
+            image = observation.images.get(camera.name)
+            if image is None or tuple(image.shape[1:]) != (camera.height, camera.width, 3):
+                got = {name: tuple(value.shape[1:]) for name, value in observation.images.items()}
+                raise EmbodimentMismatch(
+                    f"the policy reads camera {camera.name} at {camera.height}x{camera.width}x3, but the observation "
+                    f"has {got}: use an env with the cameras of embodiment {self.embodiment.name}, or make the policy "
+                    "for the cameras of this env"
+                )
+            images.append(image.to(self.device, non_blocking=True).permute(0, 3, 1, 2))
+        if observation.proprio.shape[1] != self.embodiment.proprio_dim:
+            raise EmbodimentMismatch(
+                f"the policy reads {self.embodiment.proprio_dim} proprio dimensions "
+                f"({', '.join(self.embodiment.proprio_names)}), the observation has {observation.proprio.shape[1]}"
+            )
+        return images
+
+    def _text_ids(self, instructions: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Ids int64 [u T] of the distinct instructions, and which of them each row has [b]."""
+        distinct = {text: i for i, text in enumerate(dict.fromkeys(instructions))}
+        for text in distinct:
+            if text not in self._encoded:
+                self._encoded[text] = self.tokenizer.encode(text, self.config.instruction_length)
+        ids = torch.tensor([self._encoded[text] for text in distinct])
+        rows = torch.tensor([distinct[text] for text in instructions])
+        return ids.to(self.device), rows.to(self.device)
+
+    def _vision_tokens(self, images: list[Tensor]) -> Tensor:
+        groups = [torch.cat(images)] if self.shared_vision else images
+        outputs = []
+        for tower, projector, pixels, grid in zip(self.vision, self.projector, groups, self.grids, strict=False):
+            plain = pixels.device.type == "cpu" and grid[0] * grid[1] <= _LONGEST_PLAIN_ATTENTION
+            for block in tower.blocks:
+                block.attn.fused_attn = not plain  # see `attend`
+            x = tower.forward_features(self._normalized_pixels(pixels))
+            outputs.append(projector(merge_tokens(x, grid, self.config.merge)))
+        if self.shared_vision:
+            outputs = list(outputs[0].chunk(len(images)))
+        return torch.cat(outputs, dim=1) + self.image_positions
+
+    def _normalized_pixels(self, pixels: Tensor) -> Tensor:
+        """uint8 → [-1, 1]. Integers up to 255 and their distance to 127.5 are exact in bfloat16."""
+        dtype = torch.bfloat16 if self.uses_bfloat16() else torch.float32
+        return pixels.to(dtype).sub_(127.5).mul_(1 / 127.5)
+
+    def _text_tokens(self, ids: Tensor) -> Tensor:
+        """Instruction tokens [u T d], or pooled by learned queries into [u ``instruction_tokens`` d]."""
+        x = self.trunk.llama.embed_tokens(ids) + self.text_positions
+        if not self.config.instruction_tokens:
+            return x
+        scores = (self.text_queries @ x.transpose(1, 2)) * x.shape[-1] ** -0.5
+        scores = scores.masked_fill((ids == PAD_ID)[:, None], MASKED)
+        pooled = scores.softmax(-1) @ x
+        return pooled + self.text_mlp(pooled)
+
+    def _prefix(self, images: list[Tensor], text_ids: Tensor, text_rows: Tensor, proprio: Tensor) -> Tensor:
+        parts = [self._vision_tokens(images), self._text_tokens(text_ids)[text_rows]]
+        if self.config.use_proprio:
+            normalized = ((proprio - self.proprio_mean) / self.proprio_std).clamp(-5.0, 5.0)
+            parts.append(self.proprio_mlp(normalized)[:, None])
+        return torch.cat([part.float() for part in parts], dim=1)
+
+    def _inputs(self, observation: Observation) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+        ids, rows = self._text_ids(observation.instruction)
+        return self._images(observation), ids, rows, observation.proprio.to(self.device)
+
+    def _value(self, hidden: Tensor) -> Tensor | None:
+        """Value from the last prefix position, which sees all inputs and no action in either decoding."""
+        if not self.config.value_head:
+            return None
+        pooled = hidden[:, self.prefix_length - 1].float()
+        return self.value_mlp(pooled if self.config.value_gradient else pooled.detach()).squeeze(-1)
+
+    # --------------------------------------------------------------------------------------------------- checkpoints
+    def config_dict(self) -> dict[str, Any]:
+        """What `config.json` holds: enough, with the embodiment and the tokenizer, to build this policy again."""
+        return {
+            "config": dataclasses.asdict(self.config),
+            "action_stats": self.action_stats.to_dict(),
+            "proprio_stats": self.proprio_stats.to_dict(),
+        }
+
+    def extra_files(self) -> dict[str, str]:
+        """Text files of a checkpoint beside the weights."""
+        return {"tokenizer.json": self.tokenizer.to_json()}
+
+    @classmethod
+    def from_statistics(
+        cls,
+        config: Any,
+        embodiment: EmbodimentSpec,
+        action_stats: Mapping[str, Any],
+        proprio_stats: Mapping[str, Any],
+        *,
+        seed: int | None = None,
+    ) -> Self:
+        """A new policy for a dataset's statistics (dicts as of `VectorStats.to_dict`).
+
+        ``seed`` fixes its weights; without one they are drawn from torch's generator as it stands (a run seeds it).
+        """
+        with contextlib.nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
+            if seed is not None:
+                torch.manual_seed(seed)
+            return cls(config, embodiment, VectorStats.from_dict(action_stats), VectorStats.from_dict(proprio_stats))
+
+    @classmethod
+    def from_config_dict(cls, data: Mapping[str, Any], embodiment: EmbodimentSpec, files: Mapping[str, str]) -> Self:
+        """Inverse of `config_dict` and `extra_files` (weights are loaded afterwards)."""
+        known = {f.name for f in dataclasses.fields(cls.config_class)}
+        unknown = sorted(set(data["config"]) - known)
+        if unknown:
+            raise ConfigError(f"the checkpoint's policy config has unknown keys {unknown}: it needs a newer vla_rl")
+        return cls(
+            cls.config_class(**data["config"]),
+            embodiment,
+            VectorStats.from_dict(data["action_stats"]),
+            VectorStats.from_dict(data["proprio_stats"]),
+            WordTokenizer.from_json(files["tokenizer.json"]),
+        )
+
+    def num_parameters(self) -> int:
+        return sum(p.numel() for p in self.parameters())
+
+
+def parameter(*shape: int, std: float = 0.02) -> nn.Parameter:
+    return nn.Parameter(nn.init.trunc_normal_(torch.empty(*shape), std=std))
+
+
+def native_bfloat16(device_type: str) -> bool:
+    """Whether the device multiplies bfloat16 in hardware, so that autocast pays."""
+    if device_type == "cuda":
+        return torch.cuda.is_bf16_supported()
+    check = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return device_type == "cpu" and check is not None and bool(check())
