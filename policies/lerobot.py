@@ -1,0 +1,706 @@
+"""lerobot's policies (SmolVLA, Diffusion Policy, ACT, π0, π0.5) behind this project's protocols.
+
+The model, its preprocessing and its normalisation are lerobot's own objects; what stands here is how they meet an
+`Observation`, how a chain gets a likelihood, and how both kinds of checkpoint are read and written:
+
+- lerobot's form: the folder that its ``save_pretrained`` writes. `LeRobotPolicy.from_pretrained` reads it for a given
+  robot, `LeRobotPolicy.save_pretrained` writes it back, and lerobot's ``from_pretrained`` and evaluation load that.
+- this project's form (`vla_rl.checkpoint`), which training saves and resumes from.
+
+ACT is deterministic, so it acts and imitates. The others denoise a chunk step by step; each step is a Gaussian
+(`policies.lerobot_heads`), so they are a `LikelihoodPolicy` with the axes denoising_step, control_step and action_dim.
+Action dimensions that only pad the model's, and steps before the present one, follow the sampler without noise: they
+carry no likelihood. lerobot is imported when the first policy is built.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import math
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from policies.lerobot_heads import (
+    ACTION,
+    PADDED,
+    STATE,
+    ChainHead,
+    ChainSettings,
+    DiffusionHead,
+    Pi0Head,
+    RegressionHead,
+    SmolVLAHead,
+)
+from policies.nano_vla import counter_uniforms
+from vla_rl.errors import ConfigError, EmbodimentMismatch, MissingDependency, MissingPackage, UserError
+from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyEvaluation, PolicyOutput
+
+FAMILIES = {
+    "act": RegressionHead, "diffusion": DiffusionHead, "smolvla": SmolVLAHead, "pi0": Pi0Head, "pi05": Pi0Head
+}  # fmt: skip
+_CONFIG, _WEIGHTS = "config.json", "model.safetensors"
+_PIPELINES = ("policy_preprocessor", "policy_postprocessor")
+_IMAGES, _EMPTY_CAMERA, _NO_CAMERA = "observation.images.", "observation.images.empty_camera", "none"
+_LANGUAGE, _RESIZING = ("smolvla", "pi0", "pi05"), ("smolvla", "pi0", "pi05")
+_DEFAULT_NOISE = {"diffusion": 1.0, "smolvla": 0.5, "pi0": 0.5, "pi05": 0.5}
+# Settings that only tell lerobot where to fetch or compile something while it builds; the weights come from the file.
+_OFFLINE = {"device": "cpu", "compile_model": False, "load_vlm_weights": False, "pretrained_backbone_weights": None}
+_IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}  # what lerobot's training puts in by default
+_STATISTICS = {"min": "low", "max": "high", "mean": "mean", "std": "std", "q01": "q01", "q99": "q99"}
+
+
+@dataclass
+class LeRobotConfig:
+    """A checkpoint of lerobot, or a new policy of one of its families.
+
+    ``checkpoint``: a folder in lerobot's form; empty builds a new policy of ``family`` for the robot and the data at hand.
+    ``options``: lerobot's own settings of that family as ``key=value`` (``n_action_steps=8``, ``dim_model=256``).
+    ``chunk_length``: control steps the model predicts; a checkpoint has its own, and another number is refused.
+    ``cameras``: ``feature=camera``, which camera of the robot a checkpoint's image feature is ("none": leave it out, where
+    the family allows it); empty where the names are the same. ``vlm``: a folder with config and tokenizer of the language
+    backbone, for machines without the hub.
+    ``denoising_steps`` (0: the checkpoint's number), ``noise_level`` (η of DDPM/DDIM, a of Flow-SDE; None: 1 and 0.5) and
+    ``min_std`` (floor of each step's standard deviation, in normalised units) say how a chain is sampled.
+    ``repeat_observation`` lets a policy that was trained on several past frames act on copies of the present one.
+    """
+
+    checkpoint: str = ""
+    family: str = "act"
+    options: list[str] = field(default_factory=list)
+    chunk_length: int = 8
+    cameras: list[str] = field(default_factory=list)
+    vlm: str = ""
+    denoising_steps: int = 0
+    noise_level: float | None = None
+    min_std: float = 0.05
+    repeat_observation: bool = False
+
+    def __post_init__(self) -> None:
+        if self.family not in FAMILIES:
+            raise ConfigError(f"policy.family is {self.family!r}, choose one of {', '.join(FAMILIES)}")
+        if self.chunk_length < 1 or self.denoising_steps < 0:
+            raise ConfigError(
+                f"policy needs chunk_length >= 1 and denoising_steps >= 0, got {self.chunk_length} and "
+                f"{self.denoising_steps}"
+            )
+        if not self.min_std > 0 or (self.noise_level is not None and not self.noise_level >= 0):
+            raise ConfigError(
+                f"policy needs min_std > 0 (a step without noise has no likelihood) and noise_level >= 0, got "
+                f"{self.min_std} and {self.noise_level}"
+            )
+        for name in ("options", "cameras"):
+            wrong = [text for text in getattr(self, name) if "=" not in text]
+            if wrong:
+                raise ConfigError(f"policy.{name} has {wrong[0]!r}, write each entry as name=value")
+
+    def option_values(self) -> dict[str, Any]:
+        """``options`` with their values read as JSON where they are JSON, else as text."""
+        values: dict[str, Any] = {}
+        for key, _, text in (option.partition("=") for option in self.options):
+            try:
+                values[key] = json.loads(text)
+            except json.JSONDecodeError:
+                values[key] = {"true": True, "false": False, "none": None}.get(text.lower(), text)
+        return values
+
+
+# ------------------------------------------------------------------------------------------------- what lerobot stores
+@dataclass(frozen=True)
+class Stored:
+    """A policy as JSON: lerobot's ``config.json``, and per pipeline its JSON and the tensors of its steps (as lists)."""
+
+    settings: dict[str, Any]
+    pipelines: dict[str, dict[str, Any]]
+
+    @property
+    def family(self) -> str:
+        return self.settings["type"]
+
+    @property
+    def image_keys(self) -> list[str]:
+        features = self.settings["input_features"] or {}
+        return [k for k, f in features.items() if f["type"] == "VISUAL" and not k.startswith(_EMPTY_CAMERA)]
+
+    def shape(self, key: str) -> tuple[int, ...] | None:
+        features = {**(self.settings["input_features"] or {}), **(self.settings["output_features"] or {})}
+        return tuple(features[key]["shape"]) if key in features else None
+
+    def with_statistics(self, action: Mapping[str, Any], proprio: Mapping[str, Any]) -> Stored:
+        """The same with the dataset's statistics of state and action in every (un)normaliser, as lerobot fine-tunes."""
+        new = {f"{ACTION}.{k}": action[own] for k, own in _STATISTICS.items()}
+        new |= {f"{STATE}.{k}": proprio[own] for k, own in _STATISTICS.items()}
+        pipelines = json.loads(json.dumps(self.pipelines))
+        for pipeline in pipelines.values():
+            for step in pipeline["json"]["steps"]:
+                if step.get("registry_name") in ("normalizer_processor", "unnormalizer_processor"):
+                    file = step.setdefault("state_file", f"{step['registry_name']}.safetensors")
+                    pipeline["state"][file] = {**pipeline["state"].get(file, {}), **new}
+        return dataclasses.replace(self, pipelines=pipelines)
+
+    def write(self, folder: Path, *, vlm: str = "", device: str = "") -> None:
+        """Everything but the weights, as lerobot's ``save_pretrained`` writes it. ``vlm`` and ``device`` replace the
+        tokenizer's name and the device of the steps that move tensors."""
+        from safetensors.torch import save_file
+
+        (folder / _CONFIG).write_text(json.dumps(self.settings, indent=4), encoding="utf-8")
+        for name, pipeline in self.pipelines.items():
+            document = json.loads(json.dumps(pipeline["json"]))
+            for step in document["steps"]:
+                if vlm and "tokenizer_name" in step.get("config", {}):
+                    step["config"]["tokenizer_name"] = vlm
+                if device and step.get("registry_name") == "device_processor":
+                    step["config"]["device"] = device
+            (folder / f"{name}.json").write_text(json.dumps(document, indent=2), encoding="utf-8")
+            for file, tensors in pipeline["state"].items():
+                save_file({k: torch.tensor(v, dtype=torch.float32) for k, v in tensors.items()}, folder / file)
+
+    @classmethod
+    def read(cls, folder: Path) -> Stored:
+        """Raises `UserError` where the folder is not what lerobot 0.4 writes."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            settings = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+        except (OSError, json.JSONDecodeError) as error:
+            raise UserError(
+                f"policy.checkpoint={folder} has no readable {_CONFIG} ({error}): name the folder that lerobot's "
+                f"save_pretrained wrote (pretrained_model/ of a lerobot training run)"
+            ) from error
+        family = settings.get("type")
+        if family not in FAMILIES:
+            raise ConfigError(
+                f"policy.checkpoint={folder} holds a policy of type {family!r}; supported are {', '.join(FAMILIES)}"
+            )
+        pipelines = {}
+        for name in _PIPELINES:
+            file = folder / f"{name}.json"
+            if not file.is_file():
+                raise UserError(
+                    f"{folder} has no {file.name}: the checkpoint is older than lerobot's processors. Convert it with "
+                    f"'python -m lerobot.processor.migrate_policy_normalization --pretrained-path {folder}'"
+                )
+            try:
+                document = json.loads(file.read_text(encoding="utf-8"))
+                files = [step["state_file"] for step in document["steps"] if "state_file" in step]
+                foreign = [s["class"] for s in document["steps"] if not s.get("class", "lerobot.").startswith("lerobot.")]
+                state = {f: {k: v.tolist() for k, v in load_file(folder / Path(f).name).items()} for f in files}
+            except (OSError, KeyError, json.JSONDecodeError, SafetensorError) as error:
+                raise UserError(f"{file} or a tensor file it names is missing or damaged: {error!r}") from error
+            if foreign:
+                raise UserError(
+                    f"{file} names the processor class {foreign[0]!r}, which would run code from outside of lerobot: "
+                    f"remove that step if the policy does not need it"
+                )
+            pipelines[name] = {"json": document, "state": state}
+        return cls(settings, pipelines)
+
+
+def _require_lerobot() -> None:
+    try:
+        import lerobot.policies.factory  # noqa: F401 (registers the families)
+    except ImportError as error:
+        raise MissingPackage(str(error.name or "lerobot"), "lerobot", "A policy of lerobot") from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """lerobot prints and warns about devices while it builds; what matters comes as an error here."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with contextlib.redirect_stdout(None):
+            yield
+    finally:
+        logging.disable(level)
+
+
+def _decode(settings: Mapping[str, Any]) -> Any:
+    """lerobot's config object of ``settings`` (its ``config.json``)."""
+    from lerobot.configs.policies import PreTrainedConfig
+
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, _CONFIG).write_text(json.dumps(dict(settings)), encoding="utf-8")
+        try:
+            with _quiet():
+                return PreTrainedConfig.from_pretrained(folder)
+        except Exception as error:  # draccus raises its own classes, the configs ValueError and NotImplementedError
+            raise ConfigError(
+                f"lerobot's settings of a {settings.get('type')} policy do not fit the installed lerobot: {error}. Mend "
+                f"policy.options, or install the lerobot version that wrote the checkpoint"
+            ) from error
+
+
+def _encode(config: Any) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        config._save_pretrained(Path(folder))
+        return json.loads(Path(folder, _CONFIG).read_text(encoding="utf-8"))
+
+
+def _build(settings: Mapping[str, Any], vlm: str, offline: Mapping[str, Any]) -> Any:
+    """lerobot's policy with random weights. ``offline`` overrides settings that would fetch something."""
+    from lerobot.policies.factory import get_policy_class
+
+    changed = {**settings, **{k: v for k, v in offline.items() if k in settings}}
+    if vlm and "vlm_model_name" in settings:
+        changed["vlm_model_name"] = vlm
+    if changed.get("adapt_to_pi_aloha"):
+        raise ConfigError(
+            "a checkpoint with adapt_to_pi_aloha rewrites Aloha's joints inside the model; that is not supported"
+        )
+    family = settings["type"]
+    try:
+        with _quiet():
+            return get_policy_class(family)(_decode(changed))
+    except ImportError as error:
+        package = error.name or ("num2words" if "num2words" in str(error) else "transformers")
+        raise MissingPackage(package, "lerobot", f"Building lerobot's {family} policy") from error
+    except OSError as error:
+        raise MissingDependency(
+            f"lerobot's {family} policy reads config and tokenizer of its backbone {changed.get('vlm_model_name')!r}, which "
+            f"are not on this machine. Give a folder that holds them (config.json, tokenizer.json, tokenizer_config.json, "
+            f"preprocessor_config.json) as policy.vlm=/path, or put the model into the Hugging Face cache once"
+        ) from error
+    except ValueError as error:
+        if family in ("pi0", "pi05"):
+            raise MissingDependency(
+                f"the installed lerobot cannot build a {family} policy: it needs the patched transformers of "
+                f"'pip install lerobot[pi]' (its check of transformers.models.siglip failed: {error})"
+            ) from error
+        raise ConfigError(f"lerobot refuses to build this {family} policy: {error}") from error
+
+
+def _pipelines(stored: Stored, vlm: str) -> tuple[Any, Any]:
+    """lerobot's pre- and postprocessor, on the CPU."""
+    from lerobot.policies.factory import make_pre_post_processors
+
+    with tempfile.TemporaryDirectory() as folder:
+        stored.write(Path(folder), vlm=vlm, device="cpu")
+        try:
+            with _quiet():
+                return make_pre_post_processors(_decode({**stored.settings, "device": "cpu"}), pretrained_path=folder)
+        except OSError as error:
+            names = [
+                step["config"]["tokenizer_name"]
+                for step in stored.pipelines[_PIPELINES[0]]["json"]["steps"]
+                if "tokenizer_name" in step.get("config", {})
+            ]
+            raise MissingDependency(
+                f"the tokenizer {vlm or ', '.join(names)!r} of this {stored.family} policy is not on this machine. Give a "
+                f"folder that holds it (tokenizer.json, tokenizer_config.json) as policy.vlm=/path"
+            ) from error
+
+
+def new_policy(
+    config: LeRobotConfig, embodiment: EmbodimentSpec, action: Mapping[str, Any], proprio: Mapping[str, Any]
+) -> Stored:
+    """Settings and processors of a new policy of ``config.family``: its features are the robot's, images are normalised
+    with ImageNet's constants (as lerobot's training does), state and action with the given statistics."""
+    from lerobot.configs.policies import PreTrainedConfig
+    from lerobot.policies.factory import make_pre_post_processors
+
+    h = config.chunk_length
+    shape = {"horizon": h, "n_obs_steps": 1} if config.family == "diffusion" else {"chunk_size": h}
+    settings = {
+        "type": config.family,
+        "input_features": {_IMAGES + c.name: {"type": "VISUAL", "shape": [3, c.height, c.width]} for c in embodiment.cameras}
+        | {STATE: {"type": "STATE", "shape": [embodiment.proprio_dim]}},
+        "output_features": {ACTION: {"type": "ACTION", "shape": [embodiment.action_dim]}},
+        "device": "cpu",
+        "n_action_steps": h,
+        **shape,
+    }
+    known = {f.name for f in dataclasses.fields(PreTrainedConfig.get_choice_class(config.family))}
+    options = config.option_values()
+    unknown = sorted(set(options) - known)
+    if unknown:
+        raise ConfigError(f"policy.options has {unknown[0]!r}, which lerobot's {config.family} policy does not know")
+    if "pretrained_backbone_weights" in known:
+        settings["pretrained_backbone_weights"] = None  # the default would be fetched from the net
+    if config.vlm and "vlm_model_name" in known:
+        settings["vlm_model_name"] = config.vlm
+    decoded = _decode(settings | options)
+    statistics = {
+        key: {k: torch.tensor(values[own]) for k, own in _STATISTICS.items()}
+        for key, values in ((ACTION, action), (STATE, proprio))
+    }
+    imagenet = {k: torch.tensor(v).view(3, 1, 1) for k, v in _IMAGENET.items()}
+    statistics |= {_IMAGES + c.name: imagenet for c in embodiment.cameras}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        decoded._save_pretrained(folder)
+        try:
+            with _quiet():
+                processors = make_pre_post_processors(decoded, dataset_stats=statistics)
+        except OSError as error:
+            raise MissingDependency(
+                f"the tokenizer of a new {config.family} policy ({getattr(decoded, 'vlm_model_name', 'its backbone')!r}) is "
+                f"not on this machine. Give a folder that holds it as policy.vlm=/path"
+            ) from error
+        for pipeline, file in zip(processors, _PIPELINES, strict=True):
+            pipeline.save_pretrained(folder, config_filename=f"{file}.json")
+        return Stored.read(folder)
+
+
+# -------------------------------------------------------------------------------------------------------------- policy
+class LeRobotPolicy(nn.Module):
+    """A policy of lerobot that acts and imitates (see the module's text). Build it with `from_pretrained` (a checkpoint of
+    lerobot), `from_statistics` (what SFT calls) or `vla_rl.checkpoint.load_policy`."""
+
+    policy_type = "lerobot"
+
+    def __init__(self, config: LeRobotConfig, embodiment: EmbodimentSpec, stored: Stored, model: nn.Module):
+        super().__init__()
+        self.config, self.embodiment, self.stored, self.model = config, embodiment, stored, model
+        self.head = FAMILIES[stored.family](model)
+        self.cameras = _match_cameras(config, embodiment, stored)
+        self.preprocessor, self.postprocessor = _pipelines(stored, config.vlm)
+        self._processor_device = "cpu"
+        self._checked_instructions: set[str] = set()
+        self.chunk_length: int = self.head.chunk_length
+        if config.chunk_length != self.chunk_length:
+            raise ConfigError(
+                f"policy.chunk_length is {config.chunk_length}, this {stored.family} checkpoint predicts chunks of "
+                f"{self.chunk_length}: set policy.chunk_length={self.chunk_length}"
+            )
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    # -------------------------------------------------------------------------------------------------- construction
+    @classmethod
+    def from_stored(
+        cls, config: LeRobotConfig, embodiment: EmbodimentSpec, stored: Stored, *, fetch: bool = False
+    ) -> LeRobotPolicy:
+        """The policy with random weights; ``fetch`` lets lerobot load the pretrained parts its settings name."""
+        _require_fit(config, embodiment, stored)
+        model = _build(stored.settings, config.vlm, {"device": "cpu"} if fetch else _OFFLINE)
+        kind = LeRobotPolicy if FAMILIES[stored.family] is RegressionHead else LeRobotChainPolicy
+        return kind(config, embodiment, stored, model)
+
+    @classmethod
+    def from_pretrained(cls, config: LeRobotConfig, embodiment: EmbodimentSpec) -> LeRobotPolicy:
+        """The policy of ``config.checkpoint`` as it is, for the robot ``embodiment``.
+
+        Raises `ConfigError`, `UserError` (folder or weights incomplete), `EmbodimentMismatch`, `MissingPackage` and
+        `MissingDependency` (what the backbone needs is not on this machine).
+        """
+        _require_lerobot()
+        return cls._load(config, embodiment, cls._read(config))
+
+    @classmethod
+    def from_statistics(
+        cls,
+        config: LeRobotConfig,
+        embodiment: EmbodimentSpec,
+        action_stats: Mapping[str, Any],
+        proprio_stats: Mapping[str, Any],
+    ) -> LeRobotPolicy:
+        """The policy to fine-tune on a dataset: ``config.checkpoint`` or a new one, normalised with the dataset's
+        statistics (dicts of ``low, high, mean, std, q01, q99``)."""
+        _require_lerobot()
+        if config.checkpoint:
+            return cls._load(config, embodiment, cls._read(config).with_statistics(action_stats, proprio_stats))
+        stored = new_policy(config, embodiment, action_stats, proprio_stats)
+        return cls.from_stored(config, embodiment, stored, fetch=True)
+
+    @classmethod
+    def _read(cls, config: LeRobotConfig) -> Stored:
+        stored = Stored.read(Path(config.checkpoint))
+        options = config.option_values()
+        unknown = sorted(set(options) - set(stored.settings))
+        if unknown:
+            raise ConfigError(
+                f"policy.options has {unknown[0]!r}, which the {stored.family} policy in {config.checkpoint} does not know"
+            )
+        return dataclasses.replace(stored, settings=_encode(_decode(stored.settings | options)))
+
+    @classmethod
+    def _load(cls, config: LeRobotConfig, embodiment: EmbodimentSpec, stored: Stored) -> LeRobotPolicy:
+        policy = cls.from_stored(config, embodiment, stored)
+        _load_weights(policy.model, Path(config.checkpoint) / _WEIGHTS)
+        return policy.eval()
+
+    # --------------------------------------------------------------------------------------------------------- inputs
+    def _batch(self, observation: Observation, actions: Tensor | None = None, valid: Tensor | None = None) -> dict[str, Any]:
+        """What lerobot's preprocessor makes of an observation (and of chunks to imitate), on the policy's device."""
+        device = self.device
+        self._move_processors(device)
+        missing = [camera for camera in self.cameras.values() if camera not in observation.images]
+        if missing:
+            raise EmbodimentMismatch(
+                f"the policy reads camera {missing[0]!r}, the observation has {sorted(observation.images)}"
+            )
+        batch: dict[str, Any] = {
+            key: observation.images[camera].to(device).permute(0, 3, 1, 2).float() / 255.0
+            for key, camera in self.cameras.items()
+        }
+        batch[STATE] = observation.proprio.to(device)
+        batch["task"] = list(observation.instruction)
+        if self.stored.family in _LANGUAGE:
+            self._check_instructions(observation.instruction)
+        if actions is not None and valid is not None:
+            batch |= {ACTION: actions.to(device), PADDED: ~valid.to(device)}
+        return self.preprocessor(batch)
+
+    def _move_processors(self, device: torch.device) -> None:
+        if str(device) != self._processor_device:
+            for step in (*self.preprocessor.steps, *self.postprocessor.steps):
+                if hasattr(step, "tensor_device"):  # the step that moves tensors
+                    step.device, step.tensor_device = device.type, device
+            self._processor_device = str(device)
+
+    def _check_instructions(self, instructions: Sequence[str]) -> None:
+        """Refuse what lerobot's tokenizer would silently cut or pass on empty."""
+        tokenizers = [step for step in self.preprocessor.steps if hasattr(step, "input_tokenizer")]
+        for text in set(instructions) - self._checked_instructions:
+            if not text.strip():
+                raise UserError("an observation has an empty instruction; this policy is told what to do by it")
+            for step in tokenizers:
+                length = len(step.input_tokenizer(text)["input_ids"])
+                if length > step.max_length:
+                    raise UserError(
+                        f"the instruction {text!r} has {length} tokens, this policy reads at most {step.max_length}: "
+                        f"shorten it"
+                    )
+            self._checked_instructions.add(text)
+
+    def _chunk(self, normalized: Tensor) -> ActionChunk:
+        """Physical actions [b h a]; as many control steps are valid as the checkpoint says to execute."""
+        actions = self.postprocessor(normalized).float()
+        valid = torch.arange(self.chunk_length, device=actions.device) < self.head.executed
+        return ActionChunk(actions=actions, valid=valid.expand(len(actions), -1).clone())
+
+    # ----------------------------------------------------------------------------------------------------- interfaces
+    @torch.no_grad()
+    def act(
+        self, observation: Observation, *, deterministic: bool = False, seeds: Sequence[int] | None = None
+    ) -> PolicyOutput:
+        """One chunk per row, the same every time: this family has no noise, ``seeds`` change nothing and the reported
+        log-prob [b] is 0 (`PPO` refuses a policy without `evaluate`)."""
+        self.model.eval()
+        chunk = self._chunk(self.head.predict(self._batch(observation)))
+        return PolicyOutput(chunk=chunk, behavior_log_prob=torch.zeros(len(observation), device=self.device), replay={})
+
+    def imitation_loss(self, observation: Observation, actions: Tensor, valid: Tensor) -> tuple[Tensor, dict[str, float]]:
+        """lerobot's training loss of the family, as a mean over valid control steps, in training mode (dropout, crops).
+
+        ``actions`` [b h a] in physical units, ``valid`` [b h]. Noise and times come from torch's global generator.
+        """
+        if tuple(actions.shape[1:]) != (self.chunk_length, self.embodiment.action_dim):
+            raise EmbodimentMismatch(
+                f"imitation_loss got actions {tuple(actions.shape)}, this policy predicts chunks of {self.chunk_length} x "
+                f"{self.embodiment.action_dim}: load the data with that chunk length"
+            )
+        self.model.train()
+        loss = self.head.loss(self._batch(observation, actions, valid), valid.to(self.device))
+        return loss, {self.stored.family: float(loss.detach())}
+
+    # ---------------------------------------------------------------------------------------------------- checkpoints
+    def config_dict(self) -> dict[str, Any]:
+        """What this project's ``config.json`` holds; `from_config_dict` inverts it."""
+        dtypes = {name: str(p.dtype).removeprefix("torch.") for name, p in self.model.named_parameters()}
+        return {
+            "config": dataclasses.asdict(self.config),
+            "lerobot": self.stored.settings,
+            "pipelines": self.stored.pipelines,
+            "dtypes": {name: dtype for name, dtype in dtypes.items() if dtype != "float32"},
+        }
+
+    def extra_files(self) -> dict[str, str]:
+        return {}
+
+    @classmethod
+    def from_config_dict(
+        cls, data: Mapping[str, Any], embodiment: EmbodimentSpec, files: Mapping[str, str]
+    ) -> LeRobotPolicy:
+        """Inverse of `config_dict` (weights are loaded afterwards)."""
+        _require_lerobot()
+        unknown = sorted(set(data["config"]) - {f.name for f in dataclasses.fields(LeRobotConfig)})
+        if unknown:
+            raise ConfigError(f"the checkpoint's policy config has unknown keys {unknown}: it needs a newer vla_rl")
+        stored = Stored(dict(data["lerobot"]), dict(data["pipelines"]))
+        policy = cls.from_stored(LeRobotConfig(**data["config"]), embodiment, stored)
+        for name, parameter in policy.model.named_parameters():
+            parameter.data = parameter.data.to(getattr(torch, data["dtypes"].get(name, "float32")))
+        return policy
+
+    def save_pretrained(self, folder: Path | str) -> None:
+        """Write the policy in lerobot's form: its ``from_pretrained``, its processors and its evaluation load the folder."""
+        from safetensors.torch import save_model
+
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.stored.write(folder)
+        save_model(self.model, str(folder / _WEIGHTS))
+
+    def num_parameters(self) -> int:
+        return sum(p.numel() for p in self.parameters())
+
+
+class LeRobotChainPolicy(LeRobotPolicy):
+    """A diffusion or flow policy: actions come out of a chain of Gaussian steps, which is what `replay` keeps."""
+
+    log_prob_axes = ("denoising_step", "control_step", "action_dim")
+    head: ChainHead
+
+    def __init__(self, config: LeRobotConfig, embodiment: EmbodimentSpec, stored: Stored, model: nn.Module):
+        super().__init__(config, embodiment, stored, model)
+        noise = _DEFAULT_NOISE[stored.family] if config.noise_level is None else config.noise_level
+        self.chain = ChainSettings(config.denoising_steps or self.head.default_steps, noise, config.min_std)
+        if isinstance(self.head, DiffusionHead):
+            self.head.timesteps(self.chain.steps)  # refuses more steps than the model knows
+
+    def _actions(self, x: Tensor) -> Tensor:
+        """The robot's part [b h a] of a sample [b T d]."""
+        return x[:, self.head.first_step :, : self.embodiment.action_dim]
+
+    @torch.no_grad()
+    def act(
+        self, observation: Observation, *, deterministic: bool = False, seeds: Sequence[int] | None = None
+    ) -> PolicyOutput:
+        """One chunk per row. ``deterministic``: from the row's initial noise along the sampler without noise (DDIM with
+        η = 0, or Euler); without ``seeds`` that noise is the same at every call."""
+        b, steps, shape = len(observation), self.chain.steps, self.head.sample_shape
+        if seeds is None:
+            seeds = range(b) if deterministic else torch.randint(2**62, (b,)).tolist()
+        if len(seeds) != b:
+            raise ValueError(f"act got {len(seeds)} seeds for {b} observations")
+        noise = _normals(seeds, (1 if deterministic else steps + 1, *shape)).to(self.device)
+        free = self._free(noise)
+        self.model.eval()
+        condition = self.head.condition(self._batch(observation))
+        chain, log_probs = [noise[:, 0]], []
+        for k in range(steps):
+            step = self.head.step(condition, chain[-1], k, self.chain)
+            x = step.plain if deterministic else torch.where(free, step.mean + step.std * noise[:, k + 1], step.plain)
+            log_probs.append(_log_density(self._actions(x), self._actions(step.mean), step.std))
+            chain.append(x)
+        return PolicyOutput(
+            chunk=self._chunk(self._actions(chain[-1])),
+            behavior_log_prob=torch.stack(log_probs, dim=1),
+            replay={"chain": torch.stack(chain, dim=1)},
+        )
+
+    def evaluate(self, observation: Observation, replay: Mapping[str, Tensor]) -> PolicyEvaluation:
+        """Log-prob and entropy [b k h a] of the stored ``chain`` [b k+1 T d], with gradient.
+
+        Observations are encoded once for all steps. Runs in evaluation mode: dropout would make ratios random.
+        """
+        self.model.eval()
+        chain = replay["chain"].to(self.device)
+        if chain.shape[1] != self.chain.steps + 1:
+            raise ValueError(f"the stored chain has {chain.shape[1] - 1} steps, this policy runs {self.chain.steps}")
+        condition = self.head.condition(self._batch(observation))
+        log_probs, stds = [], []
+        for k in range(self.chain.steps):
+            step = self.head.step(condition, chain[:, k], k, self.chain)
+            log_probs.append(_log_density(self._actions(chain[:, k + 1]), self._actions(step.mean), step.std))
+            stds.append(step.std)
+        log_prob = torch.stack(log_probs, dim=1)
+        entropy = 0.5 * math.log(2 * math.pi * math.e) + torch.tensor(stds, device=self.device).log()
+        return PolicyEvaluation(log_prob=log_prob, entropy=entropy[None, :, None, None].expand_as(log_prob))
+
+    def _free(self, noise: Tensor) -> Tensor:
+        """bool [T d]: entries of a sample that are noised, that is those the robot executes."""
+        free = torch.zeros(self.head.sample_shape, dtype=torch.bool, device=noise.device)
+        free[self.head.first_step :, : self.embodiment.action_dim] = True
+        return free
+
+
+def _log_density(x: Tensor, mean: Tensor, std: float) -> Tensor:
+    """log N(x; mean, std²) per entry, in float32."""
+    return -0.5 * ((x.float() - mean.float()) / std) ** 2 - math.log(std) - 0.5 * math.log(2 * math.pi)
+
+
+def _normals(seeds: Sequence[int], shape: tuple[int, ...]) -> Tensor:
+    """Standard normal numbers float32 [b *shape] that depend on each row's seed alone."""
+    uniforms = torch.from_numpy(counter_uniforms(seeds, math.prod(shape)))
+    return torch.special.ndtri(uniforms.double()).float().view(len(uniforms), *shape)
+
+
+# ------------------------------------------------------------------------------------------------- fit to a robot
+def _match_cameras(config: LeRobotConfig, embodiment: EmbodimentSpec, stored: Stored) -> dict[str, str]:
+    """{image feature: camera of the robot}; never guessed from the order."""
+    names = {key: key.removeprefix(_IMAGES) for key in stored.image_keys}
+    given = dict(text.split("=", 1) for text in config.cameras)
+    unknown = [n for n in given if n not in names and n not in names.values()]
+    matched = {key: given.get(key, given.get(name, name)) for key, name in names.items()}
+    wrong = sorted({c for c in matched.values() if c not in (*embodiment.camera_names, _NO_CAMERA)})
+    if unknown or wrong:
+        raise EmbodimentMismatch(
+            f"the {stored.family} checkpoint reads the image features {list(names)}, the robot {embodiment.name} has the "
+            f"cameras {list(embodiment.camera_names)}; no match for {unknown or wrong}. Say which is which, for example "
+            f"policy.cameras=[{next(iter(names.values()), 'image')}={embodiment.camera_names[0]}]"
+        )
+    kept = {key: camera for key, camera in matched.items() if camera != _NO_CAMERA}
+    if len(kept) < len(matched) and (stored.family not in _LANGUAGE or not kept):
+        raise EmbodimentMismatch(
+            f"policy.cameras leaves out {sorted(set(matched) - set(kept))}, and a {stored.family} policy needs "
+            f"{'at least one image' if stored.family in _LANGUAGE else 'every image it was trained with'}"
+        )
+    return kept
+
+
+def _require_fit(config: LeRobotConfig, embodiment: EmbodimentSpec, stored: Stored) -> None:
+    lines = []
+    for key, size in ((STATE, embodiment.proprio_dim), (ACTION, embodiment.action_dim)):
+        if stored.shape(key) != (size,):
+            lines.append(f"{key}: the checkpoint has shape {stored.shape(key)}, the robot {(size,)}")
+    if stored.family not in _RESIZING and not stored.settings.get("resize_shape"):
+        sizes = {c.name: (3, c.height, c.width) for c in embodiment.cameras}
+        for key, camera in _match_cameras(config, embodiment, stored).items():
+            if stored.shape(key) != sizes[camera]:
+                lines.append(f"{key}: the checkpoint has shape {stored.shape(key)}, camera {camera} gives {sizes[camera]}")
+    if lines:
+        detail = "\n  ".join(lines)
+        raise EmbodimentMismatch(
+            f"the {stored.family} checkpoint does not fit the robot {embodiment.name}:\n  {detail}\nUse an env with the "
+            f"cameras, state and actions the checkpoint was trained on."
+        )
+    frames = stored.settings.get("n_obs_steps", 1)
+    if frames > 1 and not config.repeat_observation:
+        raise ConfigError(
+            f"this {stored.family} checkpoint reads {frames} frames of consecutive control steps, and a policy here sees "
+            f"the frame at each decision only. Set policy.repeat_observation=true to show it the present frame {frames} "
+            f"times (as lerobot does at the start of an episode), and expect other behaviour until it is fine-tuned so"
+        )
+
+
+def _load_weights(model: nn.Module, file: Path) -> None:
+    """Copy a safetensors file into ``model``; each parameter takes the dtype it has there."""
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import load_model
+
+    parameters = dict(model.named_parameters()) | dict(model.named_buffers())
+    try:
+        with safe_open(str(file), "pt") as opened:
+            wrong = []
+            for name in opened.keys():  # noqa: SIM118 (not a dict)
+                stored = opened.get_slice(name)
+                if name in parameters and stored.get_shape() != list(parameters[name].shape):
+                    wrong.append(f"misshapen: {name} is {stored.get_shape()} there, {list(parameters[name].shape)} here")
+                elif name in parameters and stored.get_dtype() in ("BF16", "F16"):
+                    dtype = torch.bfloat16 if stored.get_dtype() == "BF16" else torch.float16
+                    parameters[name].data = parameters[name].data.to(dtype)
+        if not wrong:
+            missing, unexpected = load_model(model, str(file), strict=False)
+            wrong = [f"missing: {name}" for name in missing] + [f"unexpected: {name}" for name in unexpected]
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{file} is missing or damaged ({error}): fetch the checkpoint again") from error
+    if wrong:
+        shown = "\n  ".join(sorted(wrong)[:20]) + (f"\n  and {len(wrong) - 20} more" if len(wrong) > 20 else "")
+        raise UserError(f"the weights in {file} do not fit the policy that its {_CONFIG} describes:\n  {shown}")
+    bad = [name for name, tensor in parameters.items() if tensor.is_floating_point() and not torch.isfinite(tensor).all()]
+    if bad:
+        raise UserError(f"{file} has values that are not finite, first in {bad[0]}: the training that wrote it diverged")

@@ -1,0 +1,289 @@
+"""What each family of lerobot's policies computes, behind one small interface: a loss, and an action or a denoising chain.
+
+A head wraps one `lerobot` policy object and works on lerobot's preprocessed (normalised) batches. Letters: b batch, T
+control steps that the model denoises or regresses, d its action dimensions (padding included), a the robot's, k steps of
+the chain. Nothing here imports lerobot: the objects are handed in (`policies.lerobot` builds them).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vla_rl.errors import ConfigError
+
+STATE, IMAGES, ACTION = "observation.state", "observation.images", "action"
+TOKENS, TOKEN_MASK = "observation.language.tokens", "observation.language.attention_mask"
+PADDED = "action_is_pad"
+
+
+@dataclass(frozen=True)
+class Transition:
+    """One denoising step: the Gaussian N(``mean`` [b T d], ``std``²) of the next sample, and what the sampler without
+    noise makes of the same network output (``plain`` [b T d])."""
+
+    mean: Tensor
+    std: float
+    plain: Tensor
+
+
+@dataclass(frozen=True)
+class ChainSettings:
+    """How a chain is run. ``steps`` denoising steps; ``noise_level`` is η of DDIM (and of DDPM: 1) or a of Flow-SDE;
+    ``min_std`` the floor of every step's standard deviation, in normalised action units."""
+
+    steps: int
+    noise_level: float
+    min_std: float
+
+
+class ChainHead(Protocol):
+    """A head whose actions come out of a chain of Gaussian steps."""
+
+    chunk_length: int
+    first_step: int
+    sample_shape: tuple[int, int]
+    default_steps: int
+
+    def loss(self, batch: dict[str, Any], valid: Tensor) -> Tensor: ...
+
+    def condition(self, batch: dict[str, Any]) -> Any: ...
+
+    def step(self, condition: Any, x: Tensor, index: int, settings: ChainSettings) -> Transition: ...
+
+
+def _images(policy: Any, batch: dict[str, Any]) -> list[Tensor]:
+    return [batch[key] for key in policy.config.image_features]
+
+
+def _mean_over_valid(losses: Tensor, valid: Tensor) -> Tensor:
+    """Mean of ``losses`` [b T d] over the control steps that ``valid`` [b T] marks."""
+    weight = valid.to(losses.dtype)[..., None].expand_as(losses)
+    return (losses * weight).sum() / weight.sum().clamp(min=1.0)
+
+
+# ----------------------------------------------------------------------------------------------------------------- ACT
+class RegressionHead:
+    """ACT (Zhao et al. 2023, arXiv 2304.13705): a chunk in one forward, trained as a conditional VAE with an L1 loss."""
+
+    def __init__(self, policy: Any):
+        self.policy = policy
+        self.chunk_length, self.executed = policy.config.chunk_size, policy.config.n_action_steps
+
+    def loss(self, batch: dict[str, Any], valid: Tensor) -> Tensor:
+        """L1 over valid control steps plus ``kl_weight`` · KL(latent ‖ N(0, I)), which sums over latent dimensions."""
+        inputs = {**batch, IMAGES: _images(self.policy, batch)} if self.policy.config.image_features else batch
+        predicted, (mean, log_variance) = self.policy.model(inputs)
+        loss = _mean_over_valid(F.l1_loss(predicted, batch[ACTION], reduction="none"), valid)
+        if self.policy.config.use_vae:
+            kl = -0.5 * (1 + log_variance - mean**2 - log_variance.exp()).sum(-1).mean()
+            loss = loss + self.policy.config.kl_weight * kl
+        return loss
+
+    def predict(self, batch: dict[str, Any]) -> Tensor:
+        """Normalised actions [b T a]."""
+        return self.policy.predict_action_chunk(batch)
+
+
+# ----------------------------------------------------------------------------------------------------------- diffusion
+class DiffusionHead:
+    """Diffusion Policy (Chi et al. 2023, arXiv 2303.04137): DDPM or DDIM over a chunk, conditioned by FiLM.
+
+    The chain's k-th step goes from ``timesteps[k]`` to the next one (the last to clean actions) with the Gaussian of DDIM
+    (Song et al. 2021, arXiv 2010.02502, eq. 12 and 16) for η = ``noise_level``; η = 1 is DDPM's posterior with its small
+    variance. The clean-sample estimate is clipped as the checkpoint says; ε is then that of the clipped estimate for a
+    checkpoint sampled by DDPM, and the network's own for one sampled by DDIM, as diffusers' schedulers have it.
+    """
+
+    def __init__(self, policy: Any):
+        self.policy, config = policy, policy.config
+        self.model = policy.diffusion
+        self.first_step = config.n_obs_steps - 1
+        self.chunk_length, self.executed = config.horizon - self.first_step, config.n_action_steps
+        self.sample_shape = (config.horizon, config.action_feature.shape[0])
+        self.default_steps = self.model.num_inference_steps
+        self.train_steps = config.num_train_timesteps
+        self.alphas = self.model.noise_scheduler.alphas_cumprod.tolist()
+
+    def _history(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Observations with lerobot's axis of ``n_obs_steps`` frames, all of them the present one."""
+        frames = self.policy.config.n_obs_steps
+
+        def repeat(x: Tensor) -> Tensor:
+            return x[:, None].expand(-1, frames, *x.shape[1:])
+
+        out = {**batch, STATE: repeat(batch[STATE])}
+        if self.policy.config.image_features:
+            out[IMAGES] = torch.stack([repeat(x) for x in _images(self.policy, batch)], dim=2)
+        return out
+
+    def loss(self, batch: dict[str, Any], valid: Tensor) -> Tensor:
+        """Denoising error (of ε or of the clean sample, as the checkpoint predicts) over valid control steps."""
+        actions = batch[ACTION]
+        if self.first_step:  # steps before the present one have no target: their copies are left out of the mean
+            actions = torch.cat([actions[:, :1].expand(-1, self.first_step, -1), actions], dim=1)
+            valid = torch.cat([torch.zeros_like(valid[:, :1]).expand(-1, self.first_step), valid], dim=1)
+        noise = torch.randn_like(actions)
+        timesteps = torch.randint(self.train_steps, (len(actions),), device=actions.device)
+        noisy = self.model.noise_scheduler.add_noise(actions, noise, timesteps)
+        predicted = self.model.unet(noisy, timesteps, global_cond=self.condition(batch))
+        target = noise if self.policy.config.prediction_type == "epsilon" else actions
+        return _mean_over_valid(F.mse_loss(predicted, target, reduction="none"), valid)
+
+    def condition(self, batch: dict[str, Any]) -> Tensor:
+        return self.model._prepare_global_conditioning(self._history(batch))
+
+    def timesteps(self, steps: int) -> list[int]:
+        """Diffusion times of the chain, from noisy to clean: "leading" spacing, that of lerobot's schedulers."""
+        if not 1 <= steps <= self.train_steps:
+            raise ConfigError(
+                f"policy.denoising_steps is {steps}, this checkpoint was trained with {self.train_steps} diffusion steps: "
+                f"choose 1 to {self.train_steps}, or 0 for the checkpoint's own number"
+            )
+        return [k * (self.train_steps // steps) for k in reversed(range(steps))]
+
+    def step(self, condition: Tensor, x: Tensor, index: int, settings: ChainSettings) -> Transition:
+        times, config = self.timesteps(settings.steps), self.policy.config
+        alpha = self.alphas[times[index]]
+        after = self.alphas[times[index + 1]] if index + 1 < settings.steps else 1.0
+        out = self.model.unet(x, torch.full((len(x),), times[index], device=x.device), global_cond=condition)
+        estimate = out if config.prediction_type == "sample" else (x - math.sqrt(1 - alpha) * out) / math.sqrt(alpha)
+        limit = config.clip_sample_range if config.clip_sample else math.inf
+        clean = estimate.clamp(-limit, limit)
+        towards_noise = estimate if config.noise_scheduler_type == "DDIM" else clean
+        noise = (x - math.sqrt(alpha) * towards_noise) / math.sqrt(1 - alpha)
+        std = settings.noise_level * math.sqrt((1 - after) / (1 - alpha) * (1 - alpha / after))
+
+        def towards(std: float) -> Tensor:
+            return math.sqrt(after) * clean + math.sqrt(max(1 - after - std**2, 0.0)) * noise
+
+        return Transition(towards(std), max(std, settings.min_std), towards(0.0))
+
+
+# ---------------------------------------------------------------------------------------------------------------- flow
+@dataclass(frozen=True)
+class _Prefix:
+    """Keys and values of what stays the same along the chain, and what else a velocity needs."""
+
+    cache: Any
+    mask: Tensor
+    extra: dict[str, Tensor]
+
+
+def block_mask(padding: Tensor, starts: Tensor) -> Tensor:
+    """Attention mask bool [b L L] of blocks: a position sees its own block and those before it, where ``padding`` [b L]
+    is True; ``starts`` [b L] is True where a new block begins."""
+    block = starts.long().cumsum(1)
+    return (block[:, None, :] <= block[:, :, None]) & padding[:, None, :] & padding[:, :, None]
+
+
+def flow_sde_coefficients(time: float, step: float, noise_level: float) -> tuple[float, float, float]:
+    """Weights of the action estimate x − v·t and of the noise estimate x + v·(1 − t), and the standard deviation, of the
+    Flow-SDE step from ``time`` to ``time`` − ``step`` (πRL, arXiv 2510.25889): σ = a·√(t / (1 − t)), with the next time
+    in the denominator at t = 1; ``noise_level`` 0 is the Euler step."""
+    sigma = noise_level * math.sqrt(time / (1 - time if time < 1 else step))
+    return 1 - (time - step), time - step - sigma**2 * step / (2 * time), sigma * math.sqrt(step)
+
+
+class FlowHead:
+    """Flow matching by an action expert over a cached prefix.
+
+    Time runs from 1 (noise) to 0 (action) in ``steps`` Euler steps; x_t = t·noise + (1 − t)·action and the velocity is
+    noise − action. The stochastic step is Flow-SDE.
+    """
+
+    first_step = 0
+
+    def __init__(self, policy: Any, default_steps: int):
+        self.policy, self.model, self.default_steps = policy, policy.model, default_steps
+        self.chunk_length, self.executed = policy.config.chunk_size, policy.config.n_action_steps
+        self.sample_shape = (policy.config.chunk_size, policy.config.max_action_dim)
+
+    def _velocity_losses(self, batch: dict[str, Any]) -> Tensor:
+        """Squared errors [b T d]; lerobot draws noise N(0, I) and time ~ Beta(1.5, 1)."""
+        raise TypeError(f"{type(self).__name__} is not a family of its own")
+
+    def condition(self, batch: dict[str, Any]) -> _Prefix:
+        raise TypeError(f"{type(self).__name__} is not a family of its own")
+
+    def loss(self, batch: dict[str, Any], valid: Tensor) -> Tensor:
+        """Velocity error over valid control steps."""
+        return _mean_over_valid(self._velocity_losses(batch), valid)
+
+    def step(self, condition: _Prefix, x: Tensor, index: int, settings: ChainSettings) -> Transition:
+        size = 1.0 / settings.steps
+        time = 1.0 - index * size
+        velocity = self.model.denoise_step(
+            prefix_pad_masks=condition.mask,
+            past_key_values=condition.cache,
+            x_t=x,
+            timestep=torch.full((len(x),), time, dtype=torch.float32, device=x.device),
+            **condition.extra,
+        )
+        to_action, to_noise, std = flow_sde_coefficients(time, size, settings.noise_level)
+        mean = to_action * (x - velocity * time) + to_noise * (x + velocity * (1 - time))
+        return Transition(mean, max(std, settings.min_std), x - size * velocity)
+
+
+class SmolVLAHead(FlowHead):
+    """SmolVLA (Shukor et al. 2025, arXiv 2506.01844); the state is a token of the prefix."""
+
+    def __init__(self, policy: Any):
+        super().__init__(policy, policy.config.num_steps)
+
+    def _inputs(self, batch: dict[str, Any]) -> tuple[Any, ...]:
+        images, masks = self.policy.prepare_images(batch)
+        return images, masks, batch[TOKENS], batch[TOKEN_MASK], self.policy.prepare_state(batch)
+
+    def _velocity_losses(self, batch: dict[str, Any]) -> Tensor:
+        return self.model.forward(*self._inputs(batch), self.policy.prepare_action(batch))
+
+    def condition(self, batch: dict[str, Any]) -> _Prefix:
+        embedded, padding, starts = self.model.embed_prefix(*self._inputs(batch))
+        _, cache = self.model.vlm_with_expert.forward(
+            attention_mask=block_mask(padding, starts),
+            position_ids=padding.long().cumsum(1) - 1,
+            past_key_values=None,
+            inputs_embeds=[embedded, None],
+            use_cache=True,
+            fill_kv_cache=True,
+        )
+        return _Prefix(cache, padding, {})
+
+
+class Pi0Head(FlowHead):
+    """π0 (Black et al. 2024, arXiv 2410.24164): the state goes with the noisy actions. π0.5 (arXiv 2504.16054): the state
+    is part of the prompt, which lerobot's preprocessor writes."""
+
+    def __init__(self, policy: Any):
+        super().__init__(policy, policy.config.num_inference_steps)
+        self.separate_state = policy.config.type == "pi0"
+
+    def _inputs(self, batch: dict[str, Any]) -> tuple[Any, ...]:
+        images, masks = self.policy._preprocess_images(batch)
+        return images, masks, batch[TOKENS], batch[TOKEN_MASK]
+
+    def _state(self, batch: dict[str, Any]) -> dict[str, Tensor]:
+        return {"state": self.policy.prepare_state(batch)} if self.separate_state else {}
+
+    def _velocity_losses(self, batch: dict[str, Any]) -> Tensor:
+        losses = self.model.forward(*self._inputs(batch), *self._state(batch).values(), self.policy.prepare_action(batch))
+        return losses[..., : self.policy.config.action_feature.shape[0]]  # as lerobot: not over the padded dimensions
+
+    def condition(self, batch: dict[str, Any]) -> _Prefix:
+        embedded, padding, starts = self.model.embed_prefix(*self._inputs(batch))
+        trunk = self.model.paligemma_with_expert
+        trunk.paligemma.language_model.config._attn_implementation = "eager"  # the mask is an explicit [b 1 L L] bias
+        _, cache = trunk.forward(
+            attention_mask=self.model._prepare_attention_masks_4d(block_mask(padding, starts)),
+            position_ids=padding.long().cumsum(1) - 1,
+            past_key_values=None,
+            inputs_embeds=[embedded, None],
+            use_cache=True,
+        )
+        return _Prefix(cache, padding, self._state(batch))
