@@ -31,6 +31,7 @@ REGISTRY: dict[str, dict[str, Entry]] = {
     "policy": {"nano_vla": Entry("policies.nano_vla:NanoVLA", "policies.nano_vla:NanoVLAConfig")},
     "env": {
         "tabletop": Entry("sim.tabletop.simulator:TabletopSimulator", "sim.tabletop.simulator:TabletopConfig"),
+        "libero": Entry("sim.libero.simulator:LiberoSimulator", "sim.libero.simulator:LiberoConfig"),
         "toy": Entry("sim.toy:ToyReach", "sim.toy:ToyConfig"),
     },
     "collector": {

@@ -1,0 +1,475 @@
+"""Compiled scenes of LIBERO tasks: shared models, the reset procedure, success, state queries and rendering.
+
+This module imports LIBERO, robosuite and mujoco; import it only where a simulator is really built.
+
+Two levels: a `World` is a compiled model with its renderer, shared by all tasks whose XML is equal (all of libero_goal,
+for one); a `TaskScene` is LIBERO's own environment of one task on top of it, which places objects and judges success.
+Fixtures are placed by changing the model, not the state. So each episode carries its changes of the model as `Edits`,
+and the world applies those of the slot it is about to step or draw.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sim.gl import ensure_backend
+from sim.libero import package
+from sim.libero.tasks import MAX_GOALS, MAX_OBJECTS, Task
+from vla_rl.errors import MissingDependency, UserError
+from vla_rl.specs import CameraSpec
+
+ensure_backend()
+import mujoco  # noqa: E402  isort: skip  (MUJOCO_GL must be set before mujoco is imported)
+
+STATE = mujoco.mjtState.mjSTATE_INTEGRATION
+POSES = ("body_pos", "body_quat")  # what LIBERO changes in a model to place fixtures
+REST = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])  # the action while things settle
+# LIBERO's environment draws the openings of drawers once per reset it has ever done, the one in its constructor included.
+# A fresh environment that is reset once, as most evaluations use it, therefore draws them twice before it places fixtures.
+OPENING_DRAWS = 2
+_FINGER_TRAVEL = 0.08  # metres between the fingers when open
+_PLACEMENTS = 100  # attempts to place everything without overlap
+_MAX_GEOMS = 1000  # that robosuite draws
+OBJECT_DIM, GOAL_DIM, HAND_DIM = 17, 9, 15
+
+Edits = Mapping[str, tuple[np.ndarray, np.ndarray]]
+"""Changes of a model: {field of `mujoco.MjModel`: (rows, values)}, for instance {"body_pos": ([7], [[0, 0, 1]])}."""
+
+
+@dataclass
+class Snapshot:
+    """What an episode starts from: physics, controller, clock, what was seen last, and the model's edits."""
+
+    physics: np.ndarray
+    control: Any
+    clock: Any
+    seen: Any
+    lit: tuple[bool, ...]
+    success: bool
+    edits: Edits = field(default_factory=dict)
+
+    def copy_working_state(self) -> tuple[Any, Any, Any]:
+        """Copies of controller state, clock and what was seen, for a slot to work on."""
+        control, seen = type(self.control)(), type(self.seen)(len(self.seen.qpos))
+        control.copy_from(self.control)
+        seen.copy_from(self.seen)
+        return control, self.clock.copy(), seen
+
+
+class World:
+    """A compiled model, its edits in force, and its renderer. One GL context serves all worlds of a process."""
+
+    def __init__(self, model: mujoco.MjModel, look: Any, cameras: Sequence[CameraSpec], gl: Any) -> None:
+        self.model, self.look, self._cameras, self._gl = model, look, tuple(cameras), gl
+        self._edits: Edits = {}
+        self._pristine = {name: getattr(model, name).copy() for name in POSES}
+        self._scratch = mujoco.MjData(model)
+        self._context: Any = None
+
+    def apply(self, edits: Edits) -> None:
+        """Put ``edits`` in force and take back the ones in force until now."""
+        if edits is self._edits:
+            return
+        for name, (rows, _) in self._edits.items():
+            getattr(self.model, name)[rows] = self._pristine[name][rows]
+        for name, (rows, values) in edits.items():
+            array = getattr(self.model, name)
+            if name not in self._pristine:
+                self._pristine[name] = array.copy()
+            array[rows] = values
+        self._edits = edits
+
+    def reset_poses(self) -> None:
+        """Put bodies that LIBERO itself has moved in the model back to where the XML has them."""
+        for name in POSES:
+            getattr(self.model, name)[:] = self._pristine[name]
+
+    def render(self, qpos: np.ndarray, edits: Edits, rotate: bool) -> dict[str, np.ndarray]:
+        """Pictures uint8 [H W 3] per camera of joint positions ``qpos`` (LIBERO's, or turned by 180 degrees)."""
+        self._open_renderer()
+        self.apply(edits)
+        model, data = self.model, self._scratch
+        data.qpos[:] = qpos
+        mujoco.mj_kinematics(model, data)
+        mujoco.mj_comPos(model, data)
+        mujoco.mj_camlight(model, data)
+        self._gl.make_current()
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)  # worlds share the GL context
+        images = {}
+        for camera in self._cameras:
+            self._camera.fixedcamid = self._camera_id[camera.name]
+            mujoco.mjv_updateScene(
+                model, data, self._option, self._perturb, self._camera, mujoco.mjtCatBit.mjCAT_ALL, self._drawing
+            )
+            viewport = mujoco.MjrRect(0, 0, camera.width, camera.height)
+            mujoco.mjr_render(viewport, self._drawing, self._context)
+            pixels = np.empty((camera.height, camera.width, 3), dtype=np.uint8)
+            mujoco.mjr_readPixels(pixels, None, viewport, self._context)
+            images[camera.name] = np.ascontiguousarray(pixels[::-1, ::-1]) if rotate else pixels
+        return images
+
+    def _open_renderer(self) -> None:
+        """At the first picture: uploading meshes and textures takes its time, and stepping needs neither."""
+        if self._context is not None:
+            return
+        model = self.model
+        model.vis.global_.offwidth = max(camera.width for camera in self._cameras)
+        model.vis.global_.offheight = max(camera.height for camera in self._cameras)
+        self._gl.make_current()
+        self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
+        self._drawing = mujoco.MjvScene(model, maxgeom=_MAX_GEOMS)
+        self.look.edit_drawing(self._drawing)
+        self._option = mujoco.MjvOption()
+        self._option.geomgroup[0] = 0
+        self._option.geomgroup[1] = 1
+        self._camera = mujoco.MjvCamera()
+        self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
+        self._camera_id = {model.camera(i).name: i for i in range(model.ncam)}
+        self._perturb = mujoco.MjvPerturb()
+
+    def refresh_textures(self) -> None:
+        """Upload the model's textures again, after ``model.tex_data`` has been changed."""
+        self._open_renderer()
+        self._gl.make_current()
+        for texture in range(self.model.ntex):
+            mujoco.mjr_uploadTexture(self.model, self._context, texture)
+
+    def close(self) -> None:
+        if self._context is not None:
+            self._gl.make_current()
+            self._context.free()
+            self._context = None
+
+
+class TaskScene:
+    """One task on its world. Methods take the MjData (robosuite's wrapper where it says ``wrapped``) of a slot."""
+
+    def __init__(
+        self, task: Task, worlds: dict[str, World], *, look: Any, cameras: Sequence[CameraSpec], gl: Any, exact: bool,
+        absolute: bool, assets: str,
+    ) -> None:  # fmt: skip
+        self.task, self.problem = task, task.problem
+        self.env, self.key = _build(task, self.problem, worlds, look, cameras, gl, assets)
+        self.world = worlds[self.key]
+        self.world.reset_poses()
+        self.env.visualize(vis_settings=dict.fromkeys(self.env._visualizations, False))  # hides sites, as each reset does
+        self.model = self.world.model
+
+        from sim.libero.controller import ArmController  # it imports robosuite, which LIBERO's import has made ready
+
+        robot = self.env.robots[0]
+        self.controller = ArmController(self.model, robot, exact, absolute)
+        self._contact_masks: dict[int, np.ndarray] = {}
+        self.env.check_contact = self._check_contact
+        self._own = self.env.sim.data  # the one that LIBERO's environment resets itself in
+        self.env.object_property_initializers *= OPENING_DRAWS
+        fixtures = [self.env.sim.model.body_name2id(f.root_body) for f in self.env.fixtures_dict.values()]
+        self._fixtures = np.array(sorted(fixtures), dtype=np.int64)
+        self._stoves = [s for s in self.env.tracking_object_states_change if s.has_turnon_affordance]
+        self._burners = [
+            (self.env.sim.model.site_name2id(site), on)
+            for on, state in enumerate(self._stoves)
+            for site, _ in self.env.get_object(state.object_name).object_properties["vis_site_names"].values()
+        ]
+        self._dark = {site: float(self.model.site_rgba[site, 3]) for site, _ in self._burners}
+        self._bodies = {name: int(body) for name, body in self.env.obj_body_id.items()}
+        self._sites = {self.model.site(i).name: i for i in range(self.model.nsite)}
+        ordered = [n for n in self.problem.of_interest if n in self.problem.objects]
+        self._objects = [*ordered, *(n for n in self.problem.objects if n not in ordered)][:MAX_OBJECTS]
+        self.pads = self._finger_pads(robot)
+
+    # ------------------------------------------------------------------------------------------------ states and resets
+    def new_data(self) -> Any:
+        """robosuite's wrapper around a new MjData; its ``_data`` is MuJoCo's own."""
+        return type(self.env.sim.data)(self.env.sim.model)
+
+    def settled(self, *, seed: int, state: np.ndarray | None, steps: int) -> Snapshot:
+        """The snapshot after ``steps`` resting control steps from an official ``state`` [1 + nq + nv], or a sampled one.
+
+        ``seed`` fixes the fixtures and, without a state, the objects, as LIBERO's own ``seed`` and ``reset`` do.
+        """
+        from sim.libero.controller import ObservationClock, Seen
+
+        edits, qpos = self._place(seed)
+        wrapped = self.new_data()
+        data = wrapped._data
+        self.world.apply(edits)
+        if state is not None:
+            nq, nv = self.model.nq, self.model.nv
+            if len(state) != 1 + nq + nv:
+                raise UserError(
+                    f"{self.task.init_file}: its states have {len(state)} numbers, the scene of {self.task.task_id} has "
+                    f"{1 + nq + nv}. Reinstall the LIBERO package (hf-libero), or use env.init_states=sampled."
+                )
+            data.time, data.qpos[:], data.qvel[:] = state[0], state[1 : 1 + nq], state[1 + nq :]
+        else:
+            data.qpos[:] = qpos
+        mujoco.mj_forward(self.model, data)
+        control, clock, seen = self.controller.fresh_state(self.env.robots[0]), ObservationClock(), Seen(self.model.nq)
+        clock.force()
+        lit = tuple(False for _ in self._stoves)
+        if state is not None:
+            clock.force()
+            lit = self.lit(wrapped)
+        seen.qpos[:] = data.qpos
+        self.controller.look(data, seen)
+        seen.lit = lit
+        for _ in range(steps):
+            seen.lit = lit
+            self.controller.advance(data, control, REST, clock, seen, moves=True)
+            lit = self.lit(wrapped)
+        physics = np.empty(mujoco.mj_stateSize(self.model, STATE))
+        mujoco.mj_getState(self.model, data, physics, STATE)
+        return Snapshot(physics, control, clock, seen, lit, self.success(wrapped), edits)
+
+    def _place(self, seed: int) -> tuple[Edits, np.ndarray]:
+        """Run LIBERO's own reset under ``seed``: where fixtures stand (edits), and joint positions [nq] of all else."""
+        from robosuite.utils.errors import RandomizationError
+
+        env = self.env
+        self.world.apply({})
+        self._use(self._own)
+        with _numpy_seed(seed):
+            for _ in range(_PLACEMENTS):
+                self.world.reset_poses()
+                env.sim.reset()
+                env.sim.forward()
+                try:
+                    env._reset_internal()
+                    break
+                except RandomizationError:
+                    continue
+            else:
+                raise UserError(
+                    f"{self.task.bddl_file}: no placement without overlap was found in {_PLACEMENTS} attempts (seed {seed})."
+                    f" Widen its regions."
+                )
+        edits = {name: (self._fixtures, getattr(self.model, name)[self._fixtures].copy()) for name in POSES}
+        qpos = np.array(env.sim.data.qpos)
+        self.world.reset_poses()
+        return edits, qpos
+
+    def restore(self, wrapped: Any, snapshot: Snapshot) -> None:
+        """Put a slot's physics into ``snapshot``; derived quantities follow with the next control step."""
+        data = wrapped._data
+        mujoco.mj_resetData(self.model, data)
+        mujoco.mj_setState(self.model, data, snapshot.physics, STATE)
+        self.world.apply(snapshot.edits)
+        mujoco.mj_forward(self.model, data)
+
+    # ---------------------------------------------------------------------------------------------------------- queries
+    def success(self, wrapped: Any) -> bool:
+        """LIBERO's own judgement of the goal, all of whose parts must hold."""
+        self._use(wrapped)
+        return bool(self.env._check_success())
+
+    def holds(self, wrapped: Any) -> list[bool]:
+        """Which parts of the goal hold, in the order of ``problem.goal``."""
+        self._use(wrapped)
+        return [bool(self.env._eval_predicate(list(part))) for part in self.problem.goal]
+
+    def lit(self, wrapped: Any) -> tuple[bool, ...]:
+        """Which stoves show their burner, as LIBERO decides it after each control step."""
+        if not self._stoves:
+            return ()
+        self._use(wrapped)
+        return tuple(bool(state.turn_on()) for state in self._stoves)
+
+    def picture_edits(self, snapshot: Snapshot, lit: tuple[bool, ...]) -> Edits:
+        """The model's edits for a picture: those of the episode, and the burners' visibility."""
+        if not any(lit):
+            return snapshot.edits
+        rows = np.array([site for site, _ in self._burners], dtype=np.int64)
+        colors = self.model.site_rgba[rows].copy()
+        for row, (site, on) in enumerate(self._burners):
+            off = self._dark[site]
+            colors[row, 3] = 1.0 - off if lit[on] else off
+        return {**snapshot.edits, "site_rgba": (rows, colors)}
+
+    def blew_up(self, data: mujoco.MjData) -> bool:
+        """Whether MuJoCo had to put the state back to its default because numbers grew out of bounds."""
+        kinds = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
+        return any(data.warning[kind].number for kind in kinds)
+
+    def position(self, data: mujoco.MjData, name: str) -> np.ndarray:
+        """World position (m) of an object, a fixture or a region."""
+        return (data.xpos[self._bodies[name]] if name in self._bodies else data.site_xpos[self._site(name)]).copy()
+
+    def rotation(self, data: mujoco.MjData, name: str) -> np.ndarray:
+        """Rotation matrix [3, 3] of an object, a fixture or a region."""
+        flat = data.xmat[self._bodies[name]] if name in self._bodies else data.site_xmat[self._site(name)]
+        return flat.reshape(3, 3).copy()
+
+    def joint(self, data: mujoco.MjData, name: str) -> float:
+        """Position (rad or m) of the first joint of an articulated object or region; 0 for one without."""
+        found = self.env.object_sites_dict.get(name) or self.env.get_object(name)
+        joints = [j for j in (getattr(found, "joints", None) or []) if j]
+        if not joints or self.model.joint(joints[0]).type[0] == mujoco.mjtJoint.mjJNT_FREE:
+            return 0.0
+        return float(data.qpos[self.model.joint(joints[0]).qposadr[0]])
+
+    def gripper_open(self, data: mujoco.MjData) -> float:
+        a, b = data.qpos[self.controller.fingers]
+        return float(min(max((a - b) / _FINGER_TRAVEL, 0.0), 1.0))
+
+    def touches(self, data: mujoco.MjData, name: str) -> tuple[bool, bool]:
+        """Whether the left and the right finger touch the object."""
+        mask = self._contact_mask(self.env.get_object(name))
+        pairs = data.contact.geom
+        if not len(pairs):
+            return False, False
+        a, b = pairs[:, 0], pairs[:, 1]
+        return tuple(bool(((mask[a] & side[b]) | (mask[b] & side[a])).any()) for side in self.pads)
+
+    def proprio(self, seen: Any) -> np.ndarray:
+        """float32 [8]: hand position (m), its rotation vector (rad), both fingers' joints (m), as evaluations read them."""
+        return np.array([*seen.eef_position, *rotation_vector(seen.eef_quaternion), *seen.gripper_qpos], dtype=np.float32)
+
+    def privileged(self, wrapped: Any, time_left: float) -> np.ndarray:
+        """float32: state for critics. m, m/s, rad; world frame unless it says otherwise.
+
+        Hand [15]: position, velocity, rotation (two columns), fingers, time left. Then `MAX_OBJECTS` times [17]: present,
+        of interest, position, position from the hand, velocity, rotation (two columns); objects of interest come first.
+        Then `MAX_GOALS` times [9]: present, holds, first argument from the hand, second from the first, joint position.
+        """
+        data = wrapped._data
+        eef = data.site_xpos[self.controller.site].copy()
+        velocity = np.empty(6)
+        mujoco.mj_objectVelocity(self.model, data, mujoco.mjtObj.mjOBJ_SITE, self.controller.site, velocity, 0)
+        rotation = data.site_xmat[self.controller.site].reshape(3, 3)
+        parts = [eef, velocity[3:].copy(), rotation[:, :2].T.ravel(), data.qpos[self.controller.fingers], [time_left]]
+        for name in self._objects:
+            body = self._bodies[name]
+            place = data.xpos[body]
+            mujoco.mj_objectVelocity(self.model, data, mujoco.mjtObj.mjOBJ_BODY, body, velocity, 0)
+            rotation = data.xmat[body].reshape(3, 3)
+            parts.append([1.0, float(name in self.problem.of_interest)])
+            parts += [place, place - eef, velocity[3:].copy(), rotation[:, :2].T.ravel()]
+        parts.append(np.zeros(OBJECT_DIM * (MAX_OBJECTS - len(self._objects))))
+        holds = self.holds(wrapped)
+        for (_, first, *rest), true in zip(self.problem.goal, holds):
+            a = self.position(data, first)
+            b = self.position(data, rest[0]) if rest else a
+            parts += [[1.0, float(true)], a - eef, b - a, [self.joint(data, first)]]
+        parts.append(np.zeros(GOAL_DIM * (MAX_GOALS - len(holds))))
+        return np.concatenate(parts).astype(np.float32)
+
+    def _site(self, name: str) -> int:
+        try:
+            return self._sites[name]
+        except KeyError:
+            raise UserError(f"{self.task.task_id} has no object or region {name!r}: see {self.task.bddl_file}.") from None
+
+    # --------------------------------------------------------------------------------------------------------- plumbing
+    def _use(self, wrapped: Any) -> None:
+        """Let LIBERO's environment look at a slot's state."""
+        self.env.sim.data = wrapped
+
+    def _check_contact(self, first: Any, second: Any) -> bool:
+        """robosuite's contact test, over arrays instead of names."""
+        pairs = self.env.sim.data._data.contact.geom
+        if not len(pairs):
+            return False
+        a, b = self._contact_mask(first), self._contact_mask(second)
+        left, right = pairs[:, 0], pairs[:, 1]
+        return bool(((a[left] & b[right]) | (a[right] & b[left])).any())
+
+    def _contact_mask(self, thing: Any) -> np.ndarray:
+        """Bool [ngeom]: the geoms that count as parts of ``thing``."""
+        if id(thing) not in self._contact_masks:
+            names = thing.contact_geoms
+            model = self.env.sim.model
+            self._contact_masks[id(thing)] = np.array([model.geom_id2name(g) in names for g in range(self.model.ngeom)])
+        return self._contact_masks[id(thing)]
+
+    def _finger_pads(self, robot: Any) -> tuple[np.ndarray, np.ndarray]:
+        geoms = robot.gripper.important_geoms
+        model = self.env.sim.model
+        masks = []
+        for side in ("left_finger", "right_finger"):
+            names = set(geoms[side])
+            masks.append(np.array([model.geom_id2name(g) in names for g in range(self.model.ngeom)]))
+        return masks[0], masks[1]
+
+
+def rotation_vector(wxyz: np.ndarray) -> np.ndarray:
+    """Axis times angle (rad, up to 2 pi) of a unit quaternion, as robosuite's `quat2axisangle` defines it."""
+    w = min(max(float(wxyz[0]), -1.0), 1.0)
+    length = np.sqrt(1.0 - w * w)
+    if np.isclose(length, 0.0):
+        return np.zeros(3)
+    return np.asarray(wxyz[1:]) * (2.0 * np.arccos(w) / length)
+
+
+@contextmanager
+def _numpy_seed(seed: int) -> Iterator[None]:
+    """numpy's global generator, which LIBERO draws from, at ``seed``; afterwards as it was."""
+    before = np.random.get_state()
+    np.random.seed(seed)
+    try:
+        yield
+    finally:
+        np.random.set_state(before)
+
+
+def _build(
+    task: Task, problem: Any, worlds: dict[str, World], look: Any, cameras: Sequence[CameraSpec], gl: Any, assets: str
+) -> tuple[Any, str]:
+    """LIBERO's environment of ``task`` without renderer on a shared world, and the world's key."""
+    envs = package.load(assets)
+    import robosuite
+    from robosuite.utils.binding_utils import MjSim
+    from robosuite.utils.errors import RandomizationError
+
+    kinds = envs.TASK_MAPPING
+    if problem.name not in kinds:
+        raise UserError(f"{task.bddl_file}: the problem {problem.name!r} is unknown to LIBERO, use one of {sorted(kinds)}.")
+    used: list[str] = []
+
+    def initialize_sim(env: Any, xml_string: str | None = None) -> None:
+        xml = look.edit_xml(xml_string or env.model.get_xml())
+        key = hashlib.blake2b(xml.encode(), digest_size=16).hexdigest()
+        if key not in worlds:
+            model = mujoco.MjModel.from_xml_string(xml)
+            look.edit_model(model)
+            worlds[key] = World(model, look, cameras, gl)
+        worlds[key].apply({})
+        used.append(key)
+        env.sim = MjSim(worlds[key].model)
+        env.sim.forward()
+        env.initialize_time(env.control_freq)
+
+    base = kinds[problem.name]
+    cls = type(base.__name__, (base,), {"_initialize_sim": initialize_sim})  # LIBERO compares the name to the problem's
+    try:
+        with package.quiet():
+            for attempt in range(_PLACEMENTS):
+                try:
+                    with _numpy_seed(attempt):
+                        env = cls(
+                            str(task.bddl_file), robots=["Panda"], gripper_types="default", initialization_noise=None,
+                            controller_configs=robosuite.load_controller_config(default_controller="OSC_POSE"),
+                            use_camera_obs=False, has_renderer=False, has_offscreen_renderer=False, control_freq=20,
+                            horizon=10**9, ignore_done=True, hard_reset=False,
+                        )  # fmt: skip
+                    break
+                except RandomizationError:
+                    if attempt == _PLACEMENTS - 1:
+                        raise
+    except FileNotFoundError as error:
+        raise MissingDependency(
+            f"The scene of {task.task_id} needs {error.filename or error}, which is not among the LIBERO assets. Get the "
+            f"assets again, or name a complete copy with env.assets=FOLDER."
+        ) from error
+    except (KeyError, AssertionError, ValueError, AttributeError, IndexError) as error:
+        raise UserError(
+            f"The scene of {task.task_id} cannot be built from {task.bddl_file}: {type(error).__name__}: {error}. Check the "
+            f"file and the assets against those of the LIBERO package (hf-libero)."
+        ) from error
+    return env, used[-1]

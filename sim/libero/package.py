@@ -1,0 +1,157 @@
+"""Reaching the LIBERO package: its files, its config file and its assets, without prompts (standard library only).
+
+The package asks on standard input where its data sets are unless ``~/.libero/config.yaml`` (or the folder that
+``LIBERO_CONFIG_PATH`` names) exists when it is imported; `load` writes that file first. Assets are a separate download
+of the package; a copy that exists already can be named instead.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+from vla_rl.errors import MissingDependency, MissingPackage, UserError
+
+ASSET_FOLDERS = (
+    "articulated_objects", "scenes", "stable_hope_objects", "stable_scanned_objects", "textures", "turbosquid_objects",
+)  # fmt: skip
+_DEFAULT_ASSETS = Path("~/.cache/libero/assets")  # where the package puts what it downloads
+_REMEDY = (
+    "Name an existing copy with env.assets=FOLDER, or let the LIBERO package download it: run once with network access "
+    "and HF_HUB_OFFLINE=0 in the environment"
+)
+
+
+def root() -> Path:
+    """The folder of the installed ``libero.libero`` package, found without importing it. `MissingPackage` without it."""
+    try:
+        spec = importlib.util.find_spec("libero")
+    except (ImportError, ValueError):
+        spec = None
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        if (Path(place) / "libero" / "bddl_files").is_dir():
+            return Path(place) / "libero"
+    raise MissingPackage("hf-libero", "libero", "The LIBERO suites")
+
+
+def config_file() -> Path:
+    """Where the package reads its paths from."""
+    return Path(os.environ.get("LIBERO_CONFIG_PATH") or Path("~/.libero").expanduser()) / "config.yaml"
+
+
+def ensure_config() -> Path:
+    """Write the package's config file where there is none; a user's own is never touched. Returns its path.
+
+    Safe with several processes at once: the file appears complete or not at all. Raises `UserError` where it cannot be
+    written.
+    """
+    path = config_file()
+    if path.exists():
+        return path
+    package = root()
+    folders = {
+        "benchmark_root": package,
+        "bddl_files": package / "bddl_files",
+        "init_states": package / "init_files",
+        "datasets": package.parent / "datasets",
+        "assets": package / "assets",
+    }
+    text = "".join(f'{name}: "{folder}"\n' for name, folder in folders.items())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".config.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.link(temporary, path)  # fails where another process was first: its file stays
+        except FileExistsError:
+            pass
+        finally:
+            os.unlink(temporary)
+    except OSError as error:
+        raise UserError(
+            f"The LIBERO package needs its config file {path}, which cannot be written ({error.strerror or error}). "
+            f"Set LIBERO_CONFIG_PATH to a folder you can write to."
+        ) from error
+    return path
+
+
+def find_assets(folder: str = "") -> Path:
+    """The asset folder: ``folder`` where given, else the package's own, else the default download place.
+
+    Downloads them the package's way where there are none. Raises `MissingDependency`, with the remedy, where that is
+    impossible (no network, or ``HF_HUB_OFFLINE`` is set) or the folder is not complete.
+    """
+    if folder:
+        return _complete(Path(folder).expanduser(), f"env.assets={folder}")
+    for place in (root() / "assets", _DEFAULT_ASSETS.expanduser()):
+        if place.exists():
+            return _complete(place, "the LIBERO assets")
+    return _download(_DEFAULT_ASSETS.expanduser())
+
+
+def _complete(place: Path, what: str) -> Path:
+    if not place.is_dir():
+        raise MissingDependency(f"{what}: there is no folder {place}. {_REMEDY}.")
+    missing = [name for name in ASSET_FOLDERS if not (place / name).is_dir()]
+    if missing:
+        raise MissingDependency(
+            f"{what}: {place} is not complete, it lacks {', '.join(missing)}. Delete the folder and get it again. {_REMEDY}."
+        )
+    return place.resolve()
+
+
+def _download(place: Path) -> Path:
+    if os.environ.get("HF_HUB_OFFLINE", "").strip().lower() in ("1", "true", "yes", "on"):
+        raise MissingDependency(
+            f"The LIBERO assets are not at {place}, and HF_HUB_OFFLINE forbids downloading them. {_REMEDY}."
+        )
+    ensure_config()
+    existed = place.exists()
+    try:
+        with quiet():
+            download = importlib.import_module("libero.libero.utils.download_utils")
+            download.download_assets_from_huggingface(str(place))
+    except Exception as error:  # the hub client's errors have no common base
+        if not existed and place.is_dir() and not any(place.iterdir()):
+            place.rmdir()  # an empty folder would look like a copy that is not complete
+        raise MissingDependency(f"The LIBERO assets could not be downloaded to {place} ({error}). {_REMEDY}.") from error
+    return _complete(place, "the LIBERO assets")
+
+
+def load(assets: str = "") -> ModuleType:
+    """Import ``libero.libero.envs`` with its assets at ``assets`` (see `find_assets`); returns the module.
+
+    Call `sim.gl.ensure_backend` first: the import fixes the GL backend. Raises `MissingPackage` where LIBERO or
+    robosuite is not installed.
+    """
+    ensure_config()
+    place = find_assets(assets)
+    try:
+        with quiet():
+            package = importlib.import_module("libero.libero")
+            package._assets_path_cache = str(place)
+            return importlib.import_module("libero.libero.envs")
+    except ImportError as error:
+        raise MissingPackage(error.name or "hf-libero", "libero", "The LIBERO suites") from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No deprecation warnings and no log lines of the packages that are imported within."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # robosuite warns about a private macro file that nobody needs
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)

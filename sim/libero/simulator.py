@@ -1,0 +1,412 @@
+"""LIBERO's task suites as a `vla_rl.interfaces.Simulator`: the benchmark's physics and pixels, one render per decision.
+
+For those who build on it (demonstrators, perturbations, data readers):
+- `LiberoSimulator(LiberoConfig(suite="libero_object", tasks=["0", "3"]))`, then `start` and `step`; task ids are
+  ``libero_object/3``. Actions are LIBERO's own commands in [-1, 1] (1 is 0.05 m or 0.5 rad per control step, gripper -1
+  opens and +1 closes); proprio is hand position, rotation vector and both finger joints, as the published evaluations
+  read it; images are turned by 180 degrees unless ``rotate_images`` is off.
+- `state(slot)` is a `LiberoView` for scripted experts: positions, rotations and joints by name, the parsed goal and which
+  of its parts hold, finger contacts. `task(task_id)` gives the `sim.libero.tasks.Task` with its BDDL `Problem`.
+- `initial_state(episode)` is the settled `Snapshot` an episode starts from. To perturb a scene, subclass the simulator and
+  override `edit_initial_state`: return a copy with other ``edits`` (fields of the MuJoCo model: camera poses, lights,
+  colours) or another ``physics``; the edits are in force whenever that slot is stepped or drawn. `instruction_of` and
+  `picture_of` are the places for language and sensor perturbations.
+- `scene(task_id)` is the `sim.libero.backend.TaskScene`: the compiled model, LIBERO's own environment and its queries.
+
+Episodes of the split "held_out" start from the 50 official initial states of their task (``init_state_id`` modulo 50),
+those of "train" from states sampled in the task's own placement regions (``init_states`` changes that). The outcome
+depends on the episode alone: fixtures, which LIBERO places at random at each reset, follow from ``scene_seed`` for
+official states (one scene for all episodes of a task) and from the sampled state's own seed otherwise.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sim.gl import free_context, make_context
+from sim.libero.init_states import read_init_states
+from sim.libero.tasks import MAX_GOALS, MAX_OBJECTS, SUITES, Problem, Task, find_tasks
+from vla_rl import splits
+from vla_rl.errors import ConfigError
+from vla_rl.specs import CameraSpec, EmbodimentSpec, EpisodeSpec, SlotObservation, SlotStep, TaskSpec
+
+if TYPE_CHECKING:
+    import mujoco
+
+    from sim.libero.backend import Snapshot, TaskScene
+
+CAMERAS = ("agentview", "robot0_eye_in_hand", "frontview", "galleryview", "sideview", "birdview")
+_CHOICES = {
+    "suite": SUITES,
+    "look": ("exact", "light"),
+    "controller": ("exact", "fast"),
+    "control_mode": ("relative", "absolute"),
+    "init_states": ("split", "official", "sampled"),
+}
+_CACHED_STATES = 4096
+_ATTEMPTS = 20  # at a sampled state that does not fulfil the goal already
+_PRIVILEGED = 15 + 17 * MAX_OBJECTS + 9 * MAX_GOALS  # see sim.libero.backend.TaskScene.privileged
+
+
+@dataclass
+class LiberoConfig:
+    """One LIBERO suite: which tasks, what the cameras show, how the arm is controlled, where episodes start.
+
+    ``tasks``: ids, numbers or BDDL names; empty takes the whole suite. ``horizon`` 0 keeps the suite's own. ``look``:
+    "exact" draws the benchmark's pixels, "light" a cheaper picture of the same scene. ``controller``: "exact" equals the
+    benchmark's physics bit by bit, "fast" up to rounding. ``control_mode``: motions, or poses of the hand.
+    ``init_states``: "split" takes official states for held-out episodes and sampled ones for training, "official" and
+    "sampled" take those for both. ``assets`` names an existing copy of LIBERO's assets. ``scene_seed`` places the
+    fixtures of official states. At most ``built_scenes`` compiled scenes are kept.
+    """
+
+    suite: str = "libero_object"
+    tasks: list[str] = field(default_factory=list)
+    cameras: list[str] = field(default_factory=lambda: ["agentview", "robot0_eye_in_hand"])
+    camera_size: int = 128
+    rotate_images: bool = True
+    look: str = "exact"
+    controller: str = "exact"
+    control_mode: str = "relative"
+    horizon: int = 0
+    settle_steps: int = 10
+    init_states: str = "split"
+    scene_seed: int = 0
+    assets: str = ""
+    built_scenes: int = 16
+
+    def __post_init__(self) -> None:
+        for key, choices in _CHOICES.items():
+            _check_choice(key, getattr(self, key), choices)
+        for camera in self.cameras:
+            _check_choice("cameras", camera, CAMERAS)
+        if not self.cameras or len(set(self.cameras)) < len(self.cameras):
+            raise ConfigError(f"libero cameras={self.cameras}: name at least one camera, and each once")
+        if not 16 <= self.camera_size <= 2048:
+            raise ConfigError(f"libero camera_size={self.camera_size}: use 16 to 2048 pixels")
+        if min(self.horizon, self.settle_steps, self.scene_seed) < 0 or self.built_scenes < 1:
+            raise ConfigError(
+                "libero needs horizon >= 0, settle_steps >= 0, scene_seed >= 0 and built_scenes >= 1, got "
+                f"{self.horizon}, {self.settle_steps}, {self.scene_seed} and {self.built_scenes}"
+            )
+        self.tasks = [str(task) for task in self.tasks]
+
+
+def _check_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"libero {key}={value!r} is unknown: use one of {', '.join(choices)}.")
+
+
+class LiberoView:
+    """Live state of one slot for scripted experts: m, rad, world frame."""
+
+    def __init__(self, scene: TaskScene, wrapped: Any) -> None:
+        self.scene, self.problem, self._wrapped, self._data = scene, scene.problem, wrapped, wrapped._data
+
+    @property
+    def eef_position(self) -> np.ndarray:
+        """Of the point between the finger pads [3]."""
+        return self._data.site_xpos[self.scene.controller.site].copy()
+
+    @property
+    def eef_rotation(self) -> np.ndarray:
+        """Rotation matrix [3, 3] of that point."""
+        return self._data.site_xmat[self.scene.controller.site].reshape(3, 3).copy()
+
+    @property
+    def gripper_open(self) -> float:
+        """0 closed ... 1 open."""
+        return self.scene.gripper_open(self._data)
+
+    def position(self, name: str) -> np.ndarray:
+        """Of an object, a fixture or a region of the BDDL file [3]."""
+        return self.scene.position(self._data, name)
+
+    def rotation(self, name: str) -> np.ndarray:
+        """Rotation matrix [3, 3] of an object, a fixture or a region."""
+        return self.scene.rotation(self._data, name)
+
+    def joint(self, name: str) -> float:
+        """Of a drawer, door or knob, by the name of its fixture or region."""
+        return self.scene.joint(self._data, name)
+
+    def touches(self, name: str) -> tuple[bool, bool]:
+        """Whether the left and the right finger touch an object."""
+        return self.scene.touches(self._data, name)
+
+    def holds(self) -> list[bool]:
+        """Which parts of ``problem.goal`` hold."""
+        return self.scene.holds(self._wrapped)
+
+
+class LiberoSimulator:
+    """See the module's text. A task's scene is compiled when its first episode starts."""
+
+    Config = LiberoConfig
+
+    def __init__(self, config: LiberoConfig) -> None:
+        self.config = config
+        self._tasks = {task.task_id: task for task in find_tasks(config.suite, config.tasks)}
+        self.tasks = tuple(
+            TaskSpec(t.task_id, (t.instruction,), (t.instruction,), config.horizon or t.horizon)
+            for t in self._tasks.values()
+        )
+        self._horizon = {task.task_id: task.horizon for task in self.tasks}
+        self.embodiment = _embodiment(config)
+        self._low, self._high = np.array(self.embodiment.action_low), np.array(self.embodiment.action_high)
+        self.privileged_dim = _PRIVILEGED + len(self.tasks)
+        self._worlds: dict[str, Any] = {}
+        self._scenes: OrderedDict[str, TaskScene] = OrderedDict()
+        self._slots: dict[int, _Slot] = {}
+        self._cache: OrderedDict[tuple[str, str, int], Snapshot] = OrderedDict()
+        self._gl: list[Any] = []  # the process's one context, once a scene needs it
+        self._free = weakref.finalize(self, _free_worlds, self._worlds, self._gl)
+        self._free.atexit = False  # see _build
+        self.timed: Callable[[str, Callable], Callable] | None = None  # a benchmark's stopwatch around rendering
+
+    # ------------------------------------------------------------------------------------------ the Simulator interface
+    def start(self, slot: int, episode: EpisodeSpec) -> SlotObservation:
+        """Put ``slot`` into the episode's settled initial state. `ConfigError` for a task that is not configured."""
+        scene = self.scene(episode.task_id)
+        snapshot = self.edit_initial_state(episode, scene, self.initial_state(episode))
+        s = self._slots.setdefault(slot, _Slot())
+        s.begin(episode, scene, snapshot, self._horizon[episode.task_id])
+        return self.observe(slot)
+
+    def step(self, slot: int, actions: np.ndarray) -> SlotStep:
+        """Run ``actions`` [h 7] until they are over or the episode ends; observe once."""
+        s = self._running(slot)
+        actions = np.asarray(actions, dtype=np.float64)
+        if actions.ndim != 2 or actions.shape[1] != len(self._low):
+            raise ValueError(f"slot {slot}: actions must be [h, {len(self._low)}], got {list(actions.shape)}")
+        if not np.isfinite(actions).all():
+            bad = actions[~np.isfinite(actions).all(axis=1)][0]
+            raise ValueError(f"slot {slot}: actions must be finite, got {bad}")
+        actions = np.clip(actions, self._low, self._high)
+        rewards = np.zeros(len(actions), dtype=np.float32)
+        executed, scene = 0, s.scene
+        scene.world.apply(s.snapshot.edits)
+        for row in actions:
+            s.seen.lit = s.lit
+            scene.controller.advance(s.data, s.control, row, s.clock, s.seen)
+            s.lit = scene.lit(s.wrapped)
+            s.elapsed += 1
+            executed += 1
+            if scene.success(s.wrapped):
+                s.success = True
+                rewards[executed - 1] = 1.0
+            if s.success or s.elapsed >= s.horizon:
+                break
+        if scene.blew_up(s.data):
+            s.over = True
+            raise FloatingPointError(
+                f"the physics of {s.episode.task_id}, initial state {s.episode.init_state_id} ({s.episode.split}), became "
+                f"unstable within control steps {s.elapsed - executed + 1} to {s.elapsed}"
+            )
+        truncated = not s.success and s.elapsed >= s.horizon
+        s.over = s.success or truncated
+        return SlotStep(self.observe(slot), rewards, executed, s.success, truncated, s.success)
+
+    def close(self) -> None:
+        """Free compiled scenes, slots and GL contexts. May be called again."""
+        self._slots.clear()
+        self._cache.clear()
+        self._scenes.clear()
+        self._free()
+
+    # ------------------------------------------------------------------------------------------ where to hook in
+    def edit_initial_state(self, episode: EpisodeSpec, scene: TaskScene, snapshot: Snapshot) -> Snapshot:
+        """What the episode really starts from; a subclass may return a changed copy."""
+        return snapshot
+
+    def instruction_of(self, episode: EpisodeSpec) -> str:
+        """What the policy is told."""
+        return self._tasks[episode.task_id].instruction
+
+    def picture_of(self, slot: int, images: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What the policy sees of the rendered ``images``."""
+        return images
+
+    # -------------------------------------------------------------------------------------------------------- beyond it
+    def observe(self, slot: int) -> SlotObservation:
+        """What the slot shows now; renders every configured camera."""
+        s = self._running(slot, over=True)
+        draw = s.scene.world.render if self.timed is None else self.timed("rendering", s.scene.world.render)
+        edits = s.scene.picture_edits(s.snapshot, s.seen.lit)
+        images = draw(s.seen.qpos, edits, self.config.rotate_images)
+        state = s.scene.privileged(s.wrapped, 1.0 - s.elapsed / s.horizon)
+        one_hot = np.array([task == s.episode.task_id for task in self._tasks], dtype=np.float32)
+        return SlotObservation(
+            images=self.picture_of(slot, images),
+            proprio=s.scene.proprio(s.seen),
+            instruction=self.instruction_of(s.episode),
+            privileged=np.concatenate([state, one_hot]),
+        )
+
+    def state(self, slot: int) -> LiberoView:
+        """What scripted experts read."""
+        s = self._running(slot, over=True)
+        return LiberoView(s.scene, s.wrapped)
+
+    def physics(self, slot: int) -> mujoco.MjData:
+        """The slot's MuJoCo state."""
+        return self._running(slot, over=True).data
+
+    def episode(self, slot: int) -> EpisodeSpec:
+        """What runs, or ran last, in the slot."""
+        return self._running(slot, over=True).episode
+
+    def task(self, task_id: str) -> Task:
+        """A configured task. `ConfigError` for another one."""
+        try:
+            return self._tasks[task_id]
+        except KeyError:
+            raise ConfigError(f"task {task_id!r} is not configured: use one of {', '.join(self._tasks)}.") from None
+
+    def problem(self, task_id: str) -> Problem:
+        """The task's BDDL file, parsed."""
+        return self.task(task_id).problem
+
+    def is_official(self, split: str) -> bool:
+        """Whether episodes of ``split`` start from the benchmark's own initial states."""
+        splits.check_split(split)
+        return self.config.init_states == "official" or (self.config.init_states == "split" and split == "held_out")
+
+    def initial_state(self, episode: EpisodeSpec) -> Snapshot:
+        """The settled snapshot that an episode starts from; the latest ones are kept."""
+        number = episode.init_state_id
+        if self.is_official(episode.split):
+            states = _official_states(str(self.task(episode.task_id).init_file))
+            key = (episode.task_id, "official", number % len(states))
+        else:
+            states, key = None, (episode.task_id, episode.split, number)
+        if key in self._cache:
+            self._cache.move_to_end(key)
+            return self._cache[key]
+        scene = self.scene(episode.task_id)
+        if states is not None:
+            snapshot = scene.settled(
+                seed=self.config.scene_seed, state=states[number % len(states)], steps=self.config.settle_steps
+            )
+        else:
+            snapshot = self._sampled(scene, episode)
+        self._cache[key] = snapshot
+        while len(self._cache) > _CACHED_STATES:
+            self._cache.popitem(last=False)
+        return snapshot
+
+    def _sampled(self, scene: TaskScene, episode: EpisodeSpec) -> Snapshot:
+        for attempt in range(_ATTEMPTS):
+            seed = splits.stable_seed("libero", episode.task_id, episode.split, episode.init_state_id, attempt) % 2**32
+            snapshot = scene.settled(seed=seed, state=None, steps=self.config.settle_steps)
+            if not snapshot.success:
+                break
+        return snapshot
+
+    def scene(self, task_id: str) -> TaskScene:
+        """The task's compiled scene; built at first use, the least recently used ones are dropped."""
+        task = self.task(task_id)
+        if task_id in self._scenes:
+            self._scenes.move_to_end(task_id)
+            return self._scenes[task_id]
+        if not self._free.alive:
+            raise ValueError("this simulator is closed: make a new one")
+        scene = self._scenes[task_id] = self._build(task)
+        self._drop_scenes()
+        return scene
+
+    def _build(self, task: Task) -> TaskScene:
+        from sim.libero.backend import TaskScene
+        from sim.libero.look import Look
+
+        config = self.config
+        if not self._gl:
+            self._gl.append(make_context(config.camera_size))
+            atexit.register(self._free)  # now, so that it runs before mujoco shuts the display down
+        return TaskScene(
+            task, self._worlds, look=Look(config.look), cameras=self.embodiment.cameras, gl=self._gl[0],
+            exact=config.controller == "exact", absolute=config.control_mode == "absolute", assets=config.assets,
+        )  # fmt: skip
+
+    def _drop_scenes(self) -> None:
+        """Keep to ``built_scenes``: drop scenes that no slot is in, and worlds that no scene is left of."""
+        busy = {s.scene.task.task_id for s in self._slots.values() if s.scene is not None}
+        for task_id in list(self._scenes)[:-1]:
+            if len(self._scenes) <= self.config.built_scenes:
+                break
+            if task_id not in busy:
+                del self._scenes[task_id]
+        used = {scene.key for scene in self._scenes.values()}
+        for key in [key for key in self._worlds if key not in used]:
+            self._worlds.pop(key).close()
+            for s in self._slots.values():
+                s.forget(key)
+
+    def _running(self, slot: int, over: bool = False) -> _Slot:
+        s = self._slots.get(slot)
+        if s is None or s.scene is None or (s.over and not over):
+            raise ValueError(f"slot {slot} has no running episode: call start first")
+        return s
+
+
+def _free_worlds(worlds: dict[str, Any], contexts: list[Any]) -> None:
+    for world in worlds.values():
+        world.close()
+    worlds.clear()
+    while contexts:
+        free_context(contexts.pop())
+
+
+@functools.lru_cache(maxsize=256)
+def _official_states(path: str) -> np.ndarray:
+    return read_init_states(path)
+
+
+class _Slot:
+    """One slot: its MjData per world, controller state and episode counters."""
+
+    def __init__(self) -> None:
+        self._wrapped: dict[str, Any] = {}
+        self.scene: TaskScene | None = None
+
+    def begin(self, episode: EpisodeSpec, scene: TaskScene, snapshot: Snapshot, horizon: int) -> None:
+        self.episode, self.scene, self.snapshot, self.horizon = episode, scene, snapshot, horizon
+        if scene.key not in self._wrapped:
+            self._wrapped[scene.key] = scene.new_data()
+        self.wrapped = self._wrapped[scene.key]
+        self.data: mujoco.MjData = self.wrapped._data
+        self.control, self.clock, self.seen = snapshot.copy_working_state()
+        self.lit = snapshot.lit
+        scene.restore(self.wrapped, snapshot)
+        self.elapsed, self.success, self.over = 0, False, False
+
+    def forget(self, key: str) -> None:
+        """Drop the state that belongs to a world which is gone."""
+        self._wrapped.pop(key, None)
+
+
+def _embodiment(config: LiberoConfig) -> EmbodimentSpec:
+    absolute = config.control_mode == "absolute"
+    names = ("x", "y", "z", "rx", "ry", "rz") if absolute else ("dx", "dy", "dz", "drx", "dry", "drz")
+    high = (3.0,) * 3 + (float(2 * np.pi),) * 3 + (1.0,) if absolute else (1.0,) * 7
+    return EmbodimentSpec(
+        name=f"libero_panda_osc_{config.control_mode}",
+        action_names=(*names, "gripper"),
+        action_units=(("m",) * 3 + ("rad",) * 3 if absolute else ("0.05 m",) * 3 + ("0.5 rad",) * 3) + ("command",),
+        action_low=tuple(-v for v in high),
+        action_high=high,
+        frame="world",
+        rotation="rotation vector, world frame" if absolute else "rotation vector, relative to the present orientation",
+        gripper="-1 opens, +1 closes",
+        control_hz=20.0,
+        cameras=tuple(CameraSpec(name, config.camera_size, config.camera_size) for name in config.cameras),
+        proprio_names=("eef_x", "eef_y", "eef_z", "eef_rx", "eef_ry", "eef_rz", "finger_left", "finger_right"),
+    )

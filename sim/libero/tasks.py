@@ -1,0 +1,188 @@
+"""The suites and their tasks: names, texts, files and goals, read without importing the LIBERO package (numpy-free).
+
+A task id is ``suite/number`` with the number of the suite's published order: ``libero_object/3``. Where tasks are asked
+for, the bare number and the name of the BDDL file are understood too.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sim.libero import package
+from vla_rl.errors import ConfigError, UserError
+
+# Control steps an episode may last, after settling: those of the OpenVLA-OFT evaluation (run_libero_eval.py).
+HORIZONS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
+SUITES = tuple(HORIZONS)
+PREDICATES = {"in": 2, "on": 2, "open": 1, "close": 1, "turnon": 1, "turnoff": 1, "up": 1}  # name -> arguments
+MAX_OBJECTS, MAX_GOALS = 8, 3  # the most that a published task has
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a BDDL file says. ``objects`` and ``fixtures`` {name: category}; ``goal``: predicates, all of which must hold."""
+
+    name: str
+    language: str
+    objects: dict[str, str]
+    fixtures: dict[str, str]
+    of_interest: tuple[str, ...]
+    goal: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task of a suite. ``instruction`` is made of the file's name, as the published evaluations do."""
+
+    task_id: str
+    suite: str
+    name: str
+    instruction: str
+    bddl_file: Path
+    init_file: Path
+    horizon: int
+
+    @property
+    def problem(self) -> Problem:
+        return read_problem(self.bddl_file)
+
+
+@functools.cache
+def suite_tasks(suite: str) -> tuple[Task, ...]:
+    """All tasks of ``suite`` in its published order. `ConfigError` for an unknown suite."""
+    if suite not in HORIZONS:
+        raise ConfigError(f"libero suite={suite!r} is unknown: use one of {', '.join(SUITES)}.")
+    folder = package.root()
+    return tuple(
+        Task(
+            task_id=f"{suite}/{index}",
+            suite=suite,
+            name=name,
+            instruction=_instruction(name),
+            bddl_file=folder / "bddl_files" / suite / f"{name}.bddl",
+            init_file=folder / "init_files" / suite / f"{name}.pruned_init",
+            horizon=HORIZONS[suite],
+        )
+        for index, name in enumerate(_names(folder)[suite])
+    )
+
+
+def find_tasks(suite: str, wanted: Sequence[str]) -> tuple[Task, ...]:
+    """The tasks that ``wanted`` names (ids, numbers or BDDL names), or all. `ConfigError` for one that does not exist."""
+    tasks = suite_tasks(suite)
+    if not wanted:
+        return tasks
+    known = {key: task for i, task in enumerate(tasks) for key in (task.task_id, str(i), task.name)}
+    missing = [name for name in wanted if str(name) not in known]
+    if missing:
+        raise ConfigError(
+            f"libero tasks={missing[0]!r} is unknown: use {suite}/0 to {suite}/{len(tasks) - 1}, or the name of a BDDL file "
+            f"of that suite, such as {tasks[0].name}."
+        )
+    return tuple(dict.fromkeys(known[str(name)] for name in wanted))
+
+
+def _names(folder: Path) -> dict[str, list[str]]:
+    path = folder / "benchmark" / "libero_suite_task_map.py"
+    spec = importlib.util.spec_from_file_location("libero_suite_task_map", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.libero_task_map
+
+
+def _instruction(name: str) -> str:
+    """LIBERO-100 names carry their scene in front: KITCHEN_SCENE3_turn_on_the_stove."""
+    return re.sub(r"^[A-Z_]+SCENE\d+_", "", name).replace("_", " ")
+
+
+# ---------------------------------------------------------------------------------------------------------------- BDDL
+def read_problem(path: str | Path) -> Problem:
+    """Parse a BDDL file. Raises `UserError` that names file and place where it is missing or no such problem."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"The task file {path} cannot be read ({error}). Reinstall the LIBERO package (hf-libero)."
+        ) from error
+    try:
+        return _problem(_parse(text))
+    except ValueError as error:
+        raise UserError(
+            f"{path} is no BDDL problem: {error}. Put back the file of the LIBERO package (reinstall hf-libero)."
+        ) from error
+
+
+def _parse(text: str) -> list:
+    """Nested lists of the words between parentheses. ``ValueError`` names the line where they do not match."""
+    stack: list[tuple[list, int]] = [([], 0)]
+    for number, line in enumerate(text.splitlines(), start=1):
+        for word in re.findall(r"[()]|[^\s()]+", line.split(";")[0]):
+            if word == "(":
+                stack.append(([], number))
+            elif word == ")":
+                group, _ = stack.pop()
+                if not stack:
+                    raise ValueError(f"line {number} closes a parenthesis that was never opened")
+                stack[-1][0].append(group)
+            else:
+                stack[-1][0].append(word)
+    if len(stack) > 1:
+        raise ValueError(f"the parenthesis opened in line {stack[-1][1]} is never closed")
+    return stack[0][0]
+
+
+def _problem(tree: list) -> Problem:
+    if len(tree) != 1 or not isinstance(tree[0], list) or tree[0][:1] != ["define"]:
+        raise ValueError("it does not consist of one (define ...)")
+    groups = {group[0]: group[1:] for group in tree[0][1:] if isinstance(group, list) and group}
+    for name in ("problem", ":language", ":objects", ":fixtures", ":goal"):
+        if not groups.get(name) and name not in (":objects", ":fixtures"):
+            raise ValueError(f"({name} ...) is missing")
+    goal = groups[":goal"][0]
+    clauses = goal[1:] if isinstance(goal, list) and goal and str(goal[0]).lower() == "and" else [goal]
+    predicates = tuple(_predicate(clause) for clause in clauses)
+    if not predicates:
+        raise ValueError("its goal is empty")
+    return Problem(
+        name=str(groups["problem"][0]).lower(),
+        language=" ".join(str(word) for word in groups[":language"]),
+        objects=_typed(groups.get(":objects", [])),
+        fixtures=_typed(groups.get(":fixtures", [])),
+        of_interest=tuple(groups.get(":obj_of_interest", [])),
+        goal=predicates,
+    )
+
+
+def _predicate(clause: object) -> tuple[str, ...]:
+    words = tuple(str(word) for word in clause) if isinstance(clause, list) else ()
+    name = words[0].lower() if words else ""
+    if PREDICATES.get(name) != len(words) - 1:
+        raise ValueError(f"its goal has the part {clause!r}, expected one of {', '.join(PREDICATES)} with its arguments")
+    return (name, *words[1:])
+
+
+def _typed(words: list) -> dict[str, str]:
+    """``a b - kind`` lists as {a: kind, b: kind}."""
+    result: dict[str, str] = {}
+    pending: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word == "-":
+            kind = next(rest, None)
+            if not isinstance(kind, str):
+                raise ValueError(f"a list of objects ends without the kind of {', '.join(pending)}")
+            result |= dict.fromkeys(pending, kind)
+            pending = []
+        elif isinstance(word, str):
+            pending.append(word)
+        else:
+            raise ValueError(f"a list of objects holds {word!r}")
+    if pending:
+        raise ValueError(f"the kind of {', '.join(pending)} is missing")
+    return result

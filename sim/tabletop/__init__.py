@@ -1,0 +1,1 @@
+"""The embedded robosuite suite; see `sim.tabletop.simulator`."""
