@@ -235,16 +235,25 @@ class LlamaTrunk(nn.Module):
                 nn.init.zeros_(linear.weight)
 
     def forward(
-        self, x: Tensor, causal: bool, start: int = 0, past: list[tuple[Tensor, Tensor]] | None = None
+        self,
+        x: Tensor,
+        causal: bool,
+        start: int = 0,
+        past: list[tuple[Tensor, Tensor]] | None = None,
+        cache_only: bool = False,
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """Hidden states after the final norm [b L d], and keys and values per layer.
 
         Positions are ``start`` … ``start`` + L − 1. ``past`` holds the keys and values of the positions before (one new
-        position at a time). Without ``causal`` every position sees every other.
+        position at a time). Without ``causal`` every position sees every other. ``cache_only`` spares what the last
+        layer does after its keys and values; the hidden states are then those before it.
         """
         cos, sin = self.rope_cos[start : start + x.shape[1]], self.rope_sin[start : start + x.shape[1]]
         present = []
         for i, layer in enumerate(self.llama.layers):
+            if cache_only and i + 1 == len(self.llama.layers):
+                present.append(self._queries_keys_values(layer, rms_norm(layer.input_layernorm, x), cos, sin)[1:])
+                return x, present
             kv = None if past is None else past[i]
             if self.checkpointing and self.training and torch.is_grad_enabled():
                 x, k, v = torch.utils.checkpoint.checkpoint(self._layer, layer, x, cos, sin, causal, kv, use_reentrant=False)
@@ -258,12 +267,7 @@ class LlamaTrunk(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         b, length, width = x.shape
         attention, mlp = layer.self_attn, layer.mlp
-        y = rms_norm(layer.input_layernorm, x)
-        q, k, v = (
-            proj(y).view(b, length, self.heads, width // self.heads).transpose(1, 2)
-            for proj in (attention.q_proj, attention.k_proj, attention.v_proj)
-        )
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        q, k, v = self._queries_keys_values(layer, rms_norm(layer.input_layernorm, x), cos, sin)
         if past is not None:
             k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
         # One new position sees everything before it, so a cached step needs no mask either.
@@ -273,6 +277,11 @@ class LlamaTrunk(nn.Module):
         y = rms_norm(layer.post_attention_layernorm, x)
         y = mlp.down_proj(F.silu(mlp.gate_proj(y)) * mlp.up_proj(y))
         return x + F.dropout(y, self.dropout, self.training), k, v
+
+    def _queries_keys_values(self, layer: nn.Module, y: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        attention, shape = layer.self_attn, (*y.shape[:2], self.heads, y.shape[2] // self.heads)
+        q, k, v = (p(y).view(shape).transpose(1, 2) for p in (attention.q_proj, attention.k_proj, attention.v_proj))
+        return rotate(q, cos, sin), rotate(k, cos, sin), v
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:

@@ -52,11 +52,33 @@ def test_any_order_and_number_of_axes():
     torch.testing.assert_close(alone, x[:, 0, :, 0] * VALID)
 
 
+def test_denoising_step_level_and_means():
+    x, axes = torch.randn(2, 4, 3, 2), ("denoising_step", "control_step", "action_dim")
+    total, mask = losses.reduce_log_prob(x, axes, VALID, "denoising_step")
+    torch.testing.assert_close(total, (x * VALID[:, None, :, None]).sum((2, 3)))
+    assert mask.shape == (2, 4) and mask.all()
+    mean, _ = losses.reduce_log_prob(x, axes, VALID, "denoising_step", "mean")
+    torch.testing.assert_close(mean, total / torch.tensor([[4.0], [6.0]]))  # executed steps times dimensions
+    whole, _ = losses.reduce_log_prob(x, axes, VALID, "chunk", "mean")
+    torch.testing.assert_close(whole, total.sum(1, keepdim=True) / torch.tensor([[16.0], [24.0]]))
+    assert not losses.reduce_log_prob(x, axes, torch.zeros_like(VALID), "denoising_step")[1].any()
+    with pytest.raises(ValueError, match="median"):
+        losses.reduce_log_prob(x, axes, VALID, "chunk", "median")
+
+
+def test_clip_ranges_per_entry():
+    log_ratio = torch.tensor([[1.0, 1.0]]).log1p()  # ratio 2
+    loss, active = losses.policy_loss(log_ratio, torch.ones(1, 2), torch.tensor([[0.1, 2.0]]), torch.tensor([[0.1, 2.0]]))
+    torch.testing.assert_close(loss, torch.tensor([[-1.1, -2.0]]))
+    assert active.tolist() == [[True, False]]
+
+
 def test_unexecuted_steps_may_hold_infinities():
     x = LOG_PROB.clone()
     x[0, 2] = -torch.inf
     for level in losses.LEVELS:
-        assert torch.isfinite(losses.reduce_log_prob(x, AXES, VALID, level)[0]).all()
+        entries, axes = (x[:, None], ("denoising_step", *AXES)) if level == "denoising_step" else (x, AXES)
+        assert torch.isfinite(losses.reduce_log_prob(entries, axes, VALID, level)[0]).all()
 
 
 def test_levels_report_what_does_not_fit():

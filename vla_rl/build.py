@@ -28,7 +28,18 @@ class Entry:
 
 
 REGISTRY: dict[str, dict[str, Entry]] = {
-    "policy": {"nano_vla": Entry("policies.nano_vla:NanoVLA", "policies.nano_vla:NanoVLAConfig")},
+    "policy": {
+        "nano_vla": Entry("policies.nano_vla:NanoVLA", "policies.nano_vla:NanoVLAConfig"),
+        "openvla": Entry("policies.openvla:OpenVLA", "policies.openvla:OpenVLAConfig"),
+        "openvla_l1": Entry("policies.openvla:OpenVLAL1", "policies.openvla:OpenVLAConfig"),
+        "denoising_vla": Entry(
+            "policies.denoising.policy:DenoisingVLA", "policies.denoising.policy:DenoisingVLAConfig"
+        ),
+        "consistency_vla": Entry(
+            "policies.denoising.consistency:ConsistencyVLA", "policies.denoising.consistency:ConsistencyConfig"
+        ),
+        "lerobot": Entry("policies.lerobot:LeRobotPolicy", "policies.lerobot:LeRobotConfig"),
+    },
     "env": {
         "tabletop": Entry("sim.tabletop.simulator:TabletopSimulator", "sim.tabletop.simulator:TabletopConfig"),
         "libero": Entry("sim.libero.simulator:LiberoSimulator", "sim.libero.simulator:LiberoConfig"),
@@ -38,7 +49,18 @@ REGISTRY: dict[str, dict[str, Entry]] = {
         "tabletop": Entry("sim.tabletop.collect:collect_episode"),
         "toy": Entry("sim.toy:collect_episode"),
     },
-    "reward": {"success": Entry("reward_models.success:TaskSuccess", "reward_models.success:TaskSuccessConfig")},
+    "demonstrations": {"libero": Entry("sim.libero_demos:LiberoDemonstrations")},  # by env: how others published them
+    "reward": {
+        "success": Entry("reward_models.success:TaskSuccess", "reward_models.success:TaskSuccessConfig"),
+        "combined": Entry("vla_rl.rewards:CombinedReward", "vla_rl.rewards:CombinedConfig"),
+        "srpo": Entry("reward_models.srpo:SRPO", "reward_models.srpo:SRPOConfig"),
+        "pairwise": Entry("reward_models.pairwise:PairwiseCritic", "reward_models.pairwise:PairwiseConfig"),
+        "process": Entry("reward_models.process:ProcessReward", "reward_models.process:ProcessConfig"),
+        "classifier": Entry("reward_models.classifier:SuccessClassifier", "reward_models.classifier:ClassifierConfig"),
+        "value_progress": Entry("reward_models.value_progress:ValueProgress", "reward_models.value_progress:ValueProgressConfig"),
+        "preference": Entry("reward_models.preference:PreferenceReward", "reward_models.preference:PreferenceConfig"),
+        "vlac": Entry("reward_models.vlac:VLAC", "reward_models.vlac:VLACConfig"),
+    },
     "algorithm": {
         "ppo": Entry("vla_rl.algorithms.ppo:PPO", "vla_rl.algorithms.ppo:PPOConfig"),
         "filtered_bc": Entry(

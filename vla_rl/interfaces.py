@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -90,7 +90,8 @@ class LikelihoodPolicy(Policy, Protocol):
     """A policy whose decisions have a tractable log-prob. ``log_prob_axes`` names the axes ``*k``.
 
     Axis names: "control_step", "action_dim", "denoising_step", "token". A token-level ratio keeps all axes, a
-    step-level ratio sums all but "control_step", a chunk-level ratio sums all.
+    step-level ratio sums all but "control_step", a denoising-step-level ratio all but "denoising_step", a chunk-level
+    ratio sums all. A policy may have ``prepare_for_rl()``, which an algorithm calls before it first learns.
     """
 
     log_prob_axes: tuple[str, ...]
@@ -101,12 +102,21 @@ class LikelihoodPolicy(Policy, Protocol):
 
 
 @runtime_checkable
+class DistillablePolicy(Policy, Protocol):
+    """A policy that can teach a faster student.
+
+    The student is a `Policy` with ``distillation_loss(observation, teacher, generator, noises) → (loss, metrics)`` and
+    ``after_update()``; those of its parameters that are to be trained require a gradient.
+    """
+
+    def make_student(self, steps: int, method: str) -> Policy: ...
+
+
+@runtime_checkable
 class ImitationPolicy(Policy, Protocol):
     """A policy that can be trained on demonstrations."""
 
-    def imitation_loss(
-        self, observation: Observation, actions: Tensor, valid: Tensor
-    ) -> tuple[Tensor, dict[str, float]]:
+    def imitation_loss(self, observation: Observation, actions: Tensor, valid: Tensor) -> tuple[Tensor, dict[str, float]]:
         """Scalar loss and metrics for chunks ``actions`` float32 [b h a] (physical units), ``valid`` bool [b h]."""
         ...
 
@@ -129,6 +139,38 @@ class RewardModel(Protocol):
     def score(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
         """One float32 tensor [t] per trajectory: a reward per decision."""
         ...
+
+
+@runtime_checkable
+class ProgressReward(RewardModel, Protocol):
+    """A reward model that also estimates progress, which is what `vla-rl reward quality` judges.
+
+    It may have ``prepare(trajectory)`` (called as each episode ends, in a thread, while others still simulate) and
+    ``metrics()`` (figures of the last `score`, logged in each iteration).
+    """
+
+    def progress(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
+        """One float32 tensor [t+1] per trajectory, 0 … 1: before each decision and at the end; NaN where unknown.
+
+        The success flag of the trajectory itself must not enter."""
+        ...
+
+
+@runtime_checkable
+class FittedReward(ProgressReward, Protocol):
+    """A reward model that is trained on trajectories (labelled by their success) before it scores."""
+
+    learned: bool
+
+    def fit(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        """Train; a trained model goes on from where it is. Returns figures such as the loss."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nested dicts and lists of tensors, numbers and strings."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 @runtime_checkable

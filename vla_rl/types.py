@@ -127,11 +127,18 @@ class PolicyOutput:
 
 @dataclass(frozen=True)
 class PolicyEvaluation:
-    """A stored decision under the present weights, with gradient. ``value`` is None without a value head."""
+    """A stored decision under the present weights, with gradient. ``value`` is None without a value head.
+
+    A policy may weigh its entries: ``advantage_weight`` multiplies the advantage of each (a discount along an axis),
+    ``clip_scale`` PPO's clip range. ``auxiliary_loss`` is a loss of the policy's own, to be minimised beside, per row.
+    """
 
     log_prob: Float[Tensor, "b *k"]
     entropy: Float[Tensor, "b *k"]
     value: Float[Tensor, "b"] | None = None
+    advantage_weight: Float[Tensor, "b *k"] | None = None
+    clip_scale: Float[Tensor, "b *k"] | None = None
+    auxiliary_loss: Float[Tensor, "b"] | None = None
 
 
 @dataclass(frozen=True)
@@ -253,7 +260,5 @@ class RolloutBatch:
             group_index=group_index,
             policy_version=torch.tensor([t.policy_version for t in ts]),
             episodes=tuple(t.episode for t in ts),
-            is_human=torch.cat(
-                [torch.zeros_like(t.valid) if t.is_human is None else t.is_human for t in ts]
-            ),
+            is_human=torch.cat([torch.zeros_like(t.valid) if t.is_human is None else t.is_human for t in ts]),
         )

@@ -14,34 +14,42 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-LEVELS = ("token", "step", "chunk")
+LEVELS = ("token", "step", "chunk", "denoising_step")
+REDUCTIONS = ("sum", "mean")
+KEPT_AXIS = {"step": "control_step", "denoising_step": "denoising_step"}
 AGGREGATIONS = ("token", "trajectory", "step_count")
 KL_KINDS = ("k1", "k2", "k3")
 MAX_LOG_RATIO = 20.0
 
 
 # ------------------------------------------------------------------------------------------------- levels of log-probs
-def reduce_log_prob(log_prob: Tensor, axes: Sequence[str], valid: Tensor, level: str) -> tuple[Tensor, Tensor]:
+def reduce_log_prob(
+    log_prob: Tensor, axes: Sequence[str], valid: Tensor, level: str, reduction: str = "sum"
+) -> tuple[Tensor, Tensor]:
     """Log-probs at a ratio level: (entries float32 [n e], mask bool [n e]).
 
     ``log_prob`` [n *k] with one name in ``axes`` per axis of ``*k``; ``valid`` bool [n h] marks executed control steps.
-    "token" keeps every axis, "step" sums all but "control_step", "chunk" sums all. What was not executed counts 0 in a
-    sum and is masked out where its axis stays; without a "control_step" axis a decision counts when any step ran.
-    Raises ValueError for an unknown level, for "step" without that axis, and for shapes that do not fit.
+    "token" keeps every axis, "step" sums all but "control_step", "denoising_step" all but that axis, "chunk" sums all.
+    What was not executed counts 0 in a sum and is masked out where its axis stays; without a "control_step" axis a
+    decision counts when any step ran. ``reduction`` "mean" divides each sum by its executed entries (as DPPO does; the
+    clip range then means something else). Raises ValueError for an unknown level or reduction, for a level whose axis is
+    missing, and for shapes that do not fit.
     """
     n, k = log_prob.shape[0], log_prob.ndim - 1
     if len(axes) != k:
         raise ValueError(
             f"log_prob of shape {tuple(log_prob.shape)} has {k} axes after the batch, log_prob_axes names {tuple(axes)}"
         )
-    if level not in LEVELS:
-        raise ValueError(f"ratio level {level!r} is not one of {', '.join(LEVELS)}")
+    if level not in LEVELS or reduction not in REDUCTIONS:
+        raise ValueError(
+            f"ratio level {level!r} is not one of {', '.join(LEVELS)}, or reduction {reduction!r} not one of "
+            f"{', '.join(REDUCTIONS)}"
+        )
+    kept = KEPT_AXIS.get(level)
+    if kept is not None and kept not in axes:
+        raise ValueError(f"a {level}-level ratio needs a {kept!r} axis; the policy's log_prob_axes are {tuple(axes)}")
     where = axes.index("control_step") + 1 if "control_step" in axes else None
     if where is None:
-        if level == "step":
-            raise ValueError(
-                f"a step-level ratio needs a 'control_step' axis; the policy's log_prob_axes are {tuple(axes)}"
-            )
         mask = valid.any(1).view(n, *[1] * k)
     else:
         if log_prob.shape[where] != valid.shape[1]:
@@ -50,10 +58,14 @@ def reduce_log_prob(log_prob: Tensor, axes: Sequence[str], valid: Tensor, level:
     x = log_prob.float().masked_fill(~mask, 0.0)
     if level == "token":
         return x.reshape(n, -1), mask.expand_as(x).reshape(n, -1)
-    if level == "step":
-        others = [i for i in range(1, k + 1) if i != where]
-        return (x.sum(others) if others else x), valid
-    return x.reshape(n, -1).sum(1, keepdim=True), valid.any(1, keepdim=True)
+    stays = None if kept is None else axes.index(kept) + 1
+    others = [i for i in range(1, k + 1) if i != stays]
+    total = x.sum(others) if others else x
+    if reduction == "mean" and others:
+        total = total / mask.expand_as(x).sum(others).clamp(min=1)
+    if stays is None:
+        return total.view(n, 1), valid.any(1, keepdim=True)
+    return total, (valid if stays == where else valid.any(1, keepdim=True).expand_as(total))
 
 
 # --------------------------------------------------------------------------------------------------------- aggregation
@@ -84,9 +96,7 @@ def weight_norm(weights: Tensor, aggregation: str, num_decisions: int, num_traje
     return weights.sum().clamp(min=1e-8)
 
 
-def aggregate(
-    values: Tensor, mask: Tensor, trajectory_index: Tensor, num_trajectories: int, aggregation: str
-) -> Tensor:
+def aggregate(values: Tensor, mask: Tensor, trajectory_index: Tensor, num_trajectories: int, aggregation: str) -> Tensor:
     """Scalar loss from entries [n e] of a whole batch (see `weight_norm`)."""
     weights = entry_weights(mask, trajectory_index, num_trajectories, aggregation)
     return (values * weights).sum() / weight_norm(weights, aggregation, mask.shape[0], num_trajectories)
@@ -104,12 +114,17 @@ def log_ratio(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
 
 
 def policy_loss(
-    log_ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float | None = None
+    log_ratio: Tensor,
+    advantages: Tensor,
+    clip_low: float | Tensor,
+    clip_high: float | Tensor,
+    dual_clip: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """PPO's clipped surrogate per entry, to be minimised: (loss, whether the clip is active), both [n e].
 
     loss = −min(r·A, clip(r, 1 − clip_low, 1 + clip_high)·A). With ``dual_clip`` c > 1 it is at most c·|A| where A < 0,
-    so that one action that became far more likely cannot dominate. ``advantages`` broadcasts against ``log_ratio``.
+    so that one action that became far more likely cannot dominate. ``advantages`` and clip ranges broadcast against
+    ``log_ratio``.
     """
     ratio = log_ratio.exp()
     plain = -advantages * ratio

@@ -54,8 +54,10 @@ class PPOConfig:
     ``normalize_advantage``: "batch", "minibatch", "none", or "auto" (batch for gae, none for the others).
     ``skip_zero_advantage`` leaves out decisions whose advantage is exactly 0 (all-same groups, MC-GRPO's median).
 
-    Loss: ``ratio_level`` token, step or chunk; ``loss_aggregation`` token, trajectory or step_count; ``clip_low``,
-    ``clip_high``, ``dual_clip`` (None is off); ``value_clip``, ``value_huber_delta`` (None is off) and ``value_coef``;
+    Loss: ``ratio_level`` token, step, denoising_step or chunk; ``ratio_reduction`` sum or mean (over a ratio's executed
+    entries; with mean a much smaller clip range fits); ``loss_aggregation`` token, trajectory or step_count; ``clip_low``,
+    ``clip_high``, ``dual_clip`` (None is off); a policy may scale advantage and clip range per log-prob entry;
+    ``value_clip``, ``value_huber_delta`` (None is off) and ``value_coef``;
     ``entropy_coef`` on the mean entropy per token; ``kl_coef`` with ``kl_kind`` towards the reference policy;
     ``success_imitation_coef`` on −log-prob per token of what successful episodes did.
 
@@ -83,6 +85,7 @@ class PPOConfig:
     skip_zero_advantage: bool = False
 
     ratio_level: str = "token"
+    ratio_reduction: str = "sum"
     loss_aggregation: str = "token"
     clip_low: float = 0.2
     clip_high: float = 0.2
@@ -124,6 +127,7 @@ class PPOConfig:
         require_choice(own, "virtual_best", self.virtual_best, adv.VIRTUAL_BEST)
         require_choice(own, "normalize_advantage", self.normalize_advantage, ("auto", "batch", "minibatch", "none"))
         require_choice(own, "ratio_level", self.ratio_level, losses.LEVELS)
+        require_choice(own, "ratio_reduction", self.ratio_reduction, losses.REDUCTIONS)
         require_choice(own, "loss_aggregation", self.loss_aggregation, losses.AGGREGATIONS)
         require_choice(own, "kl_kind", self.kl_kind, losses.KL_KINDS)
         require_choice(own, "minibatch_unit", self.minibatch_unit, ("decision", "trajectory"))
@@ -152,9 +156,7 @@ class PPOConfig:
         if self.decouple_rewards and self.advantage != "grpo":
             raise ConfigError(f"{own}.decouple_rewards (GDPO) needs advantage='grpo', got {self.advantage!r}")
         if self.decouple_rewards and self.group_scale == "running_std":
-            raise ConfigError(
-                f"{own}.decouple_rewards cannot share one running_std between rewards; use group_scale='std'"
-            )
+            raise ConfigError(f"{own}.decouple_rewards cannot share one running_std between rewards; use group_scale='std'")
         if self.adaptive_learning_rate and self.target_kl is None:
             raise ConfigError(f"{own}.adaptive_learning_rate needs target_kl; set it (0.01 is a usual start)")
 
@@ -207,9 +209,10 @@ class PPO:
         self.policy = policy = cast(LikelihoodPolicy, policy)
         if config.kl_coef > 0 and reference_policy is None:
             raise ConfigError(f"PPOConfig.kl_coef={config.kl_coef} needs a reference policy; give one or set kl_coef=0")
-        if config.ratio_level == "step" and "control_step" not in policy.log_prob_axes:
+        needed = losses.KEPT_AXIS.get(config.ratio_level)
+        if needed is not None and needed not in policy.log_prob_axes:
             raise ConfigError(
-                f"PPOConfig.ratio_level='step' needs a 'control_step' axis; {type(policy).__name__} declares "
+                f"PPOConfig.ratio_level={config.ratio_level!r} needs a {needed!r} axis; {type(policy).__name__} declares "
                 f"{tuple(policy.log_prob_axes)}; use 'token' or 'chunk'"
             )
         self.config, self.critic, self.reference_policy = config, critic, reference_policy
@@ -246,6 +249,8 @@ class PPO:
         self.generator = torch.Generator().manual_seed(config.seed)
         self.running_scale = adv.RunningScale()
         self.iteration = 0
+        if hasattr(policy, "prepare_for_rl"):
+            policy.prepare_for_rl()
 
     # ------------------------------------------------------------------------------------------------------ one update
     def update(self, batch: RolloutBatch, rewards: Tensor | Mapping[str, Tensor] | None = None) -> dict[str, float]:
@@ -355,15 +360,11 @@ class PPO:
                 out[part] = value.float().cpu()
         return out
 
-    def _decision_rewards(
-        self, batch: RolloutBatch, rewards: Tensor | Mapping[str, Tensor] | None
-    ) -> dict[str, Tensor]:
+    def _decision_rewards(self, batch: RolloutBatch, rewards: Tensor | Mapping[str, Tensor] | None) -> dict[str, Tensor]:
         """Named rewards per decision [n]; a single one is called "reward"."""
         config, n = self.config, batch.num_decisions
         if rewards is None:
-            inside = (
-                config.gamma if config.gamma_per_control_step and config.advantage in ("gae", "reinforce++") else 1.0
-            )
+            inside = config.gamma if config.gamma_per_control_step and config.advantage in ("gae", "reinforce++") else 1.0
             rewards = adv.chunk_rewards(batch.rewards, inside)
         several = isinstance(rewards, Mapping)
         given = rewards if isinstance(rewards, Mapping) else {"reward": rewards}
@@ -445,10 +446,15 @@ class PPO:
             advantages = adv.whiten(advantages, takes_part)
         if config.skip_zero_advantage:
             takes_part = takes_part & (advantages != 0)
-        old, mask = losses.reduce_log_prob(old_log_prob, axes, learn.to(device), config.ratio_level)
-        behavior, _ = losses.reduce_log_prob(
-            batch.behavior_log_prob.to(device), axes, learn.to(device), config.ratio_level
+        at_level = functools.partial(
+            losses.reduce_log_prob,
+            axes=axes,
+            valid=learn.to(device),
+            level=config.ratio_level,
+            reduction=config.ratio_reduction,
         )
+        old, mask = at_level(old_log_prob)
+        behavior, _ = at_level(batch.behavior_log_prob.to(device))
         gap = old - behavior
         metrics["ppo/behavior_gap_mean"] = float(losses.masked_mean(gap.abs(), mask))
         metrics["ppo/behavior_gap_max"] = float(torch.where(mask, gap.abs(), 0.0).amax())
@@ -552,14 +558,19 @@ class PPO:
                 out = self.policy.evaluate(
                     data.observations[part].to(device), {k: v[part].to(device) for k, v in data.replay.items()}
                 )
-            axes, level = self.policy.log_prob_axes, config.ratio_level
-            log_prob, mask = losses.reduce_log_prob(out.log_prob, axes, part_learn, level)
-            old, _ = losses.reduce_log_prob(data.old_log_prob[where], axes, part_learn, level)
+            axes = self.policy.log_prob_axes
+            at_level = functools.partial(losses.reduce_log_prob, axes=axes, valid=part_learn, level=config.ratio_level)
+            log_prob, mask = at_level(out.log_prob, reduction=config.ratio_reduction)
+            old, _ = at_level(data.old_log_prob[where], reduction=config.ratio_reduction)
             weights = data.weights[where] / norm
             log_ratio = losses.log_ratio(log_prob, old)
-            surrogate, active = losses.policy_loss(
-                log_ratio, part_advantages[:, None], config.clip_low, config.clip_high, config.dual_clip
-            )
+            entry_advantages, clip_low, clip_high = part_advantages[:, None], config.clip_low, config.clip_high
+            if out.advantage_weight is not None:
+                entry_advantages = entry_advantages * at_level(out.advantage_weight, reduction="mean")[0]
+            if out.clip_scale is not None:
+                scale = at_level(out.clip_scale, reduction="mean")[0]
+                clip_low, clip_high = clip_low * scale, clip_high * scale
+            surrogate, active = losses.policy_loss(log_ratio, entry_advantages, clip_low, clip_high, config.dual_clip)
             entropy, token_mask = losses.reduce_log_prob(out.entropy, axes, part_learn, "token")
             terms = {
                 "policy_loss": (surrogate * weights).sum(),
@@ -567,13 +578,16 @@ class PPO:
             }
             loss = terms["policy_loss"] - config.entropy_coef * terms["entropy"]
             if data.reference_log_prob is not None:
-                reference, _ = losses.reduce_log_prob(data.reference_log_prob[where], axes, part_learn, level)
+                reference, _ = at_level(data.reference_log_prob[where], reduction=config.ratio_reduction)
                 terms["reference_kl"] = (losses.kl_estimate(log_prob, reference, config.kl_kind) * weights).sum()
                 loss = loss + config.kl_coef * terms["reference_kl"]
             if config.success_imitation_coef > 0:
                 tokens, _ = losses.reduce_log_prob(out.log_prob, axes, part_learn & data.imitate[where, None], "token")
                 terms["success_imitation_loss"] = -tokens.sum() / imitated_count
                 loss = loss + config.success_imitation_coef * terms["success_imitation_loss"]
+            if out.auxiliary_loss is not None:
+                terms["auxiliary_loss"] = out.auxiliary_loss.sum() / len(rows)
+                loss = loss + terms["auxiliary_loss"]
             if value_only:
                 loss = torch.zeros((), device=device)
             if data.returns is not None and data.old_value is not None and out.value is not None:

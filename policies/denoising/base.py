@@ -1,0 +1,117 @@
+"""What policies that denoise action chunks and their students share: trunk, expert, normalisation, noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from policies.denoising.expert import ActionExpert, Cache
+from policies.normalization import VectorStats
+from policies.tokenizer import WordTokenizer
+from policies.trunk import TrunkConfig, VisionLanguageTrunk, counter_uniforms, require_choices, require_positive
+from vla_rl.errors import ConfigError
+from vla_rl.types import ActionChunk, EmbodimentSpec, Observation
+
+_CHOICES = {"action_range": ("zscore", "bounds", "quantile"), "deterministic_start": ("seeded", "zero")}
+_UNSEEDED = 0  # the seed of every row's first noise where a deterministic decision is asked for without seeds
+
+
+@dataclass
+class DenoisingConfig(TrunkConfig):
+    """What every denoising policy has: trunk, expert, and how actions are normalised."""
+
+    value_head: bool = False
+    precision: str = "float32"  # of the trunk; the expert and the chain always compute in float32
+    expert_width: int = 128
+    expert_mlp: int = 256
+    action_range: str = "zscore"  # zscore | bounds | quantile: what ±1 stands for; grippers use their bounds
+    denoising_steps: int = 10
+    deterministic_start: str = "seeded"  # seeded | zero: first noise where no step noise is drawn
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_choices(self, _CHOICES)
+        require_positive(self, "expert_width", "expert_mlp", "denoising_steps")
+        if self.expert_width % 2:
+            raise ConfigError(f"policy.expert_width is {self.expert_width}, the time embedding needs it even")
+
+
+def counter_normals(seeds: Sequence[int], count: int) -> Tensor:
+    """Standard normal numbers float32 [b count] that depend on each row's seed and the index alone."""
+    return torch.special.ndtri(torch.from_numpy(counter_uniforms(seeds, count)))
+
+
+class DenoisingBase(VisionLanguageTrunk):
+    """Trunk, expert, normalisation: what the policies that denoise and their students share."""
+
+    def __init__(
+        self,
+        config: DenoisingConfig,
+        embodiment: EmbodimentSpec,
+        action_stats: VectorStats | None = None,
+        proprio_stats: VectorStats | None = None,
+        tokenizer: WordTokenizer | None = None,
+    ):
+        super().__init__(config, embodiment, action_stats, proprio_stats, tokenizer, positions=0)
+        self.expert = self._new_expert()
+        self._build_value_head()
+        offset, scale = _action_scaling(embodiment, self.action_stats, config.action_range)
+        self.register_buffer("action_offset", offset, persistent=False)
+        self.register_buffer("action_scale", scale, persistent=False)
+        for name, bound in (("action_low", embodiment.action_low), ("action_high", embodiment.action_high)):
+            self.register_buffer(name, torch.tensor(bound, dtype=torch.float32), persistent=False)
+
+    def _new_expert(self) -> ActionExpert:
+        c = self.config
+        head = c.llm_width // c.llm_heads
+        return ActionExpert(
+            self.embodiment.action_dim, c.chunk_length, c.expert_width, c.expert_mlp, c.llm_depth, c.llm_heads, head
+        )
+
+    # ----------------------------------------------------------------------------------------------------- parts
+    def encode(self, observation: Observation) -> tuple[Cache, Tensor | None]:
+        """The prefix cache, which the expert reads at every step, and the value [b] or None."""
+        with self._autocast():
+            prefix = self._prefix(*self._inputs(observation))
+            hidden, present = self.trunk(prefix, causal=False, cache_only=not self.config.value_head)
+        return [(k.float(), v.float()) for k, v in present], self._value(hidden)
+
+    def normalize(self, actions: Tensor) -> Tensor:
+        return (actions - self.action_offset) / self.action_scale
+
+    def denormalize(self, normalized: Tensor) -> Tensor:
+        """Physical actions, clipped to the robot's bounds."""
+        actions = normalized * self.action_scale + self.action_offset
+        return torch.minimum(torch.maximum(actions, self.action_low), self.action_high)
+
+    def _first_noise(self, seeds: Sequence[int] | None, b: int) -> Tensor:
+        """Where a deterministic decision starts, [b h a]."""
+        h, a = self.chunk_length, self.embodiment.action_dim
+        if self.config.deterministic_start == "zero":
+            return torch.zeros(b, h, a, device=self.device)
+        return counter_normals([_UNSEEDED] * b if seeds is None else seeds, h * a).view(b, h, a).to(self.device)
+
+    def _chunk(self, normalized: Tensor) -> ActionChunk:
+        valid = torch.ones(normalized.shape[:2], dtype=torch.bool, device=normalized.device)
+        return ActionChunk(actions=self.denormalize(normalized), valid=valid)
+
+
+def _action_scaling(embodiment: EmbodimentSpec, stats: VectorStats, action_range: str) -> tuple[Tensor, Tensor]:
+    """Offset and scale [a]: physical = normalised · scale + offset. Constant dimensions fall back on the bounds."""
+    bounds = torch.tensor([embodiment.action_low, embodiment.action_high], dtype=torch.float32)
+    offset, scale = bounds.mean(0), (bounds[1] - bounds[0]) / 2.0
+    if action_range == "zscore":
+        mean, std = torch.tensor(stats.mean), torch.tensor(stats.std)
+    elif action_range == "quantile":
+        mean, std = (
+            (torch.tensor(stats.q01) + torch.tensor(stats.q99)) / 2,
+            (torch.tensor(stats.q99) - torch.tensor(stats.q01)) / 2,
+        )
+    else:
+        return offset, scale
+    gripper = torch.tensor(["gripper" in name.lower() for name in embodiment.action_names])
+    keep = gripper | (std < 1e-6)
+    return torch.where(keep, offset, mean), torch.where(keep, scale, std)

@@ -1,0 +1,446 @@
+"""A VLA whose head denoises action chunks, with the likelihood of its own denoising chain: PPO for flow and diffusion.
+
+Trunk: `policies.trunk`, as NanoVLA. Head: `ActionExpert` on the trunk's cached keys and values. A decision starts from
+noise and takes ``denoising_steps`` steps of a `Chain`; the stochastic ones are Gaussian, so each has a log-prob, and the
+decision becomes a short Markov chain that any policy-gradient method can train through.
+
+Followed, and where this departs from it:
+- πRL (arXiv 2510.25889): Flow-SDE, Flow-Noise. Flow-SDE's random step is drawn per row, there per batch.
+- DPPO (arXiv 2409.00588): floors of the standard deviations, clamped log-probs, noise and x̂0 clipping, discount and clip
+  schedule over denoising steps, training of the last K' steps with a frozen copy before them. The mean over dimensions
+  that DPPO takes is PPO's own option (``algorithm.ratio_reduction=mean``).
+- RL-100 (arXiv 2510.14830): sum over a chunk's dimensions, limits of the standard deviations, no noise at the last step.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from policies.denoising import chain as chains
+from policies.denoising.base import DenoisingBase, DenoisingConfig, counter_normals
+from policies.denoising.consistency import ConsistencyConfig, ConsistencyVLA, Grid, same_noise_loss
+from policies.denoising.expert import Cache
+from policies.normalization import VectorStats
+from policies.tokenizer import WordTokenizer
+from policies.trunk import counter_uniforms, mlp, require_choices, require_positive
+from vla_rl.errors import ConfigError, EmbodimentMismatch
+from vla_rl.types import EmbodimentSpec, Observation, PolicyEvaluation, PolicyOutput
+
+_CHOICES = {
+    "sampler": (*chains.FLOWS, *chains.DIFFUSIONS),
+    "prediction": ("auto", *chains.PREDICTIONS),
+    "stochastic_steps": ("all", "one"),
+}
+
+
+@dataclass
+class DenoisingVLAConfig(DenoisingConfig):
+    """Sampler and likelihood of a `DenoisingVLA`. Standard deviations are in normalised action units; 0 turns a limit off.
+
+    ``stochastic_steps`` "one" draws one step per decision that is stochastic and trained, the others are deterministic;
+    ``stochastic_window`` w (0: all) leaves only the first w steps stochastic; ``trained_steps`` K' (0: all) trains the last
+    K' of the stochastic ones, and ``freeze_untrained`` takes the steps before them with a frozen copy of the policy.
+    ``min_std``, ``max_std`` limit what is sampled; ``min_log_prob_std`` is the floor in the likelihood.
+    ``clip_base`` and ``clip_rate`` shape the clip range over the trained steps, ``advantage_discount`` the advantage.
+    """
+
+    sampler: str = "flow_sde"  # flow_sde | flow_noise | flow_cps | ddim | ddpm
+    prediction: str = "auto"  # auto | velocity (flows) | epsilon, sample (diffusion); auto: velocity or epsilon
+    train_timesteps: int = 100  # of the diffusion schedule
+    eta: float = 1.0  # of DDIM's noise
+    noise_level: float = 0.5  # a of flow_sde and flow_cps
+    learned_std_low: float = 0.08  # of flow_noise
+    learned_std_high: float = 0.16
+    clip_action: bool = False  # clip x̂0 to the robot's bounds at every step
+    stochastic_steps: str = "all"
+    stochastic_window: int = 0
+    trained_steps: int = 0
+    freeze_untrained: bool = False
+    last_step_noise: bool = True
+    min_std: float = 0.0
+    max_std: float = 0.0
+    min_log_prob_std: float = 0.0
+    noise_clip: float = 0.0  # limit of |z| of the step noise
+    log_prob_low: float | None = None  # clamp of each entry's log-prob
+    log_prob_high: float | None = None
+    advantage_discount: float = 1.0
+    clip_base: float = 1.0
+    clip_rate: float = 3.0
+    noise_samples: int = 4  # noisy chunks per demonstration and update; they share one pass of the trunk
+    student_steps: int = 0  # a student with so many steps learns beside RL (0: none)
+    student_coef: float = 1.0  # weight of its loss
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_choices(self, _CHOICES)
+        require_positive(self, "train_timesteps", "noise_samples")
+        flow = self.sampler in chains.FLOWS
+        if self.prediction == "auto":
+            self.prediction = "velocity" if flow else "epsilon"
+        if flow != (self.prediction == "velocity"):
+            raise ConfigError(
+                f"policy.prediction is {self.prediction!r} with policy.sampler {self.sampler!r}: flows predict the "
+                "velocity, diffusion epsilon or the sample"
+            )
+        if not flow and self.train_timesteps % self.denoising_steps:
+            raise ConfigError(
+                f"policy.train_timesteps {self.train_timesteps} is not a multiple of policy.denoising_steps "
+                f"{self.denoising_steps}: change either"
+            )
+        if self.sampler == "flow_noise" and self.stochastic_steps == "one":
+            raise ConfigError(
+                "policy.stochastic_steps=one does not go with policy.sampler=flow_noise, whose likelihood joins all "
+                "steps: set stochastic_steps=all"
+            )
+        if not 0.0 < self.learned_std_low < self.learned_std_high:
+            raise ConfigError(
+                f"policy.learned_std_low {self.learned_std_low} and learned_std_high {self.learned_std_high} must be "
+                "positive and in this order"
+            )
+        for name in ("eta", "noise_level", "clip_base"):
+            if not 0.0 < getattr(self, name) <= 1.0:
+                raise ConfigError(f"policy.{name} is {getattr(self, name)}, it must lie in (0, 1]")
+        names = ("min_std", "max_std", "min_log_prob_std", "noise_clip", "stochastic_window", "trained_steps")
+        for name in (*names, "clip_rate", "student_steps", "student_coef"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"policy.{name} is {getattr(self, name)}, it must not be negative")
+        if not 0.0 < self.advantage_discount <= 1.0:
+            raise ConfigError(f"policy.advantage_discount is {self.advantage_discount}, it must lie in (0, 1]")
+        if self.freeze_untrained and not self.trained_steps:
+            raise ConfigError(
+                "policy.freeze_untrained freezes the steps before policy.trained_steps: set that too (1 or more)"
+            )
+
+
+class DenoisingVLA(DenoisingBase):
+    """A `LikelihoodPolicy` and an `ImitationPolicy` of `vla_rl.interfaces`.
+
+    `replay`: ``chain`` float32 [b K'+1 h a] (normalised) and ``first_step`` int64 [b], the index of the step that leaves
+    ``chain[:, 0]``. The chain is float32 throughout, so re-evaluating at unchanged weights reproduces each log-prob.
+    A deterministic decision takes the ODE (DDIM with η = 0) from the row's own first noise.
+    """
+
+    log_prob_axes: tuple[str, ...] = ("denoising_step", "control_step", "action_dim")
+    policy_type = "denoising_vla"
+    config_class = DenoisingVLAConfig
+    frozen: DenoisingVLA | None
+    draws: Tensor
+
+    def __init__(
+        self,
+        config: DenoisingVLAConfig,
+        embodiment: EmbodimentSpec,
+        action_stats: VectorStats | None = None,
+        proprio_stats: VectorStats | None = None,
+        tokenizer: WordTokenizer | None = None,
+    ):
+        super().__init__(config, embodiment, action_stats, proprio_stats, tokenizer)
+        w, a = config.expert_width, embodiment.action_dim
+        if config.sampler == "flow_noise":
+            self.std_head = nn.Sequential(mlp(w, w // 2, w // 4), nn.Tanh(), nn.Linear(w // 4, a))
+        if config.student_steps:
+            self.student = self._new_expert()
+        self.scheduler = None
+        if config.sampler in chains.DIFFUSIONS:
+            self.scheduler = chains.make_scheduler(config.sampler, config.train_timesteps, config.prediction)
+            chain = chains.diffusion_chain(self.scheduler, config.denoising_steps, config.eta)
+            self.register_buffer("train_alphas", self.scheduler.alphas_cumprod.float(), persistent=False)
+        else:
+            chain = chains.flow_chain(config.denoising_steps, config.sampler, config.noise_level)
+        if config.min_std or config.max_std:
+            chain = chain.with_std_limits(config.min_std, config.max_std)
+        if not config.last_step_noise:
+            chain = chain.without_last_noise()
+        self.first_trained, self.end_stochastic = _trained_range(config, chain)
+        for name, column in chain.rows().items():
+            self.register_buffer(f"chain_{name}", column, persistent=False)
+        trained = self.end_stochastic - self.first_trained
+        discount = chains.discount_schedule(trained, config.advantage_discount)
+        self.register_buffer("discount", discount, persistent=False)
+        self.register_buffer(
+            "clip_scale", chains.clip_schedule(trained, config.clip_base, config.clip_rate), persistent=False
+        )
+        # Part of the weights, so that a resumed run draws the noise an uninterrupted one would have drawn.
+        self.register_buffer("draws", torch.zeros((), dtype=torch.int64))
+        self.frozen = None
+        if config.freeze_untrained:
+            self.frozen = copy.deepcopy(self).requires_grad_(False)
+            self.frozen.frozen = None
+            self.register_buffer("is_frozen", torch.zeros((), dtype=torch.bool))
+
+    # ------------------------------------------------------------------------------------------------------- steps
+    @property
+    def steps_per_likelihood(self) -> int:
+        """Size of the "denoising_step" axis."""
+        return 1 if self.config.stochastic_steps == "one" else self.end_stochastic - self.first_trained
+
+    def _bounds(self) -> tuple[Tensor, Tensor] | None:
+        return (self.normalize(self.action_low), self.normalize(self.action_high)) if self.config.clip_action else None
+
+    def _step(self, x: Tensor, index: Tensor | int, modulation: Tensor, cache: Cache) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean and standard deviation of the stochastic step, and the deterministic step, from ``x`` [b s h a].
+
+        ``index`` is the number of the step, or [b s]; ``modulation`` that of its time.
+        """
+        output, features = self.expert(x, modulation, cache)
+
+        def at(column: Tensor) -> Tensor:
+            return column[index] if isinstance(index, int) else column[index][..., None, None]
+
+        action, epsilon = chains.split_prediction(
+            self.config.prediction, output, x, at(self.chain_signal), at(self.chain_noise), self._bounds()
+        )
+        ode = at(self.chain_mean_action) * action + at(self.chain_mean_noise) * epsilon
+        if self.config.sampler == "flow_noise":
+            low, high = self.config.learned_std_low, self.config.learned_std_high
+            share = 0.5 * (self.std_head(features).tanh() + 1.0)  # log-variance between its limits, as in πRL
+            return ode, low * (high / low) ** share, ode
+        mean = at(self.chain_weight_action) * action + at(self.chain_weight_noise) * epsilon
+        return mean, at(self.chain_std).expand_as(mean), ode
+
+    def _log_prob(self, x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+        config = self.config
+        log_prob = chains.gaussian_log_prob(x, mean, std.clamp(min=config.min_log_prob_std))
+        if config.log_prob_low is not None or config.log_prob_high is not None:
+            log_prob = log_prob.clamp(config.log_prob_low, config.log_prob_high)
+        # πRL's joint likelihood is the mean over the K steps and the first noise (whose ratio is 1).
+        return log_prob / (len(self.chain_time) + 1) if config.sampler == "flow_noise" else log_prob
+
+    # ---------------------------------------------------------------------------------------------------- interfaces
+    @torch.no_grad()
+    def act(
+        self, observation: Observation, *, deterministic: bool = False, seeds: Sequence[int] | None = None
+    ) -> PolicyOutput:
+        """One chunk per row, in physical units; see `vla_rl.interfaces.Policy`."""
+        config, b, h, a = self.config, len(observation), self.chunk_length, self.embodiment.action_dim
+        first, end = self.first_trained, self.end_stochastic
+        if seeds is not None and len(seeds) != b:
+            raise ValueError(f"act got {len(seeds)} seeds for {b} observations")
+        first_step = torch.full((b,), first, device=self.device)
+        if deterministic:
+            x, step_noise = self._first_noise(seeds, b), None
+        else:
+            seeds = torch.randint(2**62, (b,)).tolist() if seeds is None else seeds
+            normals = counter_normals(seeds, (end + 1) * h * a).to(self.device).view(b, end + 1, h, a)
+            x, step_noise = normals[:, 0], normals[:, 1:]
+            if config.noise_clip:
+                step_noise = step_noise.clamp(-config.noise_clip, config.noise_clip)
+            if config.stochastic_steps == "one":
+                draw = torch.from_numpy(counter_uniforms([seed ^ _STEP_STREAM for seed in seeds], 1)[:, 0]).to(self.device)
+                first_step = first + (draw * (end - first)).long().clamp(max=end - first - 1)
+        own, value = self._own_expert(observation)
+        path, log_prob = self._denoise(x[:, None], self._experts(own, observation), step_noise, first_step)
+        path, log_prob = path[:, :, 0], log_prob[:, :, 0]
+        rows, span = torch.arange(b, device=self.device)[:, None], self.steps_per_likelihood
+        segment = first_step[:, None] + torch.arange(span + 1, device=self.device)
+        replay = {"chain": path[rows, segment], "first_step": first_step}
+        if config.student_steps:
+            replay["first_noise"] = path[:, 0]
+        return PolicyOutput(
+            chunk=self._chunk(path[:, -1]),
+            behavior_log_prob=log_prob[rows, segment[:, :-1] - first],
+            replay=replay,
+            value=value,
+        )
+
+    def _own_expert(self, observation: Observation) -> tuple[_Expert, Tensor | None]:
+        """This policy, ready to take steps, and the value."""
+        cache, value = self.encode(observation)
+        return _Expert(self, cache, self.expert.modulate(self.chain_time)), value
+
+    def _experts(self, own: _Expert, observation: Observation) -> list[_Expert]:
+        """Who takes each of the K steps: the frozen copy (where there is one) those before the trained ones."""
+        early = own
+        if self.frozen is not None and bool(self.is_frozen):
+            early, _ = self.frozen._own_expert(observation)
+        return [early if i < self.first_trained else own for i in range(len(self.chain_time))]
+
+    def _denoise(
+        self, x: Tensor, experts: list[_Expert], step_noise: Tensor | None = None, first_step: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """All K steps from ``x`` [b s h a]: the path [b K+1 s h a], and the log-probs [b K' s h a] of the trainable ones.
+
+        ``step_noise`` [b E h a] makes the first E steps stochastic; with ``stochastic_steps`` "one" only each row's
+        ``first_step`` [b]. Without it the path is the deterministic one.
+        """
+        one = self.config.stochastic_steps == "one"
+        path, log_probs = [x], []
+        for i, (policy, cache, modulation) in enumerate(experts):
+            mean, std, ode = policy._step(x, i, modulation[i], cache)
+            after = ode
+            if step_noise is not None and i < step_noise.shape[1]:
+                after = mean + std * step_noise[:, i, None]
+                if one:
+                    after = torch.where((first_step == i)[:, None, None, None], after, ode)
+            if self.first_trained <= i < self.end_stochastic:
+                log_probs.append(self._log_prob(after, mean, std))
+            path.append(after)
+            x = after
+        return torch.stack(path, 1), torch.stack(log_probs, 1)
+
+    def evaluate(self, observation: Observation, replay: Mapping[str, Tensor]) -> PolicyEvaluation:
+        """Log-prob and entropy [b K' h a] of the stored chain's steps under the present weights, with gradient.
+
+        ``advantage_weight`` and ``clip_scale`` carry the schedules over denoising steps, where they are not all 1.
+        """
+        path, first_step = replay["chain"].to(self.device), replay["first_step"].to(self.device)
+        span = self.steps_per_likelihood
+        index = first_step[:, None] + torch.arange(span, device=self.device)
+        with torch.autocast(self.device.type, enabled=False):
+            own, value = self._own_expert(observation)
+            mean, std, _ = self._step(path[:, :-1], index, own.modulation[index], own.cache)
+            log_prob = self._log_prob(path[:, 1:], mean, std)
+            entropy = chains.gaussian_entropy(std)
+            auxiliary = None
+            if self.config.student_steps:
+                first_noise = replay["first_noise"].to(self.device)[:, None]
+                auxiliary = self._student_loss(self._experts(own, observation), first_noise)
+
+        def schedule(column: Tensor) -> Tensor | None:
+            if bool((column == 1.0).all()):
+                return None
+            return column[index - self.first_trained][..., None, None].expand_as(log_prob)
+
+        return PolicyEvaluation(
+            log_prob=log_prob,
+            entropy=entropy,
+            value=value,
+            advantage_weight=schedule(self.discount),
+            clip_scale=schedule(self.clip_scale),
+            auxiliary_loss=auxiliary,
+        )
+
+    def imitation_loss(self, observation: Observation, actions: Tensor, valid: Tensor) -> tuple[Tensor, dict[str, float]]:
+        """Mean squared error of the prediction over valid control steps, ``noise_samples`` noisy chunks per row.
+
+        Flow times are t = 0.999·Beta(1.5, 1) + 0.001 (π0, appendix B), diffusion timesteps uniform. Metrics: ``mse``, and
+        ``mae``, how far x̂0 is from the action (mean over dimensions, physical units, at the sampled times).
+        """
+        config, h, a = self.config, self.chunk_length, self.embodiment.action_dim
+        if tuple(actions.shape[1:]) != (h, a):
+            raise EmbodimentMismatch(
+                f"imitation_loss got actions {tuple(actions.shape)}, this policy predicts chunks of {h} x {a}: set "
+                "policy.chunk_length to the data's"
+            )
+        b, s = len(actions), config.noise_samples
+        generator = torch.Generator().manual_seed(int(self.draws))
+        self.draws += 1
+        target_action = self.normalize(actions.to(self.device))[:, None]
+        epsilon = torch.randn(b, s, h, a, generator=generator).to(self.device)
+        draw = torch.rand(b, s, generator=generator).to(self.device)
+        if self.scheduler is None:
+            time = 0.999 * draw ** (1.0 / 1.5) + 0.001  # the inverse distribution function of Beta(1.5, 1)
+            signal, noise = 1.0 - time, time
+        else:
+            timestep = (draw * config.train_timesteps).long().clamp(max=config.train_timesteps - 1)
+            alpha = self.train_alphas[timestep]
+            time, signal, noise = (timestep + 1) / config.train_timesteps, alpha.sqrt(), (1.0 - alpha).sqrt()
+        signal, noise = signal[..., None, None], noise[..., None, None]
+        x = signal * target_action + noise * epsilon
+        cache, _ = self.encode(observation)
+        output, _ = self.expert(x, self.expert.modulate(time), cache)
+        weight = valid.to(self.device, torch.float32)[:, None, :, None].expand_as(output)
+        weight = weight / weight.sum().clamp(min=1.0)
+        loss = ((output - chains.training_target(config.prediction, target_action, epsilon)).square() * weight).sum()
+        with torch.no_grad():
+            guess, _ = chains.split_prediction(config.prediction, output, x, signal, noise, self._bounds())
+            mae = ((self.denormalize(guess) - actions.to(self.device)[:, None]).abs() * weight).sum()
+        return loss, dict(zip(("mse", "mae"), torch.stack([loss.detach(), mae]).tolist(), strict=True))
+
+    # ------------------------------------------------------------------------------------------------- RL and students
+    def prepare_for_rl(self) -> None:
+        """Called once before the first update of RL: what stays frozen and the student start as copies of the policy."""
+        if self.config.student_steps:
+            self.student.load_state_dict(self._student_weights(self._student_prediction))
+        if self.frozen is not None and not bool(self.is_frozen):
+            own = self.state_dict()
+            self.frozen.load_state_dict({name: own[name] for name in self.frozen.state_dict()})
+            self.is_frozen.fill_(True)
+
+    @torch.no_grad()
+    def teach(self, observation: Observation, first_noise: Tensor) -> Tensor:
+        """The deterministic path [b K+1 s h a] (normalised) from ``first_noise`` [b s h a]: what students learn from."""
+        own, _ = self._own_expert(observation)
+        return self._denoise(first_noise, self._experts(own, observation))[0]
+
+    def _student_loss(self, experts: list[_Expert], first_noise: Tensor) -> Tensor:
+        """Loss [b] of the student beside RL, times its weight: same first noise, on a prefix without gradient."""
+        with torch.no_grad():
+            target = self._denoise(first_noise, experts)[0][:, -1]
+        cache = [(k.detach(), v.detach()) for k, v in experts[-1].cache]
+        grid = Grid.straight(self.config.student_steps, self.device)
+        loss = same_noise_loss(self.student, self._student_prediction, grid, cache, first_noise, target)
+        return self.config.student_coef * loss
+
+    @property
+    def _student_prediction(self) -> str:
+        return "velocity" if self.config.prediction == "velocity" else "sample"
+
+    def _student_weights(self, prediction: str) -> dict[str, Tensor]:
+        """The expert's weights; where the student's output stands for something else, its last layer starts at 0."""
+        weights = {name: tensor.clone() for name, tensor in self.expert.state_dict().items()}
+        if prediction != self.config.prediction:
+            for name in ("action_out.weight", "action_out.bias"):
+                weights[name].zero_()
+        return weights
+
+    def make_student(self, steps: int, method: str = "same_noise") -> ConsistencyVLA:
+        """A student policy with ``steps`` denoising steps on a copy of the trunk; only its expert is to be trained.
+
+        ``method`` is how it will learn, one of `policies.denoising.consistency.METHODS`. A student that learnt beside
+        RL (``student_steps``) is taken over.
+        """
+        grid = Grid.straight(steps, self.device) if method == "same_noise" else Grid.of_chain(self, steps)
+        shared = {f.name: getattr(self.config, f.name) for f in fields(DenoisingConfig)}
+        config = ConsistencyConfig(
+            **{**shared, "denoising_steps": steps, "value_head": False},
+            prediction=self._student_prediction if method == "same_noise" else "sample",
+            method=method,
+            **grid.lists(),
+        )
+        student = ConsistencyVLA(config, self.embodiment, self.action_stats, self.proprio_stats, self.tokenizer)
+        own = self.state_dict()
+        student.load_state_dict({n: own[n] for n in student.state_dict() if not n.startswith("expert.")}, strict=False)
+        learnt = self.config.student_steps == steps and method == "same_noise"
+        student.expert.load_state_dict(self.student.state_dict() if learnt else self._student_weights(config.prediction))
+        student.requires_grad_(False)
+        student.expert.requires_grad_(True)
+        return student.to(self.device)
+
+
+class _Expert(NamedTuple):
+    """One who takes steps: the policy, its prefix cache, and its modulation [K D] by the time of each step."""
+
+    policy: DenoisingVLA
+    cache: Cache
+    modulation: Tensor
+
+
+_STEP_STREAM = 0x5DEECE66D  # keeps the draw of the step apart from the draws of its noise
+
+
+def _trained_range(config: DenoisingVLAConfig, chain: chains.Chain) -> tuple[int, int]:
+    """The first trained step and the end of the stochastic ones."""
+    end = min(config.stochastic_window or len(chain), len(chain))
+    if config.sampler != "flow_noise":
+        while end and float(chain.std[end - 1]) == 0.0:
+            end -= 1
+    elif not config.last_step_noise:
+        end = min(end, len(chain) - 1)
+    if end < 1:
+        raise ConfigError(
+            f"policy.sampler={config.sampler} with denoising_steps={config.denoising_steps} and "
+            f"last_step_noise={config.last_step_noise} has no stochastic step to train: take more steps, or noise at the "
+            "last one (policy.min_std above 0, last_step_noise=true)"
+        )
+    if config.trained_steps > end:
+        raise ConfigError(
+            f"policy.trained_steps is {config.trained_steps}, but only {end} steps are stochastic: set it to at most that"
+        )
+    return (end - config.trained_steps if config.trained_steps else 0), end
