@@ -3,7 +3,7 @@
 The model, its preprocessing and its normalisation are lerobot's own objects; what stands here is how they meet an
 `Observation`, how a chain gets a likelihood, and how both kinds of checkpoint are read and written:
 
-- lerobot's form: the folder that its ``save_pretrained`` writes. `LeRobotPolicy.from_pretrained` reads it for a given
+- lerobot's form: the folder that its ``save_pretrained`` writes. `LeRobotPolicy.from_published` reads it for a given
   robot, `LeRobotPolicy.save_pretrained` writes it back, and lerobot's ``from_pretrained`` and evaluation load that.
 - this project's form (`vla_rl.checkpoint`), which training saves and resumes from.
 
@@ -40,7 +40,7 @@ from policies.lerobot_heads import (
     RegressionHead,
     SmolVLAHead,
 )
-from policies.nano_vla import counter_uniforms
+from policies.trunk import counter_uniforms
 from vla_rl.errors import ConfigError, EmbodimentMismatch, MissingDependency, MissingPackage, UserError
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyEvaluation, PolicyOutput
 
@@ -258,6 +258,8 @@ def _build(settings: Mapping[str, Any], vlm: str, offline: Mapping[str, Any]) ->
             "a checkpoint with adapt_to_pi_aloha rewrites Aloha's joints inside the model; that is not supported"
         )
     family = settings["type"]
+    if family in ("pi0", "pi05"):
+        _require_patched_transformers(family)
     try:
         with _quiet():
             return get_policy_class(family)(_decode(changed))
@@ -271,12 +273,22 @@ def _build(settings: Mapping[str, Any], vlm: str, offline: Mapping[str, Any]) ->
             f"preprocessor_config.json) as policy.vlm=/path, or put the model into the Hugging Face cache once"
         ) from error
     except ValueError as error:
-        if family in ("pi0", "pi05"):
-            raise MissingDependency(
-                f"the installed lerobot cannot build a {family} policy: it needs the patched transformers of "
-                f"'pip install lerobot[pi]' (its check of transformers.models.siglip failed: {error})"
-            ) from error
         raise ConfigError(f"lerobot refuses to build this {family} policy: {error}") from error
+
+
+def _require_patched_transformers(family: str) -> None:
+    """lerobot makes the same check, but only once the whole model is in memory."""
+    try:
+        from transformers.models.siglip import check
+
+        patched = check.check_whether_transformers_replace_is_installed_correctly()
+    except ImportError:
+        patched = False
+    if not patched:
+        raise MissingDependency(
+            f"the installed transformers cannot run lerobot's {family}: it needs the patched version that brings the module "
+            f"transformers.models.siglip.check and norms with a condition. Install it with: pip install 'lerobot[pi]'"
+        )
 
 
 def _pipelines(stored: Stored, vlm: str) -> tuple[Any, Any]:
@@ -353,7 +365,7 @@ def new_policy(
 
 # -------------------------------------------------------------------------------------------------------------- policy
 class LeRobotPolicy(nn.Module):
-    """A policy of lerobot that acts and imitates (see the module's text). Build it with `from_pretrained` (a checkpoint of
+    """A policy of lerobot that acts and imitates (see the module's text). Build it with `from_published` (a checkpoint of
     lerobot), `from_statistics` (what SFT calls) or `vla_rl.checkpoint.load_policy`."""
 
     policy_type = "lerobot"
@@ -389,7 +401,7 @@ class LeRobotPolicy(nn.Module):
         return kind(config, embodiment, stored, model)
 
     @classmethod
-    def from_pretrained(cls, config: LeRobotConfig, embodiment: EmbodimentSpec) -> LeRobotPolicy:
+    def from_published(cls, config: LeRobotConfig, embodiment: EmbodimentSpec) -> LeRobotPolicy:
         """The policy of ``config.checkpoint`` as it is, for the robot ``embodiment``.
 
         Raises `ConfigError`, `UserError` (folder or weights incomplete), `EmbodimentMismatch`, `MissingPackage` and
@@ -677,30 +689,40 @@ def _require_fit(config: LeRobotConfig, embodiment: EmbodimentSpec, stored: Stor
         )
 
 
-def _load_weights(model: nn.Module, file: Path) -> None:
-    """Copy a safetensors file into ``model``; each parameter takes the dtype it has there."""
-    from safetensors import SafetensorError, safe_open
-    from safetensors.torch import load_model
+def _load_weights(model: Any, file: Path) -> None:
+    """Copy a safetensors file into ``model``; each parameter takes the half precision it has there, if any."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
 
-    parameters = dict(model.named_parameters()) | dict(model.named_buffers())
     try:
-        with safe_open(str(file), "pt") as opened:
-            wrong = []
-            for name in opened.keys():  # noqa: SIM118 (not a dict)
-                stored = opened.get_slice(name)
-                if name in parameters and stored.get_shape() != list(parameters[name].shape):
-                    wrong.append(f"misshapen: {name} is {stored.get_shape()} there, {list(parameters[name].shape)} here")
-                elif name in parameters and stored.get_dtype() in ("BF16", "F16"):
-                    dtype = torch.bfloat16 if stored.get_dtype() == "BF16" else torch.float16
-                    parameters[name].data = parameters[name].data.to(dtype)
-        if not wrong:
-            missing, unexpected = load_model(model, str(file), strict=False)
-            wrong = [f"missing: {name}" for name in missing] + [f"unexpected: {name}" for name in unexpected]
+        stored = load_file(file)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{file} is missing or damaged ({error}): fetch the checkpoint again") from error
+    if hasattr(model, "_fix_pytorch_state_dict_keys"):  # π0: files in openpi's naming exist, lerobot renames them so
+        stored = model._fix_pytorch_state_dict_keys(stored, model.config)
+        stored = {name if name.startswith("model.") else f"model.{name}": tensor for name, tensor in stored.items()}
+    own = dict(model.named_parameters()) | dict(model.named_buffers())
+    wrong = []
+    for name, tensor in stored.items():
+        if name in own and tensor.shape != own[name].shape:
+            wrong.append(f"misshapen: {name} is {list(tensor.shape)} there, {list(own[name].shape)} by its {_CONFIG}")
+        elif name in own and tensor.dtype in (torch.bfloat16, torch.float16):
+            own[name].data = own[name].data.to(tensor.dtype)
+    broken = [name for name, x in stored.items() if x.is_floating_point() and not torch.isfinite(x).all()]
+    if not wrong:
+        missing, unexpected = model.load_state_dict(stored, strict=False)
+        everything = model.state_dict()
+        filled = {everything[name].data_ptr() for name in stored if name in everything}  # shared tensors are stored once
+        wrong = [f"missing: {name}" for name in missing if everything[name].data_ptr() not in filled]
+        wrong += [f"unexpected: {name}" for name in unexpected]
     if wrong:
         shown = "\n  ".join(sorted(wrong)[:20]) + (f"\n  and {len(wrong) - 20} more" if len(wrong) > 20 else "")
-        raise UserError(f"the weights in {file} do not fit the policy that its {_CONFIG} describes:\n  {shown}")
-    bad = [name for name, tensor in parameters.items() if tensor.is_floating_point() and not torch.isfinite(tensor).all()]
-    if bad:
-        raise UserError(f"{file} has values that are not finite, first in {bad[0]}: the training that wrote it diverged")
+        raise UserError(
+            f"the weights in {file} do not fit the policy that its {_CONFIG} describes:\n  {shown}\nFetch the checkpoint "
+            f"again, or undo the policy.options that change the model's size."
+        )
+    if broken:
+        raise UserError(
+            f"{file} has values that are not finite, first in {broken[0]}: the training that wrote it diverged, use an "
+            f"earlier checkpoint"
+        )

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from contracts import check_policy, random_observation
 
-from policies.lerobot import FAMILIES, LeRobotChainPolicy, LeRobotConfig, LeRobotPolicy, Stored
-from policies.lerobot_heads import ChainSettings, DiffusionHead, block_mask, flow_sde_coefficients
+from policies.lerobot import LeRobotChainPolicy, LeRobotConfig, LeRobotPolicy, Stored
+from policies.lerobot_heads import ChainSettings, block_mask, flow_sde_coefficients
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.checkpoint import load_policy, save_checkpoint
 from vla_rl.errors import ConfigError, EmbodimentMismatch, MissingDependency, MissingPackage, UserError
@@ -42,7 +42,9 @@ STATS = {
 for _values in STATS.values():
     _values |= {"q01": _values["low"], "q99": _values["high"]}
 TINY = {
-    "act": ["dim_model=16", "n_heads=2", "dim_feedforward=32", "n_encoder_layers=1", "n_vae_encoder_layers=1", "latent_dim=4"],
+    "act": [
+        "dim_model=16", "n_heads=2", "dim_feedforward=32", "n_encoder_layers=1", "n_vae_encoder_layers=1", "latent_dim=4",
+    ],
     "diffusion": [
         "down_dims=[16]", "n_groups=4", "diffusion_step_embed_dim=8", "spatial_softmax_num_keypoints=4",
         "num_train_timesteps=12", "num_inference_steps=4",
@@ -126,7 +128,7 @@ def folders(vlm: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pat
 
 
 def load(folder: Path, **config: Any) -> LeRobotPolicy:
-    return LeRobotPolicy.from_pretrained(LeRobotConfig(checkpoint=str(folder), chunk_length=CHUNK, **config), SPEC)
+    return LeRobotPolicy.from_published(LeRobotConfig(checkpoint=str(folder), chunk_length=CHUNK, **config), SPEC)
 
 
 def observation(b: int = 3, seed: int = 0) -> Observation:
@@ -186,3 +188,383 @@ def test_acts_as_lerobot_does(family: str, folders: dict[str, Path], tmp_path: P
     output = policy.act(observation(), deterministic=True, seeds=[5, 6, 7])
     noise = output.replay["chain"][:, 0] if output.replay else None
     torch.testing.assert_close(output.chunk.actions, lerobots_actions(folder, observation(), noise), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("prediction", ["epsilon", "sample"])
+@pytest.mark.parametrize("scheduler", ["DDPM", "DDIM"])
+def test_diffusion_step_is_that_of_diffusers(folders: dict[str, Path], scheduler: str, prediction: str) -> None:
+    """Mean and standard deviation of every step, clipped estimates included, for η = 1."""
+    options = [f"noise_scheduler_type={scheduler}", f"prediction_type={prediction}"]
+    policy = load(folders["diffusion"], options=options)
+    model, settings = policy.model.diffusion, ChainSettings(steps=4, noise_level=1.0, min_std=1e-9)
+    model.noise_scheduler.set_timesteps(4)
+    times = model.noise_scheduler.timesteps.tolist()
+    assert times == policy.head.timesteps(4) == [9, 6, 3, 0]
+    with torch.no_grad():
+        condition = policy.head.condition(policy._batch(observation()))
+        x = 2 * torch.randn(3, *policy.head.sample_shape)
+        for k, time in enumerate(times):
+            output = model.unet(x, torch.full((3,), time), global_cond=condition)
+            extra = {"eta": 1.0} if scheduler == "DDIM" else {}
+            seeded = torch.Generator().manual_seed(k)
+            expected = model.noise_scheduler.step(output, time, x, generator=seeded, **extra).prev_sample
+            noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(k))
+            step = policy.head.step(condition, x, k, settings)
+            torch.testing.assert_close(step.mean + step.std * noise, expected, rtol=0, atol=2e-6)
+            x = expected
+
+
+def test_last_diffusion_step_gets_the_floor(folders: dict[str, Path]) -> None:
+    policy = load(folders["diffusion"], min_std=0.125)
+    with torch.no_grad():
+        condition = policy.head.condition(policy._batch(observation()))
+        last = policy.head.step(condition, torch.zeros(3, *policy.head.sample_shape), 3, policy.chain)
+    assert last.std == 0.125
+    torch.testing.assert_close(last.mean, last.plain)
+
+
+@pytest.mark.parametrize("time", [1.0, 0.75, 0.25])
+def test_flow_sde_is_the_drift_of_flow_grpo(time: float) -> None:
+    """x − δ·(v + σ²/(2t)·(x + (1 − t)·v)), the form Flow-GRPO derives; no noise gives Euler."""
+    a, size = 0.5, 0.25
+    sigma = a * (time / (1 - time if time < 1 else size)) ** 0.5
+    x, velocity = torch.randn(7), torch.randn(7)
+    for level, s in ((a, sigma), (0.0, 0.0)):
+        to_action, to_noise, std = flow_sde_coefficients(time, size, level)
+        mean = to_action * (x - velocity * time) + to_noise * (x + velocity * (1 - time))
+        drift = velocity + s**2 / (2 * time) * (x + (1 - time) * velocity)
+        torch.testing.assert_close(mean, x - size * drift)
+        assert std == pytest.approx(s * size**0.5)
+
+
+def test_block_mask_is_lerobots() -> None:
+    from lerobot.policies.smolvla.modeling_smolvla import make_att_2d_masks
+
+    padding = torch.tensor([[1, 1, 0, 1, 1], [1, 1, 1, 1, 0]]).bool()
+    starts = torch.tensor([[0, 0, 0, 1, 1], [1, 0, 0, 1, 0]]).bool()
+    assert torch.equal(block_mask(padding, starts), make_att_2d_masks(padding, starts))
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_imitation_loss_is_lerobots_own(family: str, folders: dict[str, Path]) -> None:
+    policy = load(folders[family])
+    theirs, before, _ = lerobots_own(folders[family])
+    obs, actions = observation(), torch.randn(3, CHUNK, ACTIONS)
+    valid = torch.ones(3, CHUNK, dtype=torch.bool)
+    torch.manual_seed(3)
+    loss, metrics = policy.imitation_loss(obs, actions, valid)
+    batch = before({**lerobot_batch(obs), "action": actions, "action_is_pad": ~valid})
+    theirs.train()
+    torch.manual_seed(3)
+    expected, _ = theirs.forward(batch)
+    torch.testing.assert_close(loss, expected)
+    assert metrics == {family: pytest.approx(float(loss))}
+
+
+@pytest.mark.parametrize("family", ["act", "smolvla"])  # a U-Net's convolutions see the padding, as lerobot trains it
+def test_padded_steps_do_not_count(family: str, folders: dict[str, Path]) -> None:
+    policy = load(folders[family])
+    actions, valid = torch.randn(3, CHUNK, ACTIONS), torch.ones(3, CHUNK, dtype=torch.bool)
+    valid[1, 2:] = False
+    other = actions.clone()
+    other[1, 2:] += 5.0
+    losses = []
+    for labels in (actions, other):
+        torch.manual_seed(3)
+        losses.append(policy.imitation_loss(observation(), labels, valid)[0])
+    torch.testing.assert_close(*losses)
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_trained_policy_loads_in_lerobot_and_resumes_here(family: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    more = {"options": ["noise_scheduler_type=DDIM"]} if family == "diffusion" else {}
+    policy = load(folders[family], **more)
+    before = policy.act(observation(), deterministic=True, seeds=[5, 6, 7]).chunk.actions
+    optimizer = torch.optim.Adam([p for p in policy.parameters() if p.requires_grad], 1e-2)
+    for _ in range(2):
+        loss, _ = policy.imitation_loss(observation(), torch.randn(3, CHUNK, ACTIONS), torch.ones(3, CHUNK).bool())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    output = policy.act(observation(), deterministic=True, seeds=[5, 6, 7])
+    assert not torch.allclose(output.chunk.actions, before, atol=1e-3)
+    policy.save_pretrained(tmp_path / "exported")
+    noise = output.replay["chain"][:, 0] if output.replay else None
+    theirs = lerobots_actions(tmp_path / "exported", observation(), noise)
+    torch.testing.assert_close(output.chunk.actions, theirs, rtol=0, atol=1e-5)
+
+    save_checkpoint(tmp_path / "own", policy)
+    again = load_policy(tmp_path / "own", lambda name: LeRobotPolicy, SPEC)
+    assert type(again) is type(policy)
+    same = again.act(observation(), deterministic=True, seeds=[5, 6, 7])
+    torch.testing.assert_close(same.chunk.actions, output.chunk.actions, rtol=0, atol=0)
+
+
+def test_half_precision_weights_stay_so(folders: dict[str, Path], tmp_path: Path) -> None:
+    policy = load(folders["smolvla"])
+    policy.model.model.vlm_with_expert.vlm.to(torch.bfloat16)
+    policy.save_pretrained(tmp_path / "mixed")
+    mixed = load(tmp_path / "mixed")
+    save_checkpoint(tmp_path / "own", mixed)
+    for kept in (mixed, load_policy(tmp_path / "own", lambda name: LeRobotPolicy)):
+        dtypes = {name: p.dtype for name, p in kept.model.named_parameters()}
+        assert {d for n, d in dtypes.items() if ".vlm." in n} == {torch.bfloat16}
+        assert dtypes["model.action_out_proj.weight"] == torch.float32
+        assert torch.isfinite(kept.act(observation(), seeds=[1, 2, 3]).chunk.actions).all()
+
+
+def test_fine_tuning_takes_the_datasets_statistics(folders: dict[str, Path]) -> None:
+    """As lerobot's own fine-tuning; images keep the checkpoint's."""
+    stats = {key: {k: [2 * x for x in v] for k, v in values.items()} for key, values in STATS.items()}
+    config = LeRobotConfig(checkpoint=str(folders["act"]), chunk_length=CHUNK)
+    tuned = LeRobotPolicy.from_statistics(config, SPEC, stats["action"], stats["observation.state"])
+    plain, obs = load(folders["act"]), observation()
+    normal = torch.zeros(1, CHUNK, ACTIONS)
+    torch.testing.assert_close(tuned._chunk(normal).actions, 2 * plain._chunk(normal).actions)
+    state = tuned._batch(obs)["observation.state"]
+    torch.testing.assert_close(state, (obs.proprio - 0.2) / 3.0)
+    torch.testing.assert_close(tuned._batch(obs)["observation.images.front"], plain._batch(obs)["observation.images.front"])
+
+
+def test_cameras_are_matched_by_name_or_as_told(folders: dict[str, Path]) -> None:
+    renamed = dataclasses.replace(SPEC, cameras=(CameraSpec("left", SIZE, SIZE), CameraSpec("wrist", SIZE, SIZE)))
+    config = LeRobotConfig(checkpoint=str(folders["smolvla"]), chunk_length=CHUNK)
+    with pytest.raises(
+        EmbodimentMismatch, match=r"\['front', 'wrist'\].*\['left', 'wrist'\].*policy.cameras=\[front=left\]"
+    ):
+        LeRobotPolicy.from_published(config, renamed)
+    told = LeRobotPolicy.from_published(dataclasses.replace(config, cameras=["front=left"]), renamed)
+    images = {"left": observation().images["front"], "wrist": observation().images["wrist"]}
+    swapped = dataclasses.replace(observation(), images=images)
+    expected = load(folders["smolvla"]).act(observation(), seeds=[1, 2, 3]).chunk.actions
+    torch.testing.assert_close(told.act(swapped, seeds=[1, 2, 3]).chunk.actions, expected, rtol=0, atol=0)
+    blind = load(folders["smolvla"], cameras=["front=none"])
+    assert blind.cameras == {"observation.images.wrist": "wrist"}
+    blind.act(observation(), seeds=[1, 2, 3])
+    with pytest.raises(EmbodimentMismatch, match=r"every image it was trained with"):
+        load(folders["act"], cameras=["front=none"])
+
+
+def test_repeated_frames_must_be_asked_for(vlm: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"reads 2 frames.*policy.repeat_observation=true"):
+        new_policy("diffusion", vlm, "n_obs_steps=2", "horizon=4")
+    torch.manual_seed(0)
+    config = LeRobotConfig(
+        family="diffusion",
+        chunk_length=3,
+        repeat_observation=True,
+        options=[*TINY["diffusion"], "n_obs_steps=2", "horizon=4"],
+    )
+    policy = LeRobotPolicy.from_statistics(config, SPEC, STATS["action"], STATS["observation.state"]).eval()
+    check_policy(policy, observation(4))
+    output = policy.act(observation(), seeds=[1, 2, 3])
+    assert output.behavior_log_prob.shape == (3, 4, 3, ACTIONS) and output.replay["chain"].shape == (3, 5, 4, ACTIONS)
+    loss, _ = policy.imitation_loss(observation(), torch.randn(3, 3, ACTIONS), torch.ones(3, 3).bool())
+    loss.backward()
+    assert torch.isfinite(loss)
+
+
+def copy_of(folder: Path, target: Path, **changes: Any) -> Path:
+    """A copy of a checkpoint with some of its settings changed."""
+    target.mkdir()
+    for file in folder.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    settings = json.loads((folder / "config.json").read_text()) | changes
+    (target / "config.json").write_text(json.dumps(settings))
+    return target
+
+
+def test_damaged_checkpoints(folders: dict[str, Path], tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    with pytest.raises(UserError, match=r"no readable config.json.*pretrained_model"):
+        load(tmp_path)
+    with pytest.raises(ConfigError, match=r"type 'tdmpc'; supported are act, diffusion, smolvla"):
+        load(copy_of(folders["act"], tmp_path / "type", type="tdmpc"))
+    with pytest.raises(ConfigError, match=r"do not fit the installed lerobot.*lerobot version that wrote"):
+        load(copy_of(folders["act"], tmp_path / "newer", an_option_of_tomorrow=1))
+    with pytest.raises(UserError, match=r"misshapen: model.action_head"):
+        load(copy_of(folders["act"], tmp_path / "wide", dim_model=32))
+
+    old = copy_of(folders["act"], tmp_path / "old")
+    (old / "policy_preprocessor.json").unlink()
+    with pytest.raises(UserError, match=r"older than lerobot's processors.*migrate_policy_normalization"):
+        load(old)
+
+    foreign = copy_of(folders["act"], tmp_path / "foreign")
+    document = json.loads((foreign / "policy_preprocessor.json").read_text())
+    document["steps"].append({"class": "os.system", "config": {}})
+    (foreign / "policy_preprocessor.json").write_text(json.dumps(document))
+    with pytest.raises(UserError, match=r"'os.system', which would run code from outside"):
+        load(foreign)
+
+    weights = load_file(folders["act"] / "model.safetensors")
+    lost = copy_of(folders["act"], tmp_path / "lost")
+    save_file({k: v for k, v in weights.items() if k != "model.action_head.bias"} | {"extra": torch.ones(2)},
+              lost / "model.safetensors")  # fmt: skip
+    with pytest.raises(UserError, match=r"missing: model.action_head.bias\n  unexpected: extra"):
+        load(lost)
+    save_file({**weights, "model.action_head.bias": torch.full((ACTIONS,), torch.nan)}, lost / "model.safetensors")
+    with pytest.raises(UserError, match=r"not finite, first in model.action_head.bias"):
+        load(lost)
+    (lost / "model.safetensors").write_bytes((folders["act"] / "model.safetensors").read_bytes()[:1000])
+    with pytest.raises(UserError, match=r"missing or damaged"):
+        load(lost)
+
+
+def test_bad_input(folders: dict[str, Path]) -> None:
+    small = dataclasses.replace(SPEC, cameras=(CameraSpec("front", 16, 16), CameraSpec("wrist", SIZE, SIZE)))
+    config = LeRobotConfig(checkpoint=str(folders["act"]), chunk_length=CHUNK)
+    with pytest.raises(
+        EmbodimentMismatch, match=r"observation.images.front: .* \(3, 32, 32\), camera front gives \(3, 16, 16\)"
+    ):
+        LeRobotPolicy.from_published(config, small)
+    wide = dataclasses.replace(SPEC, action_names=tuple("xyzg"))
+    with pytest.raises(EmbodimentMismatch, match=r"action: the checkpoint has shape \(3,\), the robot \(4,\)"):
+        LeRobotPolicy.from_published(config, wide)
+    with pytest.raises(ConfigError, match=r"chunk_length is 8.*set policy.chunk_length=4"):
+        LeRobotPolicy.from_published(dataclasses.replace(config, chunk_length=8), SPEC)
+    with pytest.raises(ConfigError, match=r"policy.options has 'dim_modell'"):
+        load(folders["act"], options=["dim_modell=3"])
+    with pytest.raises(ConfigError, match=r"denoising_steps is 13, .* 12 diffusion steps: choose 1 to 12"):
+        load(folders["diffusion"], denoising_steps=13)
+    for field, value, text in (
+        ("family", "rt2", "choose one of act, diffusion, smolvla"),
+        ("min_std", 0.0, "no likelihood"),
+        ("options", ["dim_model"], "name=value"),
+        ("denoising_steps", -1, "denoising_steps >= 0"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            LeRobotConfig(**{field: value})
+
+    policy = load(folders["smolvla"])
+    one = observation(1)
+    for text, message in (("  ", "empty instruction"), ("x" * 25, "has 25 tokens, this policy reads at most 24")):
+        with pytest.raises(UserError, match=message):
+            policy.act(Observation(one.images, one.proprio, (text,)))
+    with pytest.raises(EmbodimentMismatch, match=r"reads camera 'wrist'"):
+        policy.act(Observation({"front": one.images["front"]}, one.proprio, one.instruction))
+    with pytest.raises(EmbodimentMismatch, match=r"\(1, 5, 3\).*chunks of 4 x 3"):
+        policy.imitation_loss(one, torch.zeros(1, 5, 3), torch.ones(1, 5).bool())
+
+
+def test_backbone_that_is_not_on_this_machine(folders: dict[str, Path], vlm: str, tmp_path: Path) -> None:
+    elsewhere = copy_of(folders["smolvla"], tmp_path / "elsewhere", vlm_model_name="someone/their-vlm")
+    with pytest.raises(MissingDependency, match=r"'someone/their-vlm'.*not on this machine.*policy.vlm="):
+        load(elsewhere)
+    here = load(elsewhere, vlm=vlm)
+    assert here.stored.settings["vlm_model_name"] == "someone/their-vlm"  # an export names what the checkpoint named
+    with pytest.raises(MissingDependency, match=r"lerobot's pi0: .*pip install 'lerobot\[pi\]'"):
+        LeRobotPolicy.from_stored(
+            LeRobotConfig(), SPEC, Stored(dict(here.stored.settings, type="pi0"), here.stored.pipelines)
+        )
+
+
+def test_missing_lerobot_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "lerobot.policies.factory", None)
+    with pytest.raises(MissingPackage, match=r"pip install 'vla-rl\[lerobot\]'"):
+        LeRobotPolicy.from_published(LeRobotConfig(checkpoint="somewhere"), SPEC)
+
+
+@pytest.mark.parametrize("family", ["diffusion", "smolvla"])
+def test_grpo_through_the_chain(family: str, folders: dict[str, Path]) -> None:
+    """Four rollouts of one start: before the first step ratios are 1, after it the better actions are likelier."""
+    policy = load(folders[family])
+    obs = Observation.cat([observation(1)] * 4)
+    with torch.inference_mode():
+        output = policy.act(obs, seeds=[1, 2, 3, 4])
+    trajectories = [
+        Trajectory(
+            episode=EpisodeSpec("t", 0, seed=i, group_id=0),
+            observations=obs[i : i + 1],
+            final_observation=obs[i : i + 1],
+            actions=output.chunk.actions[i : i + 1].clone(),
+            valid=output.chunk.valid[i : i + 1].clone(),
+            rewards=torch.zeros(1, CHUNK),
+            behavior_log_prob=output.behavior_log_prob[i : i + 1].clone(),
+            replay={k: v[i : i + 1].clone() for k, v in output.replay.items()},
+            terminated=True,
+            truncated=False,
+            success=i < 2,
+        )
+        for i in range(4)
+    ]
+    batch = RolloutBatch.from_trajectories(trajectories)
+    rewards = torch.tensor([1.0, 1.0, 0.0, 0.0])
+    config = PPOConfig(advantage="grpo", ratio_level="chunk", epochs=1, minibatch_size=4, learning_rate=1e-3, grad_clip=None)
+    metrics = PPO(config, policy).update(batch, rewards)
+    assert metrics["ppo/behavior_gap_max"] < 1e-3 and metrics["ppo/ratio_max"] == pytest.approx(1.0, abs=1e-4)
+    with torch.no_grad():
+        change = (policy.evaluate(obs, batch.replay).log_prob - batch.behavior_log_prob)[:, :, :3].sum((1, 2, 3))
+    assert change[:2].sum() > change[2:].sum()
+
+
+def test_a_deterministic_family_is_refused_by_ppo(folders: dict[str, Path]) -> None:
+    with pytest.raises(ConfigError, match=r"LeRobotPolicy lacks evaluate, log_prob_axes"):
+        PPO(PPOConfig(advantage="grpo"), load(folders["act"]))
+
+
+class FakeTrunk(torch.nn.Module):
+    """Stands in for PaliGemma and its expert, which need a patched transformers: same calls, a few numbers inside."""
+
+    def __init__(self, vlm: Any, expert: Any, **_: Any):
+        super().__init__()
+        self.image, self.words = torch.nn.Linear(3, vlm.width), torch.nn.Embedding(300, vlm.width)
+        self.context = torch.nn.Linear(vlm.width, expert.width)
+        attention = SimpleNamespace(q_proj=SimpleNamespace(weight=torch.zeros(1)))
+        language = SimpleNamespace(config=SimpleNamespace(), layers=[SimpleNamespace(self_attn=attention)])
+        self.paligemma = SimpleNamespace(language_model=language)
+        self.gemma_expert = SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace()), config=SimpleNamespace())
+
+    def embed_image(self, image: torch.Tensor) -> torch.Tensor:
+        return self.image(image.mean((2, 3)))[:, None]
+
+    def embed_language_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.words(tokens)
+
+    def forward(self, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache=None, adarms_cond=None):
+        prefix, suffix = inputs_embeds
+        if prefix is not None:
+            n = prefix.shape[1]
+            seen = (attention_mask[:, 0, 0, :n] == 0).to(prefix)
+            past_key_values = self.context((prefix * seen[..., None]).sum(1))
+        out = None if suffix is None else suffix + past_key_values[:, None] + suffix.cumsum(1)
+        return [prefix, out], past_key_values
+
+
+@pytest.mark.parametrize("family", ["pi0", "pi05"])
+def test_pi0_around_a_stand_in_for_its_trunk(family: str, vlm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """lerobot's own π0 code around the trunk: prefix, noise schedule, state, loss and files are the real ones."""
+    import importlib
+    import sys
+
+    import lerobot.processor.tokenizer_processor as tokenizing
+    from transformers import AutoTokenizer
+
+    modelling = importlib.import_module(f"lerobot.policies.{family}.modeling_{family}")
+    patched = SimpleNamespace(check_whether_transformers_replace_is_installed_correctly=lambda: True)
+    monkeypatch.setitem(sys.modules, "transformers.models.siglip.check", patched)
+    monkeypatch.setattr(modelling, "PaliGemmaWithExpertModel", FakeTrunk)
+    local = SimpleNamespace(from_pretrained=lambda name, **_: AutoTokenizer.from_pretrained(vlm))
+    monkeypatch.setattr(tokenizing, "AutoTokenizer", local)
+    TINY_PI = [
+        "max_action_dim=6", "max_state_dim=8", "num_inference_steps=3", "tokenizer_max_length=120",
+        "image_resolution=[32, 32]", "paligemma_variant=gemma_300m", "device=cpu",
+    ]  # fmt: skip
+    monkeypatch.setitem(TINY, family, TINY_PI)
+    policy = new_policy(family, vlm)
+    check_policy(policy, observation(4), tolerance=1e-3)
+    policy.save_pretrained(tmp_path)
+    again = load(tmp_path)
+    output = again.act(observation(), deterministic=True, seeds=[5, 6, 7])
+    before, after = again.preprocessor, again.postprocessor
+    theirs = again.model.predict_action_chunk(before(lerobot_batch(observation())), noise=output.replay["chain"][:, 0])
+    torch.testing.assert_close(output.chunk.actions, after(theirs), rtol=0, atol=1e-4)
+    actions, valid = torch.randn(3, CHUNK, ACTIONS), torch.ones(3, CHUNK).bool()
+    torch.manual_seed(3)
+    loss, _ = again.imitation_loss(observation(), actions, valid)
+    torch.manual_seed(3)
+    expected, _ = again.model.forward(before({**lerobot_batch(observation()), "action": actions}))
+    torch.testing.assert_close(loss, expected)

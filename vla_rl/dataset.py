@@ -13,14 +13,16 @@ per episode, the columns ``success``, ``task_id`` and ``init_state_id``.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import io
 import json
 import os
 import shutil
 import struct
 import zlib
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -570,6 +572,26 @@ class DemonstrationDataset:
         )
         return observation, self.actions[steps], valid
 
+    def subset(self, keep: Sequence[Tensor | None]) -> DemonstrationDataset:
+        """Only the control steps that ``keep`` marks: bool [length] per episode, or None to leave the episode out.
+
+        Raises `DatasetError` where nothing remains.
+        """
+        rows, episodes, start = [], [], 0
+        for episode, mask in zip(self.episodes, keep, strict=True):
+            if mask is None or not mask.any():
+                continue
+            rows.append(episode.start + torch.nonzero(mask).flatten())
+            episodes.append(dataclasses.replace(episode, start=start, length=len(rows[-1])))
+            start += len(rows[-1])
+        if not rows:
+            raise DatasetError("No demonstration remains after filtering; ask for other tasks, or keep more of the data.")
+        index = torch.cat(rows)
+        return DemonstrationDataset(
+            self.embodiment, {k: v[index] for k, v in self.images.items()}, self.proprio[index], self.actions[index],
+            self._instruction_index[index], self.instructions, episodes, self.chunk_length,
+        )  # fmt: skip
+
     def sample(self, batch_size: int, generator: torch.Generator | None = None) -> tuple[Observation, Tensor, Tensor]:
         """``batch_size`` control steps drawn uniformly with replacement; returns what `at` returns."""
         return self.at(torch.randint(len(self), (batch_size,), generator=generator))
@@ -611,8 +633,95 @@ def read_embodiment(path: str | Path) -> EmbodimentSpec | None:
     return EmbodimentSpec.from_dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
 
 
+def dataset_of_episodes(
+    episodes: Iterable[Mapping[str, Any]], embodiment: EmbodimentSpec, chunk_length: int = 1
+) -> DemonstrationDataset:
+    """A dataset of episodes as a collector returns them (see `DemonstrationWriter.add_episode`).
+
+    Raises `DatasetError` where there is none.
+    """
+    kept, known, start = list(episodes), [], 0
+    if not kept:
+        raise DatasetError("There is no demonstration to read; ask for other tasks or another folder.")
+    instructions = list(dict.fromkeys(e["instruction"] for e in kept))
+    for e in kept:
+        fields = {name: e[name] for name in ("instruction", "success", "task_id", "init_state_id")}
+        known.append(DemonstrationEpisode(start, len(e["actions"]), **fields))
+        start += len(e["actions"])
+    proprio, actions = (
+        torch.from_numpy(np.concatenate([e[name] for e in kept]).astype(np.float32)) for name in ("proprio", "actions")
+    )
+    images = {c: torch.from_numpy(np.concatenate([e["images"][c] for e in kept])) for c in embodiment.camera_names}
+    index = torch.tensor([instructions.index(e.instruction) for e in known for _ in range(e.length)])
+    return DemonstrationDataset(embodiment, images, proprio, actions, index, instructions, known, chunk_length)
+
+
+def load_published(
+    form: Any,
+    path: str | Path,
+    embodiment: EmbodimentSpec,
+    chunk_length: int,
+    *,
+    instructions: Sequence[str],
+    episodes_per_task: int,
+    keep_noops: bool = False,
+) -> DemonstrationDataset:
+    """Demonstrations that a benchmark published, in a form that ``form`` knows (``build.py``, group "demonstrations").
+
+    Only tasks with one of ``instructions`` are read, at most ``episodes_per_task`` demonstrations each (in the files'
+    order). Control steps that do nothing are dropped unless ``keep_noops``. A folder that this project wrote is read by
+    `load_demonstrations` as it is. Raises `DatasetError` where no demonstration of these tasks is found.
+    """
+    path = Path(path)
+    wanted = {" ".join(text.lower().split()) for text in instructions}
+    files = form.files(path)
+    if files:
+        chosen = [file for file in files if " ".join(form.instruction(file).lower().split()) in wanted]
+        if not chosen:
+            raise DatasetError(
+                f"{path} has demonstrations of {sorted(form.instruction(f) for f in files)[:3]} … ({len(files)} files), "
+                f"none of the tasks asked for: {sorted(instructions)[:3]} …. Name the folder of the same suite, or other "
+                f"tasks."
+            )
+        episodes = (e for file in chosen for e in form.episodes(file, embodiment, episodes_per_task))
+        return dataset_of_episodes(
+            episodes if keep_noops else map(functools.partial(_without_noops, form), episodes), embodiment, chunk_length
+        )
+    if read_embodiment(path) is not None:
+        return load_demonstrations(path, embodiment, chunk_length)
+    dataset = load_demonstrations(
+        path, embodiment, chunk_length, features=form.features(_read_info(path)["features"], embodiment)
+    )
+    counts: Counter[str] = Counter()
+    keep: list[Tensor | None] = []
+    for e in dataset.episodes:
+        text = " ".join(e.instruction.lower().split())
+        counts[text] += text in wanted
+        if text not in wanted or counts[text] > episodes_per_task:
+            keep.append(None)
+            continue
+        actions = dataset.actions[e.start : e.start + e.length].numpy()
+        keep.append(torch.ones(e.length, dtype=torch.bool) if keep_noops else torch.from_numpy(form.moving_steps(actions)))
+    if not any(counts.values()):
+        raise DatasetError(
+            f"{path} has demonstrations of {sorted(dataset.instructions)[:3]} … ({len(dataset.instructions)} tasks), none "
+            f"of the tasks asked for: {sorted(instructions)[:3]} …. Name the dataset of the same suite, or other tasks."
+        )
+    return dataset.subset(keep)
+
+
+def _without_noops(form: Any, episode: Mapping[str, Any]) -> dict[str, Any]:
+    keep = form.moving_steps(episode["actions"])
+    images = {name: frames[keep] for name, frames in episode["images"].items()}
+    return {**episode, "images": images, "proprio": episode["proprio"][keep], "actions": episode["actions"][keep]}
+
+
 def load_demonstrations(
-    path: str | Path, expected_embodiment: EmbodimentSpec | None = None, chunk_length: int = 1
+    path: str | Path,
+    expected_embodiment: EmbodimentSpec | None = None,
+    chunk_length: int = 1,
+    *,
+    features: Mapping[str, str] | None = None,
 ) -> DemonstrationDataset:
     """Read a LeRobotDataset v3 folder into memory, without the hub and without lerobot.
 
@@ -622,6 +731,8 @@ def load_demonstrations(
             control rate; with ``meta/embodiment.json`` also frame, units and bounds. Further cameras are ignored. None:
             the one the dataset was written with.
         chunk_length: Actions per decision, h.
+        features: {camera: image feature} of a foreign dataset whose meaning is known; then sizes are compared, but
+            neither names nor control rate.
     Raises:
         EmbodimentMismatch: the dataset is of another robot; the message shows both sides.
         DatasetError: the folder is missing, incomplete, damaged or of another version.
@@ -635,8 +746,8 @@ def load_demonstrations(
         raise DatasetError(
             f"{path} does not say which robot it is of (no meta/embodiment.json). Pass the embodiment it must fit."
         )
-    _require_fit(path, info, stored, spec)
-    keys = {c.name: image_key(c.name) for c in spec.cameras}
+    keys = dict(features) if features is not None else {c.name: image_key(c.name) for c in spec.cameras}
+    _require_fit(path, info, stored, spec, keys, compare_names=features is None)
     videos = [c for c, key in keys.items() if info["features"][key]["dtype"] == "video"]
     files = sorted((path / "data").glob("*/*.parquet"))
     columns = [STATE_KEY, ACTION_KEY, "episode_index", "task_index"] + [k for c, k in keys.items() if c not in videos]
@@ -664,7 +775,7 @@ def load_demonstrations(
         episodes.append(DemonstrationEpisode(start, r["length"], instructions[int(task_index[start])], **known))
         start += r["length"]
     images = {
-        camera: _decode_videos(path, info, rows, key, len(table), spec.control_hz)
+        camera: _decode_videos(path, info, rows, key, len(table), float(info["fps"]))
         if camera in videos
         else _decode_images(table[key].chunks, path, camera)
         for camera, key in keys.items()
@@ -707,25 +818,32 @@ def _flat_names(names: Any) -> tuple[str, ...] | None:
     return tuple(str(n) for n in names) if isinstance(names, list | tuple) else None
 
 
-def _require_fit(path: Path, info: Mapping[str, Any], stored: EmbodimentSpec | None, spec: EmbodimentSpec) -> None:
+def _require_fit(
+    path: Path,
+    info: Mapping[str, Any],
+    stored: EmbodimentSpec | None,
+    spec: EmbodimentSpec,
+    keys: Mapping[str, str],
+    compare_names: bool,
+) -> None:
     features = info["features"]
     cameras = sorted(k.removeprefix(IMAGE_PREFIX) for k in features if k.startswith(IMAGE_PREFIX))
     lines = []
-    if not set(spec.camera_names) <= set(cameras):
+    if not set(keys.values()) <= set(features):
         lines.append(f"cameras: expected {sorted(spec.camera_names)}, the dataset has {cameras}")
     for c in spec.cameras:
-        shape = list(features.get(image_key(c.name), {}).get("shape", []))
+        shape = list(features.get(keys[c.name], {}).get("shape", []))
         if shape and sorted(shape) != sorted([c.height, c.width, 3]):
             lines.append(f"camera {c.name}: expected {[c.height, c.width, 3]}, the dataset has {shape}")
     for key, names in ((ACTION_KEY, spec.action_names), (STATE_KEY, spec.proprio_names)):
         found = _flat_names(features[key].get("names")) if key in features else None
         if key not in features:
             lines.append(f"{key}: expected {list(names)}, the dataset has no such feature, only {sorted(features)}")
-        elif found is not None and found != names:
+        elif compare_names and found is not None and found != names:
             lines.append(f"{key} names: expected {list(names)}, the dataset has {list(found)}")
-        elif found is None and features[key]["shape"] != [len(names)]:
+        elif (found is None or not compare_names) and list(features[key]["shape"]) != [len(names)]:
             lines.append(f"{key} shape: expected {[len(names)]}, the dataset has {features[key]['shape']}")
-    if float(info["fps"]) != float(spec.control_hz):
+    if compare_names and float(info["fps"]) != float(spec.control_hz):
         lines.append(f"control_hz: expected {spec.control_hz}, the dataset has {info['fps']}")
     if not lines and stored is not None:  # names fit; units, frame, bounds … are known too, so compare them as well
         lines = [d for d in spec.differences(stored) if not d.startswith("cameras:")]
