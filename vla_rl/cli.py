@@ -70,6 +70,10 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     evaluate.add_argument("overrides", nargs="*", metavar="key=value", help="config overrides, e.g. slots.workers=1")
 
+    export = command("export", run_export, "write a checkpoint in the form that its policy's own project loads")
+    export.add_argument("checkpoint", type=Path)
+    export.add_argument("folder", type=Path, help="the folder to create")
+
     report = command("report", run_report, "write report.html and summary.json of a run folder")
     report.add_argument("run", type=Path)
 
@@ -149,6 +153,13 @@ def _eval_config(checkpoint: Path, suite: str | None, overrides: Sequence[str]) 
         return configs.override(configs.load(recorded), overrides)
     plain = [] if any(o.startswith("run=") for o in overrides) else ["~run"]
     return configs.compose([*plain, f"env={suite or 'tabletop'}", *overrides])
+
+
+def run_export(arguments: argparse.Namespace) -> None:
+    from vla_rl.pipeline import export_policy
+
+    export_policy(arguments.checkpoint, arguments.folder)
+    print(f"wrote {arguments.folder}")
 
 
 def run_report(arguments: argparse.Namespace) -> None:

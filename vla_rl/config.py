@@ -32,7 +32,9 @@ class CollectConfig:
     """Scripted demonstrations. ``action_noise`` is the std of the Gaussian added to the executed action, as a share of
     the action range's half-width; the recorded label stays clean, so demonstrations show recoveries (DART).
     ``speed`` scales the expert's motion: people demonstrate more slowly than a robot can move. ``horizon`` control steps
-    end a demonstration (0: the env's own limit); slow ones need more than the task allows a policy."""
+    end a demonstration (0: the env's own limit); slow ones need more than the task allows a policy. Of a published dataset
+    (``dataset=/path``) ``episodes_per_task`` are read at most, without control steps that do nothing unless
+    ``keep_noops``."""
 
     episodes_per_task: int = 100
     action_noise: float = 0.3
@@ -41,6 +43,7 @@ class CollectConfig:
     workers: int = 2
     only_success: bool = True
     video: bool = False
+    keep_noops: bool = False
 
     def __post_init__(self) -> None:
         if self.episodes_per_task < 1 or self.workers < 1 or self.action_noise < 0 or self.horizon < 0:
@@ -75,7 +78,8 @@ class RLConfig:
     ``init_states`` is the number of training initial states per task (0: unlimited, every episode or group a new one).
     ``dynamic_sampling`` learns from groups with a success rate in [``success_low``, ``success_high``] alone: it rolls out
     up to ``max_sampling_rounds`` times to fill an iteration, and keeps surplus groups for later iterations, at most
-    ``max_staleness`` of them on.
+    ``max_staleness`` of them on. ``dynamic_sampling_by`` "reward" keeps groups whose rewards differ instead: for a shaped
+    reward, which tells the failures of a group apart.
     """
 
     iterations: int = 20
@@ -85,12 +89,15 @@ class RLConfig:
     eval_every: int = 0
     checkpoint_every: int = 1
     dynamic_sampling: bool = False
+    dynamic_sampling_by: str = "success"  # success | reward
     success_low: float = 0.1
     success_high: float = 0.9
     max_sampling_rounds: int = 10
     max_staleness: int = 4
 
     def __post_init__(self) -> None:
+        if self.dynamic_sampling_by not in ("success", "reward"):
+            raise ConfigError(f"rl.dynamic_sampling_by is {self.dynamic_sampling_by!r}, choose one of success, reward")
         if self.dynamic_sampling and self.group_size < 2:
             raise ConfigError(f"rl.dynamic_sampling compares group members: set rl.group_size >= 2, got {self.group_size}")
         if not 0.0 <= self.success_low <= self.success_high <= 1.0 or self.max_sampling_rounds < 1 or self.max_staleness < 0:
@@ -207,8 +214,8 @@ def from_tree(tree: dict[str, Any]) -> RunConfig:
             problem = "is missing" if kind is None else f"is {kind!r}, which is not a name"
             raise ConfigError(f"{group}.type {problem}. Choose one of {build.names(group)}")
         groups[f"{group}_type"] = kind
-        groups[group] = _checked(build.config_class(group, kind), values, group)
-    config = _checked(RunConfig, tree, "")
+        groups[group] = checked(build.config_class(group, kind), values, group)
+    config = checked(RunConfig, tree, "")
     for key, value in groups.items():
         setattr(config, key, value)
     return config
@@ -256,7 +263,8 @@ def load(path: Path) -> RunConfig:
     return from_tree(tree)
 
 
-def _checked(schema: type, values: dict[str, Any], where: str) -> Any:
+def checked(schema: type, values: dict[str, Any], where: str) -> Any:
+    """An instance of the dataclass ``schema``; raises `ConfigError` for unknown keys and wrong types under ``where``."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 

@@ -23,10 +23,10 @@ from vla_rl import build
 from vla_rl import config as configs
 from vla_rl.algorithms.curriculum import Curriculum
 from vla_rl.algorithms.imitation import Imitation
-from vla_rl.checkpoint import RunLock, load_policy
+from vla_rl.checkpoint import EMBODIMENT, RunLock, load_policy, save_checkpoint
 from vla_rl.collect import collect_demonstrations
 from vla_rl.config import RunConfig
-from vla_rl.dataset import DatasetSampler, load_demonstrations
+from vla_rl.dataset import DatasetSampler, DemonstrationDataset, load_demonstrations, load_published
 from vla_rl.errors import ConfigError, TrainingDiverged, UserError
 from vla_rl.evaluate import EvaluationResult, compare, comparison_text, evaluate, write_videos
 from vla_rl.interfaces import Env
@@ -34,7 +34,7 @@ from vla_rl.metrics import MemoryWatch, MetricsLogger, Progress, available_cores
 from vla_rl.report import write_report
 from vla_rl.rollout import RolloutEngine
 from vla_rl.trainer import UNLIMITED, train_rl, train_sft
-from vla_rl.types import TaskSpec
+from vla_rl.types import EmbodimentSpec, TaskSpec
 
 
 @dataclass
@@ -132,9 +132,7 @@ def phase_sft(run: Run) -> dict[str, Any]:
     c = run.config
     if c.checkpoint:
         return {"skipped": "a checkpoint was given"}
-    dataset = load_demonstrations(
-        Path(c.dataset) if c.dataset else run.dir / "dataset", run.env.embodiment, chunk_length=c.policy.chunk_length
-    )
+    dataset = _demonstrations(run)
     torch.manual_seed(c.seed)
     policy = build.implementation("policy", c.policy_type).from_statistics(
         c.policy, run.env.embodiment, dataset.action_stats, dataset.proprio_stats
@@ -251,6 +249,26 @@ def policy_factory(name: str) -> Any:
     return build.implementation("policy", name)
 
 
+def open_policy(config: RunConfig, path: Path, embodiment: EmbodimentSpec) -> Any:
+    """The policy of a checkpoint of this project, or of a published one that ``config.policy`` says how to read."""
+    if (path / EMBODIMENT).exists() or not hasattr(config.policy, "checkpoint"):
+        return load_policy(path, policy_factory, expected_embodiment=embodiment)
+    published = dataclasses.replace(config.policy, checkpoint=str(path))
+    return build.implementation("policy", config.policy_type).from_published(published, embodiment)
+
+
+def export_policy(checkpoint: Path, folder: Path) -> None:
+    """Write a checkpoint's policy in the form that its own project publishes (``save_pretrained``)."""
+    if folder.exists():
+        raise UserError(f"{folder} exists already: give the name of a folder that does not")
+    policy = load_policy(checkpoint, policy_factory)
+    if not hasattr(policy, "save_pretrained"):
+        raise UserError(
+            f"{checkpoint} holds a {policy.policy_type} policy, which has no form but this project's own: use the checkpoint"
+        )
+    policy.save_pretrained(folder)
+
+
 def pick_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -279,7 +297,7 @@ def evaluate_checkpoints(
         settings = dataclasses.replace(config.evaluate, episodes_per_task=max(1, -(-episodes // len(tasks))))
         results = []
         for path in paths:
-            policy = load_policy(path, policy_factory, expected_embodiment=env.embodiment).to(pick_device(config.device))
+            policy = open_policy(config, path, env.embodiment).to(pick_device(config.device))
             with progress.task("evaluate", 1) as bar:
                 engine = RolloutEngine(env, policy, config.rollout)
                 results.append(evaluate(engine, tasks, settings, progress=bar.inner))
@@ -301,7 +319,36 @@ def _seeded(config: Any, seed: int) -> Any:
 
 
 def start_checkpoint(run: Run) -> Path:
-    return Path(run.config.checkpoint) if run.config.checkpoint else run.dir / "checkpoints" / "sft"
+    """Where evaluation and RL start: a checkpoint of this project, the result of SFT, or, where SFT is not among the phases,
+    the published checkpoint that the policy's own config names (kept in this project's form for the run)."""
+    c = run.config
+    trained, published = run.dir / "checkpoints" / "sft", run.dir / "checkpoints" / "published"
+    if c.checkpoint:
+        return Path(c.checkpoint)
+    if "sft" in c.phases or trained.exists() or not getattr(c.policy, "checkpoint", ""):
+        return trained
+    if not published.exists():
+        policy = build.implementation("policy", c.policy_type).from_published(c.policy, run.env.embodiment)
+        save_checkpoint(published, policy, keep_last_good=False)
+    return published
+
+
+def _demonstrations(run: Run) -> DemonstrationDataset:
+    """The data to imitate: what was collected, or ``dataset``, which may be in a form its benchmark published."""
+    c, embodiment = run.config, run.env.embodiment
+    form = build.REGISTRY["demonstrations"].get(c.env_type)
+    if not c.dataset or form is None:
+        folder = Path(c.dataset) if c.dataset else run.dir / "dataset"
+        return load_demonstrations(folder, embodiment, chunk_length=c.policy.chunk_length)
+    return load_published(
+        build.attribute(form.target),
+        c.dataset,
+        embodiment,
+        c.policy.chunk_length,
+        instructions=[text for task in run.train_tasks for text in task.instructions],
+        episodes_per_task=c.collect.episodes_per_task,
+        keep_noops=c.collect.keep_noops,
+    )
 
 
 def _evaluate(run: Run, policy: Any, label: str) -> EvaluationResult:
