@@ -34,12 +34,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class EvaluateConfig:
-    """What is evaluated. ``video_episodes`` episodes (the first of each task in turn) are kept for the video."""
+    """What is evaluated. ``video_episodes`` episodes (the first of each task in turn) are kept for the video.
+
+    ``sampled_too`` also measures the start of RL with sampled actions, which is where RL starts from (None: where the
+    policy's decision is a chain of denoising steps, whose noise can cost success).
+    """
 
     episodes_per_task: int = 100
     split: str = "held_out"
     seed: int = 0
     deterministic: bool = True
+    sampled_too: bool | None = None
     video_episodes: int = 12
 
     def __post_init__(self) -> None:

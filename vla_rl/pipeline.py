@@ -156,7 +156,24 @@ def phase_eval(run: Run, name: str, checkpoint: Path) -> dict[str, Any]:
     write_videos(result, run.dir / "videos" / f"{name}.mp4", control_hz=run.env.embodiment.control_hz)
     run.logger.log("eval", 0 if name == "sft" else c.rl.iterations, {f"eval_{name}/success": result.success_rate})
     run.progress.say(result.table())
-    return {"episodes": result.episodes, "control_steps": result.control_steps}
+    record = {"episodes": result.episodes, "control_steps": result.control_steps}
+    if name == "sft" and c.evaluate.deterministic and _samples_too(c, policy):
+        sampled = _evaluate(run, policy, f"{name} (sampled)", deterministic=False)
+        sampled.save(run.dir / f"sampled_{name}.json")
+        run.logger.log("eval", 0, {f"eval_{name}_sampled/success": sampled.success_rate})
+        low, high = sampled.interval
+        run.progress.say(
+            f"the same episodes with sampled actions, from which RL starts: {sampled.success_rate:.1%} "
+            f"(95 % interval {low:.1%} to {high:.1%}), deterministic: {result.success_rate:.1%}"
+        )
+        record["success"], record["sampled_success"] = result.success_rate, sampled.success_rate
+    return record
+
+
+def _samples_too(config: RunConfig, policy: Any) -> bool:
+    if config.evaluate.sampled_too is None:
+        return "denoising_step" in getattr(policy, "log_prob_axes", ())
+    return config.evaluate.sampled_too
 
 
 def phase_eval_sft(run: Run) -> dict[str, Any]:
@@ -351,9 +368,10 @@ def _demonstrations(run: Run) -> DemonstrationDataset:
     )
 
 
-def _evaluate(run: Run, policy: Any, label: str) -> EvaluationResult:
+def _evaluate(run: Run, policy: Any, label: str, **changes: Any) -> EvaluationResult:
+    settings = dataclasses.replace(run.config.evaluate, **changes)
     with run.progress.task(f"evaluate {label}", 1) as bar:
-        return evaluate(run.engine(policy), run.eval_tasks, run.config.evaluate, progress=bar.inner)
+        return evaluate(run.engine(policy), run.eval_tasks, settings, progress=bar.inner)
 
 
 def _last_good(folder: Path, phase: str) -> str:
