@@ -70,6 +70,19 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     evaluate.add_argument("overrides", nargs="*", metavar="key=value", help="config overrides, e.g. slots.workers=1")
 
+    distill = command("distill", run_distill, "train a faster student of a policy whose actions are denoised")
+    distill.add_argument("checkpoint", type=Path)
+    distill.add_argument("--steps", type=int, default=1, help="denoising steps of the student")
+    distill.add_argument("--method", default="same_noise", help="same_noise | lcm: how the student learns")
+    distill.add_argument("--episodes", type=int, default=100, help="episodes of the teacher to learn on")
+    distill.add_argument("--updates", type=int, default=2000, help="0: take over a student that learnt beside RL")
+    distill.add_argument("--learning-rate", type=float, default=5e-4)
+    distill.add_argument("--evaluate-episodes", type=int, default=200, help="held-out episodes that compare both; 0: none")
+    distill.add_argument("--seed", type=int, default=0)
+    distill.add_argument("--out", type=Path, metavar="FOLDER", help="default: CHECKPOINT_student<steps>, beside it")
+    distill.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
+    distill.add_argument("overrides", nargs="*", metavar="key=value", help="config overrides, e.g. slots.workers=1")
+
     export = command("export", run_export, "write a checkpoint in the form that its policy's own project loads")
     export.add_argument("checkpoint", type=Path)
     export.add_argument("folder", type=Path, help="the folder to create")
@@ -153,6 +166,19 @@ def _eval_config(checkpoint: Path, suite: str | None, overrides: Sequence[str]) 
         return configs.override(configs.load(recorded), overrides)
     plain = [] if any(o.startswith("run=") for o in overrides) else ["~run"]
     return configs.compose([*plain, f"env={suite or 'tabletop'}", *overrides])
+
+
+def run_distill(arguments: argparse.Namespace) -> None:
+    from vla_rl.distill import DistillConfig, distill
+
+    names = ("steps", "method", "episodes", "updates", "learning_rate", "evaluate_episodes", "seed")
+    settings = DistillConfig(**{name: getattr(arguments, name) for name in names})
+    checkpoint = arguments.checkpoint
+    folder = arguments.out or checkpoint.with_name(f"{checkpoint.name}_student{settings.steps}")
+    config = _eval_config(checkpoint, None, arguments.overrides)
+    document = distill(config, checkpoint, settings, folder)
+    print(f"wrote {folder}")
+    _write(arguments.json, document)
 
 
 def run_export(arguments: argparse.Namespace) -> None:

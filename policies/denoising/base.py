@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,6 +58,7 @@ class DenoisingBase(VisionLanguageTrunk):
     ):
         super().__init__(config, embodiment, action_stats, proprio_stats, tokenizer, positions=0)
         self.expert = self._new_expert()
+        self._compiled: Any = None
         self._build_value_head()
         offset, scale = _action_scaling(embodiment, self.action_stats, config.action_range)
         self.register_buffer("action_offset", offset, persistent=False)
@@ -72,6 +74,13 @@ class DenoisingBase(VisionLanguageTrunk):
         )
 
     # ----------------------------------------------------------------------------------------------------- parts
+    def run_expert(self, x: Tensor, modulation: Tensor, cache: Cache) -> tuple[Tensor, Tensor]:
+        """`ActionExpert.forward`, compiled where ``config.compile`` asks for it."""
+        if not self.config.compile:
+            return self.expert(x, modulation, cache)
+        self._compiled = self._compiled or torch.compile(self.expert.forward, dynamic=True)
+        return self._compiled(x, modulation, cache)
+
     def encode(self, observation: Observation) -> tuple[Cache, Tensor | None]:
         """The prefix cache, which the expert reads at every step, and the value [b] or None."""
         with self._autocast():

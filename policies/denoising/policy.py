@@ -188,7 +188,7 @@ class DenoisingVLA(DenoisingBase):
 
         ``index`` is the number of the step, or [b s]; ``modulation`` that of its time.
         """
-        output, features = self.expert(x, modulation, cache)
+        output, features = self.run_expert(x, modulation, cache)
 
         def at(column: Tensor) -> Tensor:
             return column[index] if isinstance(index, int) else column[index][..., None, None]
@@ -344,7 +344,7 @@ class DenoisingVLA(DenoisingBase):
         signal, noise = signal[..., None, None], noise[..., None, None]
         x = signal * target_action + noise * epsilon
         cache, _ = self.encode(observation)
-        output, _ = self.expert(x, self.expert.modulate(time), cache)
+        output, _ = self.run_expert(x, self.expert.modulate(time), cache)
         weight = valid.to(self.device, torch.float32)[:, None, :, None].expand_as(output)
         weight = weight / weight.sum().clamp(min=1.0)
         loss = ((output - chains.training_target(config.prediction, target_action, epsilon)).square() * weight).sum()

@@ -1,0 +1,157 @@
+"""Distillation of a policy into a faster student: on the teacher's own states, judged on held-out episodes.
+
+The teacher acts in its env on training initial states; the student learns on the observations met there, where the teacher
+answers as often as wanted. Then both meet the same held-out episodes. What a student is and what it learns by is the
+policies' own business (`vla_rl.interfaces.DistillablePolicy`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vla_rl.algorithms.imitation import learning_rate_factor
+from vla_rl.algorithms.optim import GuardedStep, even_split, make_adamw
+from vla_rl.checkpoint import save_checkpoint
+from vla_rl.config import RunConfig
+from vla_rl.errors import ConfigError
+from vla_rl.evaluate import EvaluationResult, compare, comparison_text, evaluate
+from vla_rl.metrics import Progress
+from vla_rl.pipeline import open_env, open_policy, pick_device, select_tasks
+from vla_rl.rollout import RolloutEngine
+from vla_rl.splits import stable_seed
+from vla_rl.types import EpisodeSpec, Observation, TaskSpec
+
+
+@dataclass
+class DistillConfig:
+    """``steps`` of the student and the ``method`` it learns by (the policy says which there are).
+
+    ``episodes`` of the teacher give the observations; ``updates`` of ``batch_size`` observations with ``noises`` first
+    noises each; learning rate with warm-up and cosine. ``updates`` 0 takes over a student that learnt beside RL.
+    ``evaluate_episodes`` (0: none) of the held-out split compare teacher and student.
+    """
+
+    steps: int = 1
+    method: str = "same_noise"
+    episodes: int = 100
+    updates: int = 2000
+    batch_size: int = 64
+    noises: int = 8
+    learning_rate: float = 5e-4
+    warmup_updates: int = 50
+    grad_clip: float = 1.0
+    evaluate_episodes: int = 200
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 1), ("episodes", 1), ("updates", 0), ("batch_size", 1), ("noises", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"distill {name} is {getattr(self, name)}, it must be at least {least}")
+        if self.evaluate_episodes < 0 or not self.learning_rate > 0:
+            raise ConfigError(
+                f"distill needs evaluate_episodes >= 0 and learning_rate > 0, got {self.evaluate_episodes} and "
+                f"{self.learning_rate}"
+            )
+
+
+def distill(config: RunConfig, checkpoint: Path, settings: DistillConfig, folder: Path) -> dict[str, Any]:
+    """Make, train, save (to ``folder``) and judge a student of ``checkpoint``; returns a JSON-ready record.
+
+    ``config`` is that of the run the checkpoint comes from: its env, tasks and evaluation. Raises ConfigError for a
+    policy that cannot teach.
+    """
+    device = pick_device(config.device)
+    with contextlib.closing(open_env(config)) as env, Progress() as progress:
+        teacher = open_policy(config, checkpoint, env.embodiment).to(device)
+        if not hasattr(teacher, "make_student"):
+            raise ConfigError(
+                f"{checkpoint} holds a {type(teacher).__name__}, which makes no faster student (it has no make_student): "
+                "give a checkpoint of a policy whose actions are denoised"
+            )
+        student = teacher.make_student(settings.steps, settings.method)
+        tasks = select_tasks(env.tasks, config.tasks)
+        record: dict[str, Any] = {"checkpoint": str(checkpoint), **dataclasses.asdict(settings)}
+        if settings.updates:
+            engine = RolloutEngine(env, teacher, config.rollout)
+            observations = collect_observations(engine, tasks, settings, progress)
+            record["observations"] = len(observations)
+            record |= train_student(student, teacher, observations, settings, progress)
+        save_checkpoint(folder, student)
+        if settings.evaluate_episodes:
+            plan = dataclasses.replace(
+                config.evaluate, episodes_per_task=max(1, -(-settings.evaluate_episodes // len(tasks))), video_episodes=0
+            )
+
+            def judge(policy: Any, name: str) -> EvaluationResult:
+                with progress.task(f"evaluate {name}", 1) as bar:
+                    return evaluate(RolloutEngine(env, policy, config.rollout), tasks, plan, progress=bar.inner)
+
+            before, after = judge(teacher, "teacher"), judge(student, "student")
+            comparison = compare(before, after)
+            progress.say(comparison_text(comparison, "teacher", "student"))
+            progress.say(
+                f"one decision alone: teacher {before.latency_s * 1e3:.1f} ms, student {after.latency_s * 1e3:.1f} ms "
+                f"({before.latency_s / max(after.latency_s, 1e-9):.1f} times less)"
+            )
+            record |= {"teacher": before.to_dict(), "student": after.to_dict(), "comparison": comparison.to_dict()}
+    return record
+
+
+def collect_observations(
+    engine: RolloutEngine, tasks: list[TaskSpec], settings: DistillConfig, progress: Progress
+) -> Observation:
+    """What the teacher sees on ``settings.episodes`` training episodes in which it samples its actions."""
+    episodes = []
+    for i in range(settings.episodes):
+        task, init_state_id = tasks[i % len(tasks)], i // len(tasks)
+        episodes.append(
+            EpisodeSpec(
+                task_id=task.task_id,
+                init_state_id=init_state_id,
+                split="train",
+                seed=stable_seed("distill", settings.seed, i),
+                instruction_index=init_state_id % len(task.instructions),
+                rollout_id=f"distill-{settings.seed}-{i}",
+            )
+        )
+    with progress.task("teacher's states", 1) as bar:
+        trajectories = engine.run(episodes, progress=bar.inner).trajectories
+    return Observation.cat([t.observations.without_privileged() for t in trajectories])
+
+
+def train_student(
+    student: Any, teacher: Any, observations: Observation, settings: DistillConfig, progress: Progress
+) -> dict[str, float]:
+    """Train what requires a gradient in ``student``; returns the mean of the last tenth of its metrics."""
+    device = next(iter(student.parameters())).device
+    parameters = [p for p in student.parameters() if p.requires_grad]
+    optimizer = make_adamw([(parameters, settings.learning_rate)], [0.9, 0.95], 0.0)
+    guard = GuardedStep(10, settings.grad_clip)
+    generator = torch.Generator().manual_seed(settings.seed)
+    history: list[dict[str, float]] = []
+    batches: list[Tensor] = []
+    teacher.eval()
+    with progress.task("distil", settings.updates) as bar:
+        for update in range(settings.updates):
+            if not batches:
+                batches = list(even_split(len(observations), settings.batch_size, generator))
+            factor = learning_rate_factor(update, settings.warmup_updates, settings.updates, 0.02)
+            optimizer.param_groups[0]["lr"] = settings.learning_rate * factor
+            loss, metrics = student.distillation_loss(
+                observations[batches.pop()].to(device), teacher, generator, settings.noises
+            )
+            loss.backward()
+            guard.step(optimizer, loss.detach())
+            student.after_update()
+            history.append(metrics)
+            if (update + 1) % 10 == 0 or update + 1 == settings.updates:
+                bar.update(update + 1, **metrics)
+    last = history[-max(1, len(history) // 10) :]
+    return {name: sum(m[name] for m in last) / len(last) for name in last[0]}
