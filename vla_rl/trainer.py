@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vla_rl.algorithms.advantages import GroupBuffer
 from vla_rl.algorithms.curriculum import Curriculum
@@ -21,6 +21,7 @@ from vla_rl.checkpoint import load_training_state, load_weights, save_checkpoint
 from vla_rl.config import RLConfig
 from vla_rl.interfaces import Algorithm, RewardModel
 from vla_rl.metrics import MetricsLogger, Progress
+from vla_rl.rewards import RewardScorer
 from vla_rl.rollout import RolloutEngine
 from vla_rl.splits import stable_seed
 from vla_rl.types import EpisodeSpec, RolloutBatch, TaskSpec, Trajectory
@@ -133,10 +134,14 @@ def train_rl(
             critic.load_state_dict(state["critic"])
         if buffer is not None:
             buffer.load_state_dict(state["buffer"])
+        if state.get("reward") is not None:
+            reward.load_state_dict(state["reward"])
         counters = Counters(**state["counters"])
     groups = config.episodes_per_iteration // config.group_size
     started = time.perf_counter() - counters.seconds
-    with progress.task("RL", config.iterations, start=counters.iteration) as bar:
+    several = getattr(getattr(algorithm, "config", None), "reward_names", ())
+    scored: dict[str, Tensor] = {}  # rollout id → rewards, where groups are chosen by them
+    with progress.task("RL", config.iterations, start=counters.iteration) as bar, RewardScorer(reward) as scorer:
         while counters.iteration < config.iterations:
             metrics: dict[str, float] = {}
             if evaluate is not None and config.eval_every and counters.iteration % config.eval_every == 0:
@@ -144,24 +149,34 @@ def train_rl(
             rolled_out: list[Trajectory] = []
             for sampling_round in range(config.max_sampling_rounds if buffer is not None else 1):
                 episodes = propose_episodes(config, curriculum, tasks, counters.iteration, sampling_round, seed)
-                result = engine.run(episodes, policy_version=counters.iteration, progress=bar.inner)
+                result = engine.run(episodes, policy_version=counters.iteration, progress=bar.inner, on_trajectory=scorer.begin)
                 rolled_out += result.trajectories
                 record_outcomes(curriculum, result.trajectories)
                 if buffer is None:
                     break
-                buffer.add(result.trajectories)
+                if config.dynamic_sampling_by == "reward":  # groups in which rewards differ, whatever their success
+                    rewards, _, figures = scorer.score(result.trajectories)
+                    metrics |= figures
+                    scored |= {t.rollout_id: r for t, r in zip(result.trajectories, rewards)}
+                    buffer.add(result.trajectories, {t.rollout_id: float(r.sum()) for t, r in zip(result.trajectories, rewards)})
+                else:
+                    buffer.add(result.trajectories)
                 if len(buffer) >= groups:
                     break
             chosen = rolled_out if buffer is None else buffer.take(groups, counters.iteration)
-            scored = time.perf_counter()
-            rewards = reward.score(chosen)
+            if chosen and all(t.rollout_id in scored for t in chosen):
+                rewards = [scored.pop(t.rollout_id) for t in chosen]
+                learn = torch.cat(rewards)
+            else:  # (also the groups that a resumed run kept)
+                rewards, learn, figures = scorer.score(chosen, several)
+                metrics |= figures
             updated = time.perf_counter()
             if chosen:
-                metrics |= algorithm.update(RolloutBatch.from_trajectories(chosen), torch.cat(rewards))
+                metrics |= algorithm.update(RolloutBatch.from_trajectories(chosen), learn)
             metrics |= rollout_metrics(rolled_out, result.stats)
             metrics |= {"rollout/reward": sum(float(r.sum()) for r in rewards) / max(1, len(rewards))}
             metrics |= {"rollout/learned_share": len(chosen) / len(rolled_out), "rollout/rounds": sampling_round + 1}
-            metrics |= {"time/reward": updated - scored, "time/update": time.perf_counter() - updated}
+            metrics |= {"time/update": time.perf_counter() - updated}
             metrics |= curriculum.metrics()
             curriculum.tick()
             counters.iteration += 1
@@ -177,6 +192,7 @@ def train_rl(
                     "curriculum": curriculum.state_dict(),
                     "buffer": None if buffer is None else buffer.state_dict(),
                     "critic": None if critic is None else dict(critic.state_dict()),
+                    "reward": reward.state_dict() if hasattr(reward, "state_dict") else None,
                     "counters": dict(vars(counters)),
                 }
                 save_checkpoint(folder, engine.policy, state)

@@ -263,12 +263,23 @@ class GroupBuffer:
         """Groups that wait."""
         return len(self.groups)
 
-    def add(self, trajectories: Iterable[Trajectory]) -> int:
-        """Take in complete groups of one rollout; returns how many groups were kept."""
+    def add(self, trajectories: Iterable[Trajectory], scores: Mapping[str, float] | None = None) -> int:
+        """Take in complete groups of one rollout; returns how many groups were kept.
+
+        With ``scores`` (by rollout id) a group is kept where its members' scores differ, whatever their success: a shaped
+        reward may well tell the members of an all-fail group apart.
+        """
         by_id: dict[int, list[Trajectory]] = {}
         for trajectory in trajectories:
             by_id.setdefault(trajectory.episode.group_id, []).append(trajectory)
-        fresh = [g for g in by_id.values() if len(g) > 1 and self.low <= success_rate(g) <= self.high]
+
+        def tells_apart(group: list[Trajectory]) -> bool:
+            if scores is None:
+                return self.low <= success_rate(group) <= self.high
+            values = [scores[t.rollout_id] for t in group]
+            return max(values) - min(values) > 1e-6
+
+        fresh = [g for g in by_id.values() if len(g) > 1 and tells_apart(g)]
         self.groups += fresh
         self.seen += len(by_id)
         self.kept += len(fresh)

@@ -1,0 +1,198 @@
+"""Video encoders: a clip of any length becomes one vector. `VideoEncoder` is the interface; `make_encoder` picks one.
+
+"pooled" needs no weights and costs next to nothing on a CPU; "timm" averages the features of an image model; "vjepa2" is the
+encoder of SRPO (arXiv 2511.15605), V-JEPA 2 through transformers; "policy" averages the policy's own image features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vla_rl.errors import ConfigError, MissingDependency, MissingPackage
+
+ENCODERS = ("pooled", "timm", "vjepa2", "policy")
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+ImageFeatures = Callable[[Tensor], Tensor]  # uint8 [n H W 3] → float32 [n d]
+
+
+class VideoEncoder(Protocol):
+    """Clips uint8 [t H W 3], each of its own length t >= 1, become float32 [b d] on the CPU."""
+
+    def encode(self, clips: Sequence[Tensor]) -> Tensor: ...
+
+
+@dataclass
+class EncoderConfig:
+    """``type`` pooled, timm, vjepa2 or policy. ``checkpoint``: a transformers folder (vjepa2), or a timm state dict.
+
+    pooled: ``grid`` × ``grid`` mean colours in each of ``segments`` equal parts of the clip and in its last frame.
+    timm: ``model`` is timm's name; features are averaged over each segment. vjepa2: ``num_frames`` (0: the checkpoint's
+    own) are drawn from the clip; the short side is scaled to crop · 256/224 and the centre cropped, the crop being the
+    checkpoint's. ``batch_size`` clips (vjepa2) or frames (others) go through at once. ``device`` auto, cpu or cuda.
+    """
+
+    type: str = "pooled"
+    checkpoint: str = ""
+    model: str = "vit_small_patch16_224"
+    grid: int = 8
+    segments: int = 4
+    num_frames: int = 0
+    batch_size: int = 16
+    device: str = "auto"
+    half_precision: bool = True  # on CUDA alone
+
+    def __post_init__(self) -> None:
+        if self.type not in ENCODERS:
+            raise ConfigError(f"reward.encoder.type is {self.type!r}, choose one of {', '.join(ENCODERS)}")
+        for name in ("grid", "segments", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"reward.encoder.{name} is {getattr(self, name)}, it must be at least 1")
+        if self.num_frames < 0:
+            raise ConfigError(f"reward.encoder.num_frames is {self.num_frames}, it must be >= 0 (0: the checkpoint's own)")
+
+
+def make_encoder(config: EncoderConfig, policy_features: ImageFeatures | None = None) -> VideoEncoder:
+    """The encoder of ``config``; ``policy_features`` serves type "policy". Raises `ConfigError` where it is missing."""
+    if config.type == "pooled":
+        return PooledEncoder(config.grid, config.segments)
+    if config.type == "timm":
+        return SegmentEncoder(timm_features(config), config.segments, config.batch_size)
+    if config.type == "vjepa2":
+        return VJEPA2Encoder(config)
+    if policy_features is None:
+        raise ConfigError(
+            "reward.encoder.type=policy uses the image features of the run's own policy, and none was given: use it inside "
+            "a run with a policy that has image_features(), or choose another encoder"
+        )
+    return SegmentEncoder(policy_features, config.segments, config.batch_size)
+
+
+def pick_device(name: str) -> torch.device:
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+
+
+def segment_means(values: Tensor, segments: int) -> Tensor:
+    """Mean of values [t ...] over ``segments`` equal parts of time: [segments ...]; short clips repeat frames."""
+    t = values.shape[0]
+    edges = torch.linspace(0, t, segments + 1)
+    parts = []
+    for low, high in zip(edges[:-1].tolist(), edges[1:].tolist()):
+        first = min(int(low), t - 1)
+        parts.append(values[first : max(first + 1, int(high))].mean(0))
+    return torch.stack(parts)
+
+
+class PooledEncoder:
+    """Mean colours on a coarse grid over segments of time and at the end: order and outcome, without any weights."""
+
+    def __init__(self, grid: int = 8, segments: int = 4):
+        self.grid, self.segments = grid, segments
+
+    def encode(self, clips: Sequence[Tensor]) -> Tensor:
+        rows = []
+        for clip in clips:
+            pixels = clip.permute(0, 3, 1, 2).float() / 255.0
+            small = F.adaptive_avg_pool2d(pixels, self.grid).flatten(1)
+            rows.append(torch.cat([segment_means(small, self.segments), small[-1:]]).flatten())
+        return torch.stack(rows)
+
+
+class SegmentEncoder:
+    """Image features of each frame, averaged over segments of time: float32 [b segments·d]."""
+
+    def __init__(self, features: ImageFeatures, segments: int, batch_size: int):
+        self.features, self.segments, self.batch_size = features, segments, batch_size
+
+    @torch.inference_mode()
+    def encode(self, clips: Sequence[Tensor]) -> Tensor:
+        frames = torch.cat(list(clips)).split(self.batch_size)
+        features = torch.cat([self.features(part).float().cpu() for part in frames])
+        parts = features.split([len(clip) for clip in clips])
+        return torch.stack([segment_means(part, self.segments).flatten() for part in parts])
+
+
+def normalized_pixels(frames: Tensor, size: int, device: torch.device) -> Tensor:
+    """uint8 [n H W 3] → ImageNet-normalised float32 [n 3 size size] (bilinear, aspect not kept)."""
+    pixels = frames.to(device).permute(0, 3, 1, 2).float() / 255.0
+    pixels = F.interpolate(pixels, (size, size), mode="bilinear", antialias=True, align_corners=False)
+    return (pixels - pixels.new_tensor(IMAGENET_MEAN)[:, None, None]) / pixels.new_tensor(IMAGENET_STD)[:, None, None]
+
+
+def timm_features(config: EncoderConfig) -> ImageFeatures:
+    """Frozen features of a timm image model. Without ``checkpoint`` its weights are random (nothing is downloaded)."""
+    model, size = timm_model(config.model, config.checkpoint)
+    device = pick_device(config.device)
+    model.to(device).eval().requires_grad_(False)
+    return lambda frames: model(normalized_pixels(frames, size, device))
+
+
+def timm_model(name: str, checkpoint: str, owner: str = "reward.encoder") -> tuple[nn.Module, int]:
+    """A timm model without its classifier, and the image size it reads (pixels)."""
+    import timm
+
+    try:
+        # The weights' own path is opened by timm; `pretrained` stays off, so that nothing reaches for a hub.
+        model = timm.create_model(name, pretrained=False, num_classes=0, checkpoint_path=checkpoint or "")
+    except (RuntimeError, FileNotFoundError, ValueError) as error:
+        raise ConfigError(
+            f"{owner}.model={name!r} with checkpoint={checkpoint!r} cannot be built ({error}). Give a name that timm "
+            f"knows and a state dict of that model."
+        ) from error
+    return model, int(model.default_cfg.get("input_size", (3, 224, 224))[-1])
+
+
+def clip_indices(length: int, count: int) -> list[int]:
+    """Frames of a clip that V-JEPA 2 gets: ``int(linspace(0, length − 1, count))``, or the clip over and over where it is
+    shorter than ``count`` (siiRL's sampling; repeating in a cycle, not holding the last frame)."""
+    if length >= count:
+        return torch.linspace(0, length - 1, count, dtype=torch.float64).int().tolist()
+    return [i % length for i in range(count)]
+
+
+class VJEPA2Encoder:
+    """V-JEPA 2 (arXiv 2506.09985): the mean of all encoder tokens of a clip, float32 [b hidden], not L2-normalised."""
+
+    def __init__(self, config: EncoderConfig):
+        try:
+            from transformers import VJEPA2Model
+        except ImportError:
+            raise MissingPackage("transformers>=4.53", "lerobot", "reward.encoder.type=vjepa2") from None
+        if not (Path(config.checkpoint) / "config.json").is_file():
+            raise MissingDependency(
+                f"reward.encoder.checkpoint={config.checkpoint!r} is no V-JEPA 2 folder (no config.json). Download one, such "
+                f"as facebook/vjepa2-vitg-fpc64-384, and give its path."
+            )
+        self.config, self.device = config, pick_device(config.device)
+        self.model = VJEPA2Model.from_pretrained(config.checkpoint).to(self.device).eval().requires_grad_(False)
+        self.crop = int(self.model.config.crop_size)
+        self.num_frames = config.num_frames or int(self.model.config.frames_per_clip)
+
+    @torch.inference_mode()
+    def encode(self, clips: Sequence[Tensor]) -> Tensor:
+        half = self.config.half_precision and self.device.type == "cuda"
+        out = []
+        for start in range(0, len(clips), self.config.batch_size):
+            videos = torch.stack([self.preprocess(c) for c in clips[start : start + self.config.batch_size]])
+            with torch.autocast(self.device.type, torch.float16, enabled=half):
+                tokens = self.model(pixel_values_videos=videos.to(self.device), skip_predictor=True).last_hidden_state
+            out.append(tokens.float().mean(1).cpu())
+        return torch.cat(out)
+
+    def preprocess(self, clip: Tensor) -> Tensor:
+        """uint8 [t H W 3] → float32 [num_frames 3 crop crop], as published (short side · 256/224, centre crop)."""
+        frames = clip[clip_indices(len(clip), self.num_frames)].permute(0, 3, 1, 2).float()
+        height, width = frames.shape[-2:]
+        short = int(self.crop * 256 / 224)
+        size = (short, round(short * width / height)) if height <= width else (round(short * height / width), short)
+        frames = F.interpolate(frames, size, mode="bilinear", antialias=True, align_corners=False).clamp(0, 255) / 255.0
+        top, left = (size[0] - self.crop) // 2, (size[1] - self.crop) // 2
+        frames = frames[:, :, top : top + self.crop, left : left + self.crop]
+        mean, std = (frames.new_tensor(v)[:, None, None] for v in (IMAGENET_MEAN, IMAGENET_STD))
+        return (frames - mean) / std

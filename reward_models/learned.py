@@ -1,0 +1,226 @@
+"""What the reward models that are trained here share: config, training loop, scoring, saving."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from reward_models.encoders import pick_device
+from reward_models.network import FrameNetwork, FrameTable, NetworkConfig
+from reward_models.shaping import ShapingConfig, shaped_reward
+from vla_rl.errors import ConfigError, UserError
+from vla_rl.types import Trajectory
+
+
+class NotFitted(UserError):
+    """A learned reward was asked to score before it was trained."""
+
+
+@dataclass
+class LearnedConfig:
+    """``checkpoint``: a folder that ``vla-rl reward fit`` wrote ("": train within the run, on its demonstrations and on
+    rollouts of the policy it starts from). ``updates`` of ``batch_size`` samples with AdamW; ``refit_updates`` where an
+    already trained model is trained on. ``device`` auto, cpu or cuda."""
+
+    checkpoint: str = ""
+    updates: int = 600
+    refit_updates: int = 150
+    batch_size: int = 64
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.01
+    device: str = "auto"
+    seed: int = 0
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    shaping: ShapingConfig = field(default_factory=ShapingConfig)
+
+    def __post_init__(self) -> None:
+        if self.updates < 1 or self.refit_updates < 1 or self.batch_size < 1 or not self.learning_rate > 0:
+            raise ConfigError(
+                "reward needs updates, refit_updates and batch_size >= 1 and learning_rate > 0, got "
+                f"{self.updates}, {self.refit_updates}, {self.batch_size} and {self.learning_rate}"
+            )
+
+
+class LearnedReward:
+    """Base of the learned rewards. A subclass gives the head, the loss on a `FrameTable`, and progress per frame."""
+
+    learned: ClassVar[bool] = True
+    kind: ClassVar[str] = ""
+
+    def __init__(self, config: LearnedConfig):
+        self.config = config
+        self.device = pick_device(config.device)
+        self.network: FrameNetwork | None = None
+        self.head: nn.Module | None = None
+        self._metrics: dict[str, float] = {}
+        self._prepared: dict[str, Tensor] = {}  # rollout id → progress curve, computed while others still simulated
+        self.generator = torch.Generator().manual_seed(config.seed)
+
+    # ----------------------------------------------------------------------------------------------- for the subclasses
+    def make_head(self, width: int) -> nn.Module:
+        raise TypeError(f"{type(self).__name__} has no head: a learned reward defines make_head")
+
+    def loss(self, table: FrameTable, batch: int) -> Tensor:
+        """Scalar loss of one random batch."""
+        raise TypeError(f"{type(self).__name__} has no loss: a learned reward defines loss")
+
+    def curve(self, features: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+        """Progress [t+1] of each trajectory from features [n width] of all its frames."""
+        raise TypeError(f"{type(self).__name__} has no curve: a learned reward defines curve")
+
+    def before_fit(self, table: FrameTable) -> dict[str, float]:
+        """Prepare labels; raises where the data cannot train this model. Returns figures to report."""
+        return {}
+
+    def draw(self, high: int, count: int) -> Tensor:
+        return torch.randint(high, (count,), generator=self.generator)
+
+    # --------------------------------------------------------------------------------------------------------- training
+    def fit(
+        self, trajectories: Sequence[Trajectory], progress: Callable[[int, float], None] | None = None
+    ) -> dict[str, float]:
+        """Train on trajectories (demonstrations count as successes); a trained model goes on from where it is.
+
+        ``progress`` is called with (updates so far, loss). Returns the last loss (averaged) and counts. Raises `UserError`
+        where labels cannot be made from these trajectories, or where the loss is not finite.
+        """
+        c = self.config
+        cameras = self.network.cameras if self.network is not None else c.network.cameras
+        table = FrameTable.of(trajectories, cameras)
+        figures = self.before_fit(table)
+        updates = c.updates if self.network is None else c.refit_updates
+        if self.network is None:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(c.seed)
+                self._build(sorted(table.images), table.proprio.shape[1])
+            self.network.set_statistics(table.proprio)
+        parameters = [p for p in [*self.network.parameters(), *self.head.parameters()] if p.requires_grad]
+        optimizer = torch.optim.AdamW(parameters, lr=c.learning_rate, weight_decay=c.weight_decay)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, c.learning_rate, total_steps=updates, pct_start=0.1)
+        self.network.train()
+        average = float("nan")
+        for update in range(updates):
+            loss = self.loss(table, c.batch_size)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimizer.step()
+            schedule.step()
+            value = float(loss.detach())
+            if value != value:
+                raise UserError(
+                    f"the loss of the {self.kind} reward became NaN at update {update + 1}: lower reward.learning_rate "
+                    f"({c.learning_rate})"
+                )
+            average = value if average != average else 0.95 * average + 0.05 * value
+            if progress is not None:
+                progress(update + 1, average)
+        self.network.eval()
+        self._prepared.clear()
+        successes = float(table.success.sum())
+        return {"loss": average, "trajectories": float(len(trajectories)), "successes": successes, **figures}
+
+    def _build(self, cameras: Sequence[str], proprio_dim: int) -> None:
+        self.network = FrameNetwork(self.config.network, cameras, proprio_dim).to(self.device)
+        self.head = self.make_head(self.config.network.width).to(self.device)
+        self.network.eval()
+
+    # ---------------------------------------------------------------------------------------------------------- scoring
+    @torch.no_grad()
+    def features(self, table: FrameTable, rows: Tensor | None = None) -> Tensor:
+        """Features [n width] of (all) rows, in slices that bound the memory."""
+        if self.network is None:
+            raise NotFitted(
+                f"the {self.kind} reward is not trained yet: run 'vla-rl reward fit reward={self.kind} data=FOLDER' and give "
+                f"reward.checkpoint=<its folder>, or let 'vla-rl train' do it in its phase 'reward'"
+            )
+        rows = torch.arange(len(table)) if rows is None else rows
+        return torch.cat([self.network(table, part) for part in rows.split(512)])
+
+    @torch.no_grad()
+    def progress(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
+        """Progress float32 [t+1] per trajectory, before each decision and at the end."""
+        if not trajectories:
+            return []
+        if self.network is None:
+            self.features(None)  # type: ignore[arg-type]
+        table = FrameTable.of(trajectories, self.network.cameras)
+        if table.proprio.shape[1] != len(self.network.proprio_mean):
+            raise UserError(
+                f"the {self.kind} reward was trained with {len(self.network.proprio_mean)} proprio dimensions, rollout "
+                f"{trajectories[0].rollout_id} has {table.proprio.shape[1]}: train it on data of this robot"
+            )
+        return [c.float().cpu() for c in self.curve(self.features(table), table.lengths.tolist())]
+
+    def prepare(self, trajectory: Trajectory) -> None:
+        """Compute the curve of a trajectory ahead of `score`."""
+        self._prepared[trajectory.rollout_id] = self.progress([trajectory])[0]
+
+    def score(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
+        """Reward per decision float32 [t], as ``shaping`` says."""
+        if not trajectories:
+            return []
+        todo = [t for t in trajectories if t.rollout_id not in self._prepared]
+        curves = self._prepared | {t.rollout_id: c for t, c in zip(todo, self.progress(todo))}
+        curves = {t.rollout_id: curves[t.rollout_id] for t in trajectories}
+        self._prepared = {}
+        ends = torch.stack([c[-1] for c in curves.values()])
+        won = torch.tensor([t.success for t in trajectories])
+        self._metrics = {
+            "reward/progress_end": float(ends.nanmean()),
+            "reward/progress_end_failures": float(ends[~won].nanmean()) if (~won).any() else float("nan"),
+            "reward/progress_end_successes": float(ends[won].nanmean()) if won.any() else float("nan"),
+            "reward/invalid_share": float(torch.stack([~c.isfinite().all() for c in curves.values()]).float().mean()),
+        }
+        return [shaped_reward(t, curves[t.rollout_id], self.config.shaping) for t in trajectories]
+
+    def metrics(self) -> dict[str, float]:
+        """Figures of the last `score`."""
+        return dict(self._metrics)
+
+    # ----------------------------------------------------------------------------------------------------------- saving
+    def extra_state(self) -> dict[str, Any]:
+        """Numbers of the subclass that belong to the trained model."""
+        return {}
+
+    def load_extra_state(self, state: dict[str, Any]) -> None:
+        """Inverse of `extra_state`."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nested dicts of tensors, numbers and strings."""
+        if self.network is None:
+            return {"fitted": False}
+        return {
+            "fitted": True,
+            "kind": self.kind,
+            "network_config": dataclasses.asdict(self.config.network),
+            "cameras": list(self.network.cameras),
+            "proprio_dim": len(self.network.proprio_mean),
+            "network": {k: v.clone() for k, v in self.network.state_dict().items()},
+            "head": {k: v.clone() for k, v in self.head.state_dict().items()},
+            "generator": self.generator.get_state(),
+            "extra": self.extra_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raises `ConfigError` where the state is of another kind of reward."""
+        if not state.get("fitted"):
+            return
+        if state["kind"] != self.kind:
+            raise ConfigError(
+                f"reward.checkpoint holds a reward of type {state['kind']!r}, the config asks for {self.kind!r}: use "
+                f"reward={state['kind']}, or another checkpoint"
+            )
+        # The stored sizes win: what was trained can only be built as it was.
+        self.config = dataclasses.replace(self.config, network=NetworkConfig(**state["network_config"]))
+        self._build(list(state["cameras"]), int(state["proprio_dim"]))
+        self.network.load_state_dict(state["network"])
+        self.head.load_state_dict(state["head"])
+        self.generator.set_state(state["generator"].cpu())
+        self.load_extra_state(state["extra"])
+        self._prepared.clear()

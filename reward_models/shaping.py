@@ -1,0 +1,70 @@
+"""From a progress curve to rewards per decision. Φ is float32 [t+1]: before each decision, and at the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vla_rl.errors import ConfigError
+from vla_rl.types import Trajectory
+
+MODES = ("potential", "delta", "final")
+GAMMA_OF_ALGORITHM = -1.0
+
+
+@dataclass
+class ShapingConfig:
+    """How progress pays. ``success_coefficient`` is added for a success, on the last decision.
+
+    ``mode``: "potential" pays γ·Φ(s′) − Φ(s) with Φ = 0 at the end, which leaves every policy's rank as it is (Ng, Harada and
+    Russell 1999; the end: Grześ 2017); "delta" pays Φ(s′) − Φ(s) (VLAC); "final" pays Φ of the end once (trajectory level, as
+    SRPO). Only "potential" cannot be exploited. ``weight`` multiplies what progress pays. ``gamma`` is the algorithm's
+    discount (-1: taken from it), per control step where ``gamma_per_control_step``. ``truncated_end``: Φ where time ran out,
+    "zero" or "keep"; it must be "keep" exactly where the algorithm bootstraps there ("auto": taken from it).
+    """
+
+    mode: str = "potential"
+    weight: float = 1.0
+    success_coefficient: float = 1.0
+    gamma: float = GAMMA_OF_ALGORITHM
+    gamma_per_control_step: bool = False
+    truncated_end: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ConfigError(f"reward.shaping.mode is {self.mode!r}, choose one of {', '.join(MODES)}")
+        if self.truncated_end not in ("auto", "zero", "keep"):
+            raise ConfigError(f"reward.shaping.truncated_end is {self.truncated_end!r}, choose one of auto, zero, keep")
+        if not (self.gamma == GAMMA_OF_ALGORITHM or 0.0 <= self.gamma <= 1.0):
+            raise ConfigError(f"reward.shaping.gamma is {self.gamma}, it must lie in [0, 1], or be -1 for the algorithm's")
+
+
+def potential_rewards(potential: Tensor, discounts: Tensor, keep_end: bool) -> Tensor:
+    """γ·Φ(s′) − Φ(s) float32 [t] from Φ [t+1] and the discount of each decision [t].
+
+    Without ``keep_end`` the last Φ counts as 0, so that the discounted sum is −Φ(s₀) whatever the policy does.
+    """
+    after = potential[1:].clone()
+    if not keep_end:
+        after[-1] = 0.0
+    return discounts * after - potential[:-1]
+
+
+def shaped_reward(trajectory: Trajectory, potential: Tensor, config: ShapingConfig) -> Tensor:
+    """Reward per decision float32 [t]; a potential that is not finite pays nothing beside the success."""
+    reward = torch.zeros(len(trajectory))
+    if bool(potential.isfinite().all()):
+        if config.mode == "potential":
+            gamma = 1.0 if config.gamma == GAMMA_OF_ALGORITHM else config.gamma
+            steps = trajectory.valid.sum(1) if config.gamma_per_control_step else torch.ones(len(trajectory))
+            keep = trajectory.truncated and config.truncated_end == "keep"
+            reward = potential_rewards(potential.float(), gamma**steps, keep)
+        elif config.mode == "delta":
+            reward = potential[1:].float() - potential[:-1].float()
+        else:
+            reward[-1] = float(potential[-1])
+    reward = config.weight * reward
+    reward[-1] += config.success_coefficient * float(trajectory.success)
+    return reward

@@ -1,0 +1,99 @@
+"""Value as progress (GR-RL, arXiv 2512.01801): a distributional critic's mean is progress, and where it drops a demonstration
+is not worth imitating.
+
+Followed: sparse reward γ^(frames to the end) for successes, 0 for failures; a categorical distribution over [0, 1]; the drop
+filter. Hindsight failures: with ``hindsight_share`` a prefix of a success counts as a failed episode, here cut at a random
+frame in its first half (there, at annotated retries). Departure: Monte-Carlo targets of V, not TD3+BC on Q of action chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from reward_models.learned import LearnedConfig, LearnedReward
+from reward_models.network import FrameTable, mlp
+from reward_models.progress_math import drop_filter
+from vla_rl.errors import ConfigError
+from vla_rl.types import Trajectory
+
+
+@dataclass
+class ValueProgressConfig(LearnedConfig):
+    """``bins`` of the distribution over [0, 1]; ``end_value`` is the value of a success at its start (γ is chosen from it,
+    relative to each trajectory's length, so that slow and fast ones agree). ``drop_window`` decisions and ``drop_threshold``
+    of the demonstration filter."""
+
+    bins: int = 51
+    end_value: float = 0.2
+    hindsight_share: float = 0.1
+    drop_window: int = 4
+    drop_threshold: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bins < 2 or not 0.0 < self.end_value < 1.0 or not 0.0 <= self.hindsight_share < 1.0:
+            raise ConfigError(
+                f"reward needs bins >= 2, 0 < end_value < 1 and 0 <= hindsight_share < 1, got {self.bins}, "
+                f"{self.end_value} and {self.hindsight_share}"
+            )
+        if self.drop_window < 1 or self.drop_threshold < 0:
+            raise ConfigError(
+                f"reward needs drop_window >= 1 and drop_threshold >= 0, got {self.drop_window} and {self.drop_threshold}"
+            )
+
+
+def two_hot(values: Tensor, bins: int) -> Tensor:
+    """Values [n] in 0 … 1 as weights [n bins] on the two nearest of ``bins`` evenly spaced support points."""
+    position = values.clamp(0.0, 1.0) * (bins - 1)
+    low = position.floor().long().clamp(max=bins - 2)
+    share = position - low
+    weights = values.new_zeros(len(values), bins)
+    weights.scatter_(1, low[:, None], (1.0 - share)[:, None])
+    return weights.scatter_add_(1, low[:, None] + 1, share[:, None])
+
+
+class ValueProgress(LearnedReward):
+    kind = "value_progress"
+    config: ValueProgressConfig
+
+    def make_head(self, width: int) -> nn.Module:
+        return mlp(width, 2 * width, self.config.bins)
+
+    def before_fit(self, table: FrameTable) -> dict[str, float]:
+        targets = torch.zeros(len(table))
+        for k in torch.nonzero(table.success).flatten().tolist():
+            start, last = int(table.starts[k]), int(table.lengths[k]) - 1
+            left = (last - torch.arange(last + 1)) / max(last, 1)
+            targets[start : start + last + 1] = self.config.end_value**left
+        self._targets = targets
+        early = [
+            int(table.starts[k]) + i
+            for k in torch.nonzero(table.success).flatten().tolist()
+            for i in range(int(table.lengths[k]) // 2)
+        ]
+        self._early = torch.tensor(early, dtype=torch.long)
+        return {"mean_target": float(targets.mean())}
+
+    def loss(self, table: FrameTable, batch: int) -> Tensor:
+        hindsight = round(self.config.hindsight_share * batch) if len(self._early) else 0
+        rows = self.draw(len(table), batch - hindsight)
+        targets = self._targets[rows]
+        if hindsight:
+            rows = torch.cat([rows, self._early[self.draw(len(self._early), hindsight)]])
+            targets = torch.cat([targets, torch.zeros(hindsight)])
+        logits = self.head(self.network(table, rows))
+        weights = two_hot(targets, self.config.bins).to(logits.device)
+        return -(weights * logits.log_softmax(-1)).sum(-1).mean()
+
+    def curve(self, features: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+        support = torch.linspace(0.0, 1.0, self.config.bins, device=features.device)
+        return list((self.head(features).softmax(-1) @ support).split(list(lengths)))
+
+    def keep_masks(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
+        """Which decisions of demonstrations to imitate: bool [t] each, False where the value soon drops."""
+        c = self.config
+        return [drop_filter(v, c.drop_window, c.drop_threshold) for v in self.progress(trajectories)]

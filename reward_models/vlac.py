@@ -1,0 +1,378 @@
+"""VLAC (arXiv 2509.15937): an InternVL-type chat model that judges how far the second of two frames is ahead of the first.
+
+The text-in, text-out part stands behind `ChatBackend`; `InternVLBackend` runs a released checkpoint through transformers, in
+the native layout (model type ``internvl``) or with its own code (``internvl_chat``, which needs ``trust_remote_code``). Every
+template string is config: to drive released weights as they were trained, set them to the strings of the release. Replies
+are parsed without ever raising; what cannot be parsed counts as invalid and as no progress.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from reward_models.encoders import IMAGENET_MEAN, IMAGENET_STD, pick_device
+from reward_models.frames import RewardInputError, frames_of, instruction_of
+from reward_models.progress_math import VALUE_MODES, accumulate, dead_zone, reference_indices
+from reward_models.shaping import ShapingConfig, shaped_reward
+from vla_rl.errors import ConfigError, MissingDependency, MissingPackage
+from vla_rl.types import Trajectory
+
+IMAGE = "<image>"
+_SLOTS = {
+    "pair_template": ("{task}",),
+    "done_template": ("{task}",),
+    "reference_template": ("{task}", "{frames}"),
+    "reference_frame_template": ("{percent}",),
+    "chat_template": ("{system}", "{question}"),
+}
+_ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
+
+
+@dataclass
+class VLACConfig:
+    """``checkpoint``: a folder of an InternVL-type model. ``camera``: "" is the first.
+
+    Frames ``frame_skip`` decisions apart are compared; ``value_mode`` (always, mixed, exact) turns the replies into a curve
+    (`accumulate`), after critic values within the dead zones became 0. ``reference``: a dataset whose first successful
+    demonstration of each task is shown as an example of ``reference_frames`` frames. ``batch_size`` questions are asked at
+    once, images being ``image_size`` square. ``done_weight`` > 0 also asks whether each frame shows the task completed and mixes
+    that into progress. More than ``max_invalid`` invalid replies make a curve invalid (NaN).
+    """
+
+    checkpoint: str = ""
+    camera: str = ""
+    reference: str = ""
+    reference_frames: int = 9
+    frame_skip: int = 1
+    value_mode: str = "mixed"
+    positive_dead_zone: float = 0.0
+    negative_dead_zone: float = 0.0
+    done_weight: float = 0.0
+    batch_size: int = 10
+    image_size: int = 448
+    max_new_tokens: int = 12
+    max_invalid: float = 0.3
+    trust_remote_code: bool = False
+    attention: str = "sdpa"
+    precision: str = "bfloat16"  # on CUDA; float32 on a CPU
+    device: str = "auto"
+    system: str = "You judge images of robots at work: where things are, and how far a task has come."
+    pair_template: str = (
+        "Image-1: <image>\nImage-2: <image>\nCompare the two images: is the second one closer to the goal of the task? Answer "
+        "with a signed percentage of what was left, + if the second is closer, - if the first is.\n"
+        "<task> {task} </task> <score>"
+    )
+    done_template: str = "Image-1: <image>\nIs the task completed? Answer 1 for yes, 0 for no.\n<task> {task} </task> <done>"
+    reference_template: str = "<trajectory> <task> {task} </task>:\n{frames}</trajectory>\n0% <image>\n"
+    reference_frame_template: str = " {percent}% <image>\n"
+    chat_template: str = (
+        "<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+    )
+    stop: str = "<|im_end|>"
+    shaping: ShapingConfig = field(default_factory=lambda: ShapingConfig(mode="delta"))
+
+    def __post_init__(self) -> None:
+        for name, choices in (
+            ("value_mode", VALUE_MODES), ("attention", _ATTENTIONS), ("precision", ("bfloat16", "float16", "float32"))
+        ):  # fmt: skip
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"reward.{name} is {getattr(self, name)!r}, choose one of {', '.join(choices)}")
+        for name in ("reference_frames", "frame_skip", "batch_size", "max_new_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"reward.{name} is {getattr(self, name)}, it must be at least 1")
+        for name, slots in _SLOTS.items():
+            missing = [s for s in slots if s not in getattr(self, name)]
+            if missing:
+                raise ConfigError(f"reward.{name} lacks the slot {missing[0]}: {getattr(self, name)!r}")
+        if self.pair_template.count(IMAGE) != 2 or self.done_template.count(IMAGE) != 1:
+            raise ConfigError(
+                f"reward.pair_template needs {IMAGE} twice and done_template once, they have it "
+                f"{self.pair_template.count(IMAGE)} and {self.done_template.count(IMAGE)} times"
+            )
+
+
+# ---------------------------------------------------------------------------------------------------------- small parts
+def parse_score(reply: object) -> float | None:
+    """The signed percentage of a reply, within −100 … 100; None for anything else. Never raises.
+
+    Reasoning up to ``</think>`` is skipped; a ``<score>`` tag may precede the number and text may follow it.
+    """
+    if not isinstance(reply, str):
+        return None
+    text = reply.rpartition("</think>")[2].rpartition("<score>")[2].strip().replace("\u2212", "-")
+    found = re.match(r"([+-]?\s?\d{1,4}(?:\.\d+)?)\s*%?(?![\d.])", text)
+    if not found:
+        return None
+    value = float(found[1].replace(" ", ""))
+    return value if -100.0 <= value <= 100.0 else None
+
+
+def parse_done(reply: object) -> float | None:
+    """The probability-like answer 0 … 1 of a reply; None for anything else. Never raises."""
+    if not isinstance(reply, str):
+        return None
+    found = re.match(r"(\d(?:\.\d+)?)(?![\d.])", reply.rpartition("</think>")[2].rpartition("<done>")[2].strip())
+    value = float(found[1]) if found else -1.0
+    return value if 0.0 <= value <= 1.0 else None
+
+
+def rich_number(digits: Sequence[dict[str, float]], floor: float = 0.1) -> str:
+    """A reply's characters with each digit replaced by the expectation over the digits that the model found likely.
+
+    ``digits``: per generated token, {text: probability}; the most likely one is the reply's. Alternatives below ``floor`` of it
+    do not count. One decimal; other characters stay (VLAC's "rich" mode).
+    """
+    out = []
+    for options in digits:
+        best = max(options, key=options.__getitem__)
+        if not best.isdigit():
+            out.append(best)
+            continue
+        likely = {k: p for k, p in options.items() if k.isdigit() and p > floor * options[best]}
+        out.append(f"{sum(int(k) * p for k, p in likely.items()) / sum(likely.values()):.1f}")
+    return "".join(out)
+
+
+@dataclass(frozen=True)
+class Question:
+    """Text with one ``<image>`` per image uint8 [H W 3]."""
+
+    text: str
+    images: tuple[Tensor, ...]
+
+
+class ChatBackend(Protocol):
+    """Answers questions about images; a reply may be any text."""
+
+    def reply(self, questions: Sequence[Question]) -> list[str]: ...
+
+
+def pair_question(config: VLACConfig, task: str, before: Tensor, after: Tensor, reference: Sequence[Tensor] = (),
+                  first: Tensor | None = None) -> Question:  # fmt: skip
+    """The pairwise question; with ``reference`` frames also the example and the ``first`` frame of the judged episode."""
+    text, images = config.pair_template.replace("{task}", task), [before, after]
+    if len(reference):
+        last = max(len(reference) - 1, 1)
+        shown = "".join(
+            config.reference_frame_template.replace("{percent}", str(int(100 * i / last))) for i in range(len(reference))
+        )
+        example = config.reference_template.replace("{task}", task).replace("{frames}", shown)
+        text = example + text
+        images = [*reference, *([first if first is not None else before] * (example.count(IMAGE) - len(reference))), *images]
+    return Question(text, tuple(images))
+
+
+# ------------------------------------------------------------------------------------------------------------- the model
+class InternVLBackend:
+    """An InternVL-type checkpoint through transformers. Greedy decoding; questions are padded on the left and batched.
+
+    Raises `MissingDependency` for a folder that is none, `ConfigError` where its code would have to be trusted.
+    """
+
+    START, CONTEXT, END = "<img>", "<IMG_CONTEXT>", "</img>"
+
+    def __init__(self, config: VLACConfig):
+        try:
+            import transformers
+        except ImportError:
+            raise MissingPackage("transformers", "all", "The reward model vlac") from None
+        path = Path(config.checkpoint)
+        if not config.checkpoint or not (path / "config.json").is_file():
+            raise MissingDependency(
+                f"reward.checkpoint={config.checkpoint!r} is no model folder (no config.json). Download a released VLAC or "
+                f"InternVL checkpoint and give its folder"
+            )
+        self.config, self.device = config, pick_device(config.device)
+        kind = json.loads((path / "config.json").read_text(encoding="utf-8")).get("model_type", "")
+        dtype = getattr(torch, config.precision) if self.device.type == "cuda" else torch.float32
+        remote = kind == "internvl_chat"
+        if kind not in ("internvl", "internvl_chat"):
+            raise ConfigError(f"reward.checkpoint={path} has model type {kind!r}, expected 'internvl' or 'internvl_chat'")
+        if remote and not config.trust_remote_code:
+            raise ConfigError(
+                f"{path} brings its own model code (internvl_chat). Read that code, then set reward.trust_remote_code=true, or "
+                f"give a checkpoint in the native layout (model type internvl)"
+            )
+        options: dict[str, Any] = {"trust_remote_code": True} if remote else {"attn_implementation": config.attention}
+        loader = transformers.AutoModel if remote else transformers.AutoModelForImageTextToText
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=remote, padding_side="left")
+        self.model = loader.from_pretrained(path, dtype=dtype, **options).to(self.device).eval().requires_grad_(False)
+        if self.tokenizer.pad_token_id is None:
+            self.tokenizer.pad_token = self.tokenizer.eos_token
+        context = self.tokenizer.convert_tokens_to_ids(self.CONTEXT)
+        if remote:
+            self.model.img_context_token_id = context
+            self.tokens_per_image = int(self.model.num_image_token)
+        else:
+            self.tokens_per_image = int(self.model.config.image_seq_length)
+        self.dtype = dtype
+
+    @torch.inference_mode()
+    def reply(self, questions: Sequence[Question]) -> list[str]:
+        """Replies without special tokens, in order."""
+        if not questions:
+            return []
+        texts = [self._prompt(q) for q in questions]
+        batch = self.tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False).to(self.device)
+        pixels = torch.cat([self.pixels(image) for q in questions for image in q.images]).to(self.device, self.dtype)
+        stop = self.tokenizer.convert_tokens_to_ids(self.config.stop)
+        ends = [i for i in (stop, self.tokenizer.eos_token_id) if i is not None and i >= 0]
+        out = self.model.generate(
+            pixel_values=pixels,
+            input_ids=batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            max_new_tokens=self.config.max_new_tokens,
+            do_sample=False,
+            pad_token_id=self.tokenizer.pad_token_id,
+            eos_token_id=ends or None,
+        )
+        # The model's own code (internvl_chat) returns the new tokens alone, transformers' the prompt as well.
+        width = batch["input_ids"].shape[1]
+        new = out[:, width:] if out.shape[1] > width and torch.equal(out[:, :width], batch["input_ids"]) else out
+        return self.tokenizer.batch_decode(new, skip_special_tokens=True)
+
+    def _prompt(self, question: Question) -> str:
+        if question.text.count(IMAGE) != len(question.images):
+            raise RewardInputError(
+                f"a question has {question.text.count(IMAGE)} {IMAGE} slots and {len(question.images)} images: check the "
+                f"templates of reward=vlac"
+            )
+        image = self.START + self.CONTEXT * self.tokens_per_image + self.END
+        text = question.text.replace(IMAGE, image)
+        return self.config.chat_template.replace("{system}", self.config.system).replace("{question}", text)
+
+    def pixels(self, image: Tensor) -> Tensor:
+        """uint8 [H W 3] → float32 [1 3 S S], ImageNet-normalised; the aspect is not kept (as VLAC)."""
+        size = self.config.image_size
+        x = image.permute(2, 0, 1)[None].float()
+        x = F.interpolate(x, (size, size), mode="bicubic", antialias=True, align_corners=False).clamp(0, 255) / 255.0
+        mean, std = (x.new_tensor(v)[:, None, None] for v in (IMAGENET_MEAN, IMAGENET_STD))
+        return (x - mean) / std
+
+
+class VLAC:
+    """See the module. ``backend`` replaces the checkpoint (tests, or a server of one's own)."""
+
+    def __init__(self, config: VLACConfig, backend: ChatBackend | None = None):
+        self.config = config
+        self.backend: ChatBackend = backend or InternVLBackend(config)
+        self.references: dict[str, list[Tensor]] = {}  # task → frames of a successful example
+        self._prepared: dict[str, Tensor] = {}
+        self._asked = self._invalid = 0
+        self._metrics: dict[str, float] = {}
+
+    def set_references(self, trajectories: Sequence[Trajectory]) -> None:
+        """Take the first successful trajectory of each task as its example. Raises `RewardInputError` where there is none."""
+        for t in trajectories:
+            if t.success and t.episode.task_id not in self.references:
+                frames = frames_of(t, self.config.camera)
+                self.references[t.episode.task_id] = [
+                    frames[i] for i in reference_indices(len(frames), self.config.reference_frames)
+                ]
+        if not self.references:
+            raise RewardInputError(
+                f"reward.reference={self.config.reference!r} holds no successful demonstration to show as an example"
+            )
+
+    def _reference(self, trajectory: Trajectory) -> list[Tensor]:
+        task = trajectory.episode.task_id
+        if self.references and task not in self.references:
+            raise RewardInputError(
+                f"the reference examples are of {', '.join(sorted(self.references))}, rollout {trajectory.rollout_id} is of "
+                f"{task!r}: give a reference dataset with that task, or none (reward.reference='')"
+            )
+        return self.references.get(task, [])
+
+    # ----------------------------------------------------------------------------------------------------------- judging
+    def critics(self, trajectories: Sequence[Trajectory], reverse: bool = False) -> list[Tensor]:
+        """Critic values (percent) float32 [k] between the compared frames of each trajectory, NaN for an invalid reply.
+
+        In ``reverse`` the two images are swapped and the reply negated (VROC)."""
+        questions, counts = [], []
+        for t in trajectories:
+            frames, reference, task = frames_of(t, self.config.camera), self._reference(t), instruction_of(t)
+            at = self._compared(len(frames))
+            for i, j in zip(at[:-1], at[1:]):
+                pair = (frames[j], frames[i]) if reverse else (frames[i], frames[j])
+                questions.append(pair_question(self.config, task, *pair, reference, frames[0]))
+            counts.append(len(at) - 1)
+        values = [parse_score(reply) for reply in self._ask(questions)]
+        self._asked += len(values)
+        self._invalid += sum(v is None for v in values)
+        sign = -1.0 if reverse else 1.0
+        numbers = torch.tensor([float("nan") if v is None else sign * v for v in values])
+        return list(numbers.split(counts))
+
+    def _compared(self, length: int) -> list[int]:
+        """Frames that are looked at: every ``frame_skip``-th, and the last."""
+        at = list(range(0, length, self.config.frame_skip))
+        return at if at[-1] == length - 1 else [*at, length - 1]
+
+    def _ask(self, questions: Sequence[Question]) -> list[str]:
+        size = self.config.batch_size
+        return [r for i in range(0, len(questions), size) for r in self.backend.reply(questions[i : i + size])]
+
+    def done(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
+        """Whether each frame shows the task completed: float32 [t+1] in 0 … 1, 0 for an invalid reply."""
+        lengths = [len(t) + 1 for t in trajectories]
+        questions = [
+            Question(self.config.done_template.replace("{task}", instruction_of(t)), (frame,))
+            for t in trajectories
+            for frame in frames_of(t, self.config.camera)
+        ]
+        return list(torch.tensor([parse_done(r) or 0.0 for r in self._ask(questions)]).split(lengths))
+
+    def _curves(self, trajectories: Sequence[Trajectory], reverse: bool) -> list[Tensor]:
+        c, out = self.config, []
+        judged = self.critics(trajectories, reverse)
+        done = self.done(trajectories) if c.done_weight else [torch.zeros(len(t) + 1) for t in trajectories]
+        for t, values, ends in zip(trajectories, judged, done):
+            if float(values.isnan().float().mean()) > c.max_invalid:
+                out.append(torch.full((len(t) + 1,), float("nan")))
+                continue
+            critics = dead_zone(values.nan_to_num(0.0).tolist(), c.positive_dead_zone, c.negative_dead_zone)
+            at = self._compared(len(t) + 1)
+            curve = torch.zeros(len(t) + 1)
+            for i, v in zip(at, accumulate(critics, c.value_mode)):  # held until the next frame that is looked at
+                curve[i:] = min(max(v, 0.0), 100.0) / 100.0
+            out.append((1.0 - c.done_weight) * curve + c.done_weight * ends)
+        return out
+
+    def progress(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
+        """Value curve float32 [t+1] in 0 … 1; NaN where too many replies were invalid."""
+        return self._curves(trajectories, reverse=False)
+
+    def reverse_progress(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
+        return self._curves(trajectories, reverse=True)
+
+    def prepare(self, trajectory: Trajectory) -> None:
+        self._prepared[trajectory.rollout_id] = self.progress([trajectory])[0]
+
+    def score(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
+        """Reward per decision float32 [t], as ``shaping`` says; an invalid curve pays nothing beside the success."""
+        if not trajectories:
+            return []
+        todo = [t for t in trajectories if t.rollout_id not in self._prepared]
+        curves = self._prepared | {t.rollout_id: c for t, c in zip(todo, self.progress(todo))}
+        self._prepared = {}
+        ends = torch.stack([curves[t.rollout_id][-1] for t in trajectories])
+        self._metrics = {
+            "reward/progress_end": float(ends.nanmean()),
+            "reward/invalid_share": float(ends.isnan().float().mean()),
+            "reward/invalid_replies": float(self._invalid),
+            "reward/invalid_reply_share": self._invalid / max(1, self._asked),
+        }
+        return [shaped_reward(t, curves[t.rollout_id], self.config.shaping) for t in trajectories]
+
+    def metrics(self) -> dict[str, float]:
+        """Figures of the last `score`; invalid replies are counted from the start."""
+        return dict(self._metrics)

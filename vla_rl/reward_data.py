@@ -1,0 +1,184 @@
+"""Trajectories to train and judge reward models on: from demonstrations, from a run, or from rollouts saved earlier.
+
+A source is a folder: a LeRobotDataset v3 (``meta/info.json``), rollouts that `save_rollouts` wrote (``state.json``), or a run
+(``config.yaml``), whose policy is rolled out once; those rollouts are kept in ``<run>/rollouts``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vla_rl.algorithms.advantages import trajectory_from_state, trajectory_state
+from vla_rl.checkpoint import load_policy, load_state, save_state
+from vla_rl.dataset import DemonstrationDataset, load_demonstrations
+from vla_rl.errors import UserError
+from vla_rl.splits import stable_seed
+from vla_rl.types import EmbodimentSpec, EpisodeSpec, Observation, TaskSpec, Trajectory
+
+ROLLOUTS = "rollouts"
+
+
+# ------------------------------------------------------------------------------------------------------- demonstrations
+def trajectories_of_dataset(
+    path: str | Path, embodiment: EmbodimentSpec | None = None, *, stride: int = 4, limit: int = 0, seed: int = 0
+) -> list[Trajectory]:
+    """Demonstrations of a LeRobotDataset v3 folder as trajectories; see `demonstration_trajectories`."""
+    return demonstration_trajectories(load_demonstrations(path, embodiment), stride=stride, limit=limit, seed=seed)
+
+
+def demonstration_trajectories(
+    dataset: DemonstrationDataset, *, stride: int = 4, limit: int = 0, seed: int = 0
+) -> list[Trajectory]:
+    """One trajectory per episode with a decision every ``stride`` control steps, whose chunk is the actions until the next.
+
+    The last recorded frame stands for the final observation (a dataset holds none after the last action). Episodes of other
+    tools have no success flag: they count as successes, and their instruction as the task. ``limit`` (0: all) draws that many
+    episodes. Demonstrations of a single frame are left out.
+    """
+    order = list(range(len(dataset.episodes)))
+    if limit and limit < len(order):
+        generator = torch.Generator().manual_seed(seed)
+        order = sorted(torch.randperm(len(order), generator=generator)[:limit].tolist())
+    out = []
+    for i in order:
+        e = dataset.episodes[i]
+        if e.length < 2:
+            continue
+        rows = torch.arange(e.start, e.start + e.length - 1, stride)
+        steps = rows[:, None] + torch.arange(stride)
+        valid = steps < e.start + e.length
+        actions = dataset.actions[steps.clamp(max=e.start + e.length - 1)]
+        success = True if e.success is None else bool(e.success)
+        rewards = torch.zeros(valid.shape)
+        if success:
+            rewards[-1, int(valid[-1].sum()) - 1] = 1.0
+        spec = EpisodeSpec(
+            task_id=e.task_id or e.instruction,
+            init_state_id=-1 if e.init_state_id is None else e.init_state_id,
+            group_id=i,
+            rollout_id=f"demonstration-{i}",
+        )
+        out.append(
+            Trajectory(
+                episode=spec,
+                observations=_rows(dataset, rows, e.instruction),
+                final_observation=_rows(dataset, torch.tensor([e.start + e.length - 1]), e.instruction),
+                actions=actions,
+                valid=valid,
+                rewards=rewards,
+                behavior_log_prob=torch.zeros(len(rows)),
+                replay={},
+                terminated=success,
+                truncated=not success,
+                success=success,
+                is_human=valid,
+            )
+        )
+    return out
+
+
+def _rows(dataset: DemonstrationDataset, rows: torch.Tensor, instruction: str) -> Observation:
+    return Observation(
+        images={name: frames[rows] for name, frames in dataset.images.items()},
+        proprio=dataset.proprio[rows],
+        instruction=(instruction,) * len(rows),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- rollouts
+def rollout_episodes(tasks: Sequence[TaskSpec], episodes: int, seed: int, name: str = "reward") -> list[EpisodeSpec]:
+    """Episodes on initial states of the train split, spread over the tasks; their ids are unique per name and seed."""
+    out = []
+    for i in range(episodes):
+        task = tasks[i % len(tasks)]
+        state = stable_seed(name, seed, i) % 1_000_000
+        text = stable_seed(name, "text", seed, i) % max(1, len(task.instructions))
+        rollout_id = f"{name}-{seed}-{i}"
+        out.append(EpisodeSpec(task.task_id, state, "train", stable_seed(name, "seed", seed, i), i, text, rollout_id))
+    return out
+
+
+def save_rollouts(folder: Path, trajectories: Sequence[Trajectory]) -> None:
+    """Write trajectories (observations, outcomes; not what only the learner needs) to ``folder``."""
+    slim = [dataclasses.replace(t, replay={}, value=None, behavior_log_prob=torch.zeros(len(t))) for t in trajectories]
+    save_state(folder, {"trajectories": [trajectory_state(t) for t in slim]})
+
+
+def load_rollouts(folder: Path) -> list[Trajectory]:
+    """Inverse of `save_rollouts`."""
+    return [trajectory_from_state(t) for t in load_state(folder)["trajectories"]]
+
+
+def roll_out(engine: Any, tasks: Sequence[TaskSpec], episodes: int, seed: int, progress: Any = None) -> tuple[list[Trajectory], int]:
+    """(trajectories, control steps) of sampled actions on training initial states."""
+    result = engine.run(rollout_episodes(tasks, episodes, seed), progress=progress)
+    return result.trajectories, int(result.stats["control_steps"])
+
+
+# --------------------------------------------------------------------------------------------------------------- source
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Trajectories of a folder, the robot they are of, and the config of the run they come from (None: no run)."""
+
+    trajectories: list[Trajectory]
+    embodiment: EmbodimentSpec | None
+    run: Any
+    what: str
+
+
+def load_source(
+    folder: str | Path, *, stride: int = 4, limit: int = 0, episodes: int = 64, checkpoint: str = "", overrides: Sequence[str] = ()
+) -> Source:
+    """Read a source (see the module). For a run, ``checkpoint`` names which of its checkpoints acts ("": rl, else sft).
+
+    Raises `UserError` for a folder that is none of the three.
+    """
+    folder = Path(folder)
+    if (folder / "meta" / "info.json").is_file():
+        dataset = load_demonstrations(folder)
+        trajectories = demonstration_trajectories(dataset, stride=stride, limit=limit)
+        return Source(trajectories, dataset.embodiment, None, f"{len(trajectories)} demonstrations of {folder}")
+    if (folder / "state.json").is_file():
+        trajectories = load_rollouts(folder)
+        return Source(trajectories, None, None, f"{len(trajectories)} rollouts of {folder}")
+    if (folder / "config.yaml").is_file():
+        return _of_run(folder, episodes, checkpoint, overrides)
+    raise UserError(
+        f"{folder} is neither a dataset (no meta/info.json), nor a run (no config.yaml), nor rollouts (no state.json). Name a "
+        f"folder that 'vla-rl collect', 'vla-rl train' or 'vla-rl reward score --save-rollouts' wrote."
+    )
+
+
+def _of_run(folder: Path, episodes: int, checkpoint: str, overrides: Sequence[str]) -> Source:
+    from vla_rl import config as configs
+    from vla_rl import pipeline
+
+    config = configs.override(configs.load(folder / "config.yaml"), list(overrides))
+    names = [checkpoint] if checkpoint else ["rl", "sft"]
+    found = next((folder / "checkpoints" / n for n in names if (folder / "checkpoints" / n).is_dir()), None)
+    if found is None and config.checkpoint and not checkpoint:
+        found = Path(config.checkpoint)
+    if found is None:
+        raise UserError(
+            f"{folder} holds no checkpoint {' or '.join(names)} to roll out: finish its phase sft, or name another checkpoint"
+        )
+    kept = folder / ROLLOUTS / f"{found.name}-{episodes}"
+    if (kept / "state.json").is_file():
+        trajectories = load_rollouts(kept)
+        return Source(trajectories, None, config, f"{len(trajectories)} rollouts kept in {kept}")
+    with contextlib.closing(pipeline.open_env(config)) as env, pipeline.Progress() as progress:
+        policy = load_policy(found, pipeline.policy_factory, expected_embodiment=env.embodiment)
+        policy.to(pipeline.pick_device(config.device))
+        tasks = pipeline.select_tasks(env.tasks, config.tasks, exclude=config.held_out_tasks)
+        with progress.task("rollouts", 1) as bar:
+            engine = pipeline.RolloutEngine(env, policy, config.rollout)
+            trajectories, _ = roll_out(engine, tasks, episodes, config.seed, bar.inner)
+        embodiment = env.embodiment
+    save_rollouts(kept, trajectories)
+    return Source(trajectories, embodiment, config, f"{episodes} rollouts of {found}, kept in {kept}")
