@@ -8,7 +8,7 @@ The model, its preprocessing and its normalisation are lerobot's own objects; wh
 - this project's form (`vla_rl.checkpoint`), which training saves and resumes from.
 
 ACT is deterministic, so it acts and imitates. The others denoise a chunk step by step; each step is a Gaussian
-(`policies.lerobot_heads`), so they are a `LikelihoodPolicy` with the axes denoising_step, control_step and action_dim.
+(`policies.denoising.chain`), so they are a `LikelihoodPolicy` with the axes denoising_step, control_step and action_dim.
 Action dimensions that only pad the model's, and steps before the present one, follow the sampler without noise: they
 carry no likelihood. lerobot is imported when the first policy is built.
 """
@@ -29,18 +29,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from policies.denoising import chain as chains
+from policies.denoising.base import counter_normals
 from policies.lerobot_heads import (
     ACTION,
     PADDED,
     STATE,
     ChainHead,
-    ChainSettings,
     DiffusionHead,
     Pi0Head,
     RegressionHead,
     SmolVLAHead,
 )
-from policies.trunk import counter_uniforms
 from vla_rl.errors import ConfigError, EmbodimentMismatch, MissingDependency, MissingPackage, UserError
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyEvaluation, PolicyOutput
 
@@ -51,7 +51,7 @@ _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
 _PIPELINES = ("policy_preprocessor", "policy_postprocessor")
 _IMAGES, _EMPTY_CAMERA, _NO_CAMERA = "observation.images.", "observation.images.empty_camera", "none"
 _LANGUAGE, _RESIZING = ("smolvla", "pi0", "pi05"), ("smolvla", "pi0", "pi05")
-_DEFAULT_NOISE = {"diffusion": 1.0, "smolvla": 0.5, "pi0": 0.5, "pi05": 0.5}
+_FLOW_FORMS = ("flow_sde", "flow_cps")
 # Settings that only tell lerobot where to fetch or compile something while it builds; the weights come from the file.
 _OFFLINE = {"device": "cpu", "compile_model": False, "load_vlm_weights": False, "pretrained_backbone_weights": None}
 _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}  # what lerobot's training puts in by default
@@ -63,13 +63,16 @@ class LeRobotConfig:
     """A checkpoint of lerobot, or a new policy of one of its families.
 
     ``checkpoint``: a folder in lerobot's form; empty builds a new policy of ``family`` for the robot and the data at hand.
-    ``options``: lerobot's own settings of that family as ``key=value`` (``n_action_steps=8``, ``dim_model=256``).
+    ``options``: lerobot's own settings of that family as ``key:value`` (``[n_action_steps:8]``).
     ``chunk_length``: control steps the model predicts; a checkpoint has its own, and another number is refused.
-    ``cameras``: ``feature=camera``, which camera of the robot a checkpoint's image feature is ("none": leave it out, where
+    ``cameras``: ``feature:camera``, which camera of the robot a checkpoint's image feature is ("none": leave it out, where
     the family allows it); empty where the names are the same. ``vlm``: a folder with config and tokenizer of the language
     backbone, for machines without the hub.
-    ``denoising_steps`` (0: the checkpoint's number), ``noise_level`` (η of DDPM/DDIM, a of Flow-SDE; None: 1 and 0.5) and
-    ``min_std`` (floor of each step's standard deviation, in normalised units) say how a chain is sampled.
+    How a chain is sampled: ``denoising_steps`` (0: the checkpoint's number); ``sampler`` flow_sde or flow_cps for a flow (a
+    diffusion policy has its scheduler, which ``options=[noise_scheduler_type:DDIM]`` changes); ``noise_level``, η of DDIM
+    or a of the flow forms (None: 1 and 0.5); ``min_std`` and ``max_std`` (0: none), limits of each step's standard
+    deviation in normalised units. How it is learned from: ``trained_steps`` last steps (0: all), ``advantage_discount``,
+    ``clip_base`` and ``clip_rate`` over them, as in `policies.denoising`.
     ``repeat_observation`` lets a policy that was trained on several past frames act on copies of the present one.
     """
 
@@ -80,32 +83,42 @@ class LeRobotConfig:
     cameras: list[str] = field(default_factory=list)
     vlm: str = ""
     denoising_steps: int = 0
+    sampler: str = "flow_sde"
     noise_level: float | None = None
     min_std: float = 0.05
+    max_std: float = 0.0
+    trained_steps: int = 0
+    advantage_discount: float = 1.0
+    clip_base: float = 1.0
+    clip_rate: float = 3.0
     repeat_observation: bool = False
 
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
             raise ConfigError(f"policy.family is {self.family!r}, choose one of {', '.join(FAMILIES)}")
-        if self.chunk_length < 1 or self.denoising_steps < 0:
+        if self.sampler not in _FLOW_FORMS:
+            raise ConfigError(f"policy.sampler is {self.sampler!r}, choose one of {', '.join(_FLOW_FORMS)}")
+        if self.chunk_length < 1:
+            raise ConfigError(f"policy.chunk_length is {self.chunk_length}, it must be at least 1")
+        if not self.min_std > 0:
             raise ConfigError(
-                f"policy needs chunk_length >= 1 and denoising_steps >= 0, got {self.chunk_length} and "
-                f"{self.denoising_steps}"
+                f"policy.min_std is {self.min_std}, it must be above 0: a step without noise has no likelihood"
             )
-        if not self.min_std > 0 or (self.noise_level is not None and not self.noise_level >= 0):
-            raise ConfigError(
-                f"policy needs min_std > 0 (a step without noise has no likelihood) and noise_level >= 0, got "
-                f"{self.min_std} and {self.noise_level}"
-            )
+        for name in ("denoising_steps", "max_std", "trained_steps", "clip_rate", "noise_level"):
+            if (getattr(self, name) or 0) < 0:
+                raise ConfigError(f"policy.{name} is {getattr(self, name)}, it must not be negative")
+        for name in ("advantage_discount", "clip_base"):
+            if not 0.0 < getattr(self, name) <= 1.0:
+                raise ConfigError(f"policy.{name} is {getattr(self, name)}, it must lie in (0, 1]")
         for name in ("options", "cameras"):
-            wrong = [text for text in getattr(self, name) if "=" not in text]
+            wrong = [text for text in getattr(self, name) if ":" not in text]
             if wrong:
-                raise ConfigError(f"policy.{name} has {wrong[0]!r}, write each entry as name=value")
+                raise ConfigError(f"policy.{name} has {wrong[0]!r}, write each entry as name:value")
 
     def option_values(self) -> dict[str, Any]:
         """``options`` with their values read as JSON where they are JSON, else as text."""
         values: dict[str, Any] = {}
-        for key, _, text in (option.partition("=") for option in self.options):
+        for key, _, text in (option.partition(":") for option in self.options):
             try:
                 values[key] = json.loads(text)
             except json.JSONDecodeError:
@@ -193,8 +206,10 @@ class Stored:
                 document = json.loads(file.read_text(encoding="utf-8"))
                 files = [step["state_file"] for step in document["steps"] if "state_file" in step]
                 foreign = [s["class"] for s in document["steps"] if not s.get("class", "lerobot.").startswith("lerobot.")]
-                state = {f: {k: v.tolist() for k, v in load_file(folder / Path(f).name).items()} for f in files}
-            except (OSError, KeyError, json.JSONDecodeError, SafetensorError) as error:
+                if any(Path(name).name != name for name in files):
+                    raise ValueError(f"state_file must be a plain name, got {files}")
+                state = {f: {k: v.tolist() for k, v in load_file(folder / f).items()} for f in files}
+            except (OSError, KeyError, ValueError, SafetensorError) as error:
                 raise UserError(f"{file} or a tensor file it names is missing or damaged: {error!r}") from error
             if foreign:
                 raise UserError(
@@ -255,7 +270,8 @@ def _build(settings: Mapping[str, Any], vlm: str, offline: Mapping[str, Any]) ->
         changed["vlm_model_name"] = vlm
     if changed.get("adapt_to_pi_aloha"):
         raise ConfigError(
-            "a checkpoint with adapt_to_pi_aloha rewrites Aloha's joints inside the model; that is not supported"
+            "adapt_to_pi_aloha is true: the model would rewrite Aloha's joints inside, which is not supported here. Use a "
+            "checkpoint that was trained without it"
         )
     family = settings["type"]
     if family in ("pi0", "pi05"):
@@ -267,9 +283,14 @@ def _build(settings: Mapping[str, Any], vlm: str, offline: Mapping[str, Any]) ->
         package = error.name or ("num2words" if "num2words" in str(error) else "transformers")
         raise MissingPackage(package, "lerobot", f"Building lerobot's {family} policy") from error
     except OSError as error:
+        if "vlm_model_name" not in changed:
+            raise MissingDependency(
+                f"the pretrained parts of lerobot's {family} policy cannot be fetched ({error}): leave "
+                f"pretrained_backbone_weights out of policy.options, or put the file into torch's cache once"
+            ) from error
         raise MissingDependency(
-            f"lerobot's {family} policy reads config and tokenizer of its backbone {changed.get('vlm_model_name')!r}, which "
-            f"are not on this machine. Give a folder that holds them (config.json, tokenizer.json, tokenizer_config.json, "
+            f"lerobot's {family} policy reads config and tokenizer of its backbone {changed['vlm_model_name']!r}, which are "
+            f"not on this machine. Give a folder that holds them (config.json, tokenizer.json, tokenizer_config.json, "
             f"preprocessor_config.json) as policy.vlm=/path, or put the model into the Hugging Face cache once"
         ) from error
     except ValueError as error:
@@ -568,84 +589,99 @@ class LeRobotChainPolicy(LeRobotPolicy):
 
     def __init__(self, config: LeRobotConfig, embodiment: EmbodimentSpec, stored: Stored, model: nn.Module):
         super().__init__(config, embodiment, stored, model)
-        noise = _DEFAULT_NOISE[stored.family] if config.noise_level is None else config.noise_level
-        self.chain = ChainSettings(config.denoising_steps or self.head.default_steps, noise, config.min_std)
-        if isinstance(self.head, DiffusionHead):
-            self.head.timesteps(self.chain.steps)  # refuses more steps than the model knows
+        noise_level = self.head.default_noise if config.noise_level is None else config.noise_level
+        chain = self.head.chain(config.denoising_steps or self.head.default_steps, config.sampler, noise_level)
+        self.chain = chain.with_std_limits(config.min_std, config.max_std)
+        steps = len(self.chain)
+        if config.trained_steps > steps:
+            raise ConfigError(
+                f"policy.trained_steps is {config.trained_steps}, the chain has {steps} steps: choose 0 to {steps}"
+            )
+        self.first_trained = steps - config.trained_steps if config.trained_steps else 0
+        trained = steps - self.first_trained
+        self._discount = chains.discount_schedule(trained, config.advantage_discount)
+        self._clip_scale = chains.clip_schedule(trained, config.clip_base, config.clip_rate)
 
     def _actions(self, x: Tensor) -> Tensor:
         """The robot's part [b h a] of a sample [b T d]."""
         return x[:, self.head.first_step :, : self.embodiment.action_dim]
 
+    def _step(self, condition: Any, x: Tensor, index: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean and standard deviation (a number) of the stochastic step ``index`` from ``x`` [b T d], and the plain step."""
+        action, noise = self.head.estimates(condition, x, self.chain, index)
+        mean = self.chain.weight_action[index] * action + self.chain.weight_noise[index] * noise
+        plain = self.chain.mean_action[index] * action + self.chain.mean_noise[index] * noise
+        return mean, self.chain.std[index], plain
+
     @torch.no_grad()
     def act(
         self, observation: Observation, *, deterministic: bool = False, seeds: Sequence[int] | None = None
     ) -> PolicyOutput:
-        """One chunk per row. ``deterministic``: from the row's initial noise along the sampler without noise (DDIM with
+        """One chunk per row. ``deterministic``: from the row's first noise along the sampler without noise (DDIM with
         η = 0, or Euler); without ``seeds`` that noise is the same at every call."""
-        b, steps, shape = len(observation), self.chain.steps, self.head.sample_shape
+        b, steps, shape = len(observation), len(self.chain), self.head.sample_shape
         if seeds is None:
-            seeds = range(b) if deterministic else torch.randint(2**62, (b,)).tolist()
+            seeds = [0] * b if deterministic else torch.randint(2**62, (b,)).tolist()
         if len(seeds) != b:
             raise ValueError(f"act got {len(seeds)} seeds for {b} observations")
-        noise = _normals(seeds, (1 if deterministic else steps + 1, *shape)).to(self.device)
-        free = self._free(noise)
+        draws = 1 if deterministic else steps + 1
+        noise = counter_normals(seeds, draws * math.prod(shape)).view(b, draws, *shape).to(self.device)
+        free = self._free()
         self.model.eval()
         condition = self.head.condition(self._batch(observation))
-        chain, log_probs = [noise[:, 0]], []
+        path, log_probs = [noise[:, 0]], []
         for k in range(steps):
-            step = self.head.step(condition, chain[-1], k, self.chain)
-            x = step.plain if deterministic else torch.where(free, step.mean + step.std * noise[:, k + 1], step.plain)
-            log_probs.append(_log_density(self._actions(x), self._actions(step.mean), step.std))
-            chain.append(x)
+            mean, std, plain = self._step(condition, path[-1], k)
+            x = plain if deterministic else torch.where(free, mean + std * noise[:, k + 1], plain)
+            if k >= self.first_trained:
+                log_probs.append(chains.gaussian_log_prob(self._actions(x), self._actions(mean), std))
+            path.append(x)
         return PolicyOutput(
-            chunk=self._chunk(self._actions(chain[-1])),
+            chunk=self._chunk(self._actions(path[-1])),
             behavior_log_prob=torch.stack(log_probs, dim=1),
-            replay={"chain": torch.stack(chain, dim=1)},
+            replay={"chain": torch.stack(path[self.first_trained :], dim=1)},
         )
 
     def evaluate(self, observation: Observation, replay: Mapping[str, Tensor]) -> PolicyEvaluation:
-        """Log-prob and entropy [b k h a] of the stored ``chain`` [b k+1 T d], with gradient.
+        """Log-prob and entropy [b k h a] of the stored ``chain`` [b k+1 T d] under the present weights, with gradient.
 
-        Observations are encoded once for all steps. Runs in evaluation mode: dropout would make ratios random.
+        Observations are encoded once for all steps. Runs in evaluation mode and outside of autocast: dropout or another
+        precision would make ratios differ from 1 at unchanged weights.
         """
         self.model.eval()
-        chain = replay["chain"].to(self.device)
-        if chain.shape[1] != self.chain.steps + 1:
-            raise ValueError(f"the stored chain has {chain.shape[1] - 1} steps, this policy runs {self.chain.steps}")
-        condition = self.head.condition(self._batch(observation))
-        log_probs, stds = [], []
-        for k in range(self.chain.steps):
-            step = self.head.step(condition, chain[:, k], k, self.chain)
-            log_probs.append(_log_density(self._actions(chain[:, k + 1]), self._actions(step.mean), step.std))
-            stds.append(step.std)
+        path, trained = replay["chain"].to(self.device), len(self._discount)
+        if path.shape[1] != trained + 1:
+            raise ValueError(f"the stored chain has {path.shape[1] - 1} steps, this policy learns from {trained}")
+        with torch.autocast(self.device.type, enabled=False):
+            condition = self.head.condition(self._batch(observation))
+            log_probs = []
+            for k in range(trained):
+                mean, std, _ = self._step(condition, path[:, k], self.first_trained + k)
+                log_probs.append(chains.gaussian_log_prob(self._actions(path[:, k + 1]), self._actions(mean), std))
         log_prob = torch.stack(log_probs, dim=1)
-        entropy = 0.5 * math.log(2 * math.pi * math.e) + torch.tensor(stds, device=self.device).log()
-        return PolicyEvaluation(log_prob=log_prob, entropy=entropy[None, :, None, None].expand_as(log_prob))
 
-    def _free(self, noise: Tensor) -> Tensor:
-        """bool [T d]: entries of a sample that are noised, that is those the robot executes."""
-        free = torch.zeros(self.head.sample_shape, dtype=torch.bool, device=noise.device)
+        def per_step(column: Tensor) -> Tensor:
+            return column.to(log_prob.device)[None, :, None, None].expand_as(log_prob)
+
+        return PolicyEvaluation(
+            log_prob=log_prob,
+            entropy=per_step(chains.gaussian_entropy(self.chain.std[self.first_trained :])),
+            advantage_weight=None if self.config.advantage_discount == 1.0 else per_step(self._discount),
+            clip_scale=None if self.config.clip_base == 1.0 else per_step(self._clip_scale),
+        )
+
+    def _free(self) -> Tensor:
+        """bool [T d]: entries of a sample that are noised, that is those of the robot's own chunk."""
+        free = torch.zeros(self.head.sample_shape, dtype=torch.bool, device=self.device)
         free[self.head.first_step :, : self.embodiment.action_dim] = True
         return free
-
-
-def _log_density(x: Tensor, mean: Tensor, std: float) -> Tensor:
-    """log N(x; mean, std²) per entry, in float32."""
-    return -0.5 * ((x.float() - mean.float()) / std) ** 2 - math.log(std) - 0.5 * math.log(2 * math.pi)
-
-
-def _normals(seeds: Sequence[int], shape: tuple[int, ...]) -> Tensor:
-    """Standard normal numbers float32 [b *shape] that depend on each row's seed alone."""
-    uniforms = torch.from_numpy(counter_uniforms(seeds, math.prod(shape)))
-    return torch.special.ndtri(uniforms.double()).float().view(len(uniforms), *shape)
 
 
 # ------------------------------------------------------------------------------------------------- fit to a robot
 def _match_cameras(config: LeRobotConfig, embodiment: EmbodimentSpec, stored: Stored) -> dict[str, str]:
     """{image feature: camera of the robot}; never guessed from the order."""
     names = {key: key.removeprefix(_IMAGES) for key in stored.image_keys}
-    given = dict(text.split("=", 1) for text in config.cameras)
+    given = dict(text.split(":", 1) for text in config.cameras)
     unknown = [n for n in given if n not in names and n not in names.values()]
     matched = {key: given.get(key, given.get(name, name)) for key, name in names.items()}
     wrong = sorted({c for c in matched.values() if c not in (*embodiment.camera_names, _NO_CAMERA)})
@@ -653,7 +689,7 @@ def _match_cameras(config: LeRobotConfig, embodiment: EmbodimentSpec, stored: St
         raise EmbodimentMismatch(
             f"the {stored.family} checkpoint reads the image features {list(names)}, the robot {embodiment.name} has the "
             f"cameras {list(embodiment.camera_names)}; no match for {unknown or wrong}. Say which is which, for example "
-            f"policy.cameras=[{next(iter(names.values()), 'image')}={embodiment.camera_names[0]}]"
+            f"policy.cameras=[{next(iter(names.values()), 'image')}:{embodiment.camera_names[0]}]"
         )
     kept = {key: camera for key, camera in matched.items() if camera != _NO_CAMERA}
     if len(kept) < len(matched) and (stored.family not in _LANGUAGE or not kept):

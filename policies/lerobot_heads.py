@@ -7,7 +7,6 @@ the chain. Nothing here imports lerobot: the objects are handed in (`policies.le
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from policies.denoising.chain import Chain, diffusion_chain, flow_chain, split_prediction
 from vla_rl.errors import ConfigError
 
 STATE, IMAGES, ACTION = "observation.state", "observation.images", "action"
@@ -22,39 +22,32 @@ TOKENS, TOKEN_MASK = "observation.language.tokens", "observation.language.attent
 PADDED = "action_is_pad"
 
 
-@dataclass(frozen=True)
-class Transition:
-    """One denoising step: the Gaussian N(``mean`` [b T d], ``std``²) of the next sample, and what the sampler without
-    noise makes of the same network output (``plain`` [b T d])."""
-
-    mean: Tensor
-    std: float
-    plain: Tensor
-
-
-@dataclass(frozen=True)
-class ChainSettings:
-    """How a chain is run. ``steps`` denoising steps; ``noise_level`` is η of DDIM (and of DDPM: 1) or a of Flow-SDE;
-    ``min_std`` the floor of every step's standard deviation, in normalised action units."""
-
-    steps: int
-    noise_level: float
-    min_std: float
-
-
 class ChainHead(Protocol):
-    """A head whose actions come out of a chain of Gaussian steps."""
+    """A head whose actions come out of the steps of a `policies.denoising.chain.Chain`.
+
+    ``first_step`` control steps of a sample lie before the present one; ``executed`` are run of the ``chunk_length`` after.
+    """
 
     chunk_length: int
+    executed: int
     first_step: int
     sample_shape: tuple[int, int]
     default_steps: int
+    default_noise: float
 
     def loss(self, batch: dict[str, Any], valid: Tensor) -> Tensor: ...
 
-    def condition(self, batch: dict[str, Any]) -> Any: ...
+    def chain(self, steps: int, form: str, noise_level: float) -> Chain:
+        """The table of ``steps`` steps; ``form`` is one of a flow's, ``noise_level`` its a, or η of DDIM."""
+        ...
 
-    def step(self, condition: Any, x: Tensor, index: int, settings: ChainSettings) -> Transition: ...
+    def condition(self, batch: dict[str, Any]) -> Any:
+        """What stays the same along the chain, encoded once."""
+        ...
+
+    def estimates(self, condition: Any, x: Tensor, chain: Chain, index: int) -> tuple[Tensor, Tensor]:
+        """Estimates of the action and of the noise [b T d] from the sample ``x`` before step ``index``."""
+        ...
 
 
 def _images(policy: Any, batch: dict[str, Any]) -> list[Tensor]:
@@ -94,11 +87,11 @@ class RegressionHead:
 class DiffusionHead:
     """Diffusion Policy (Chi et al. 2023, arXiv 2303.04137): DDPM or DDIM over a chunk, conditioned by FiLM.
 
-    The chain's k-th step goes from ``timesteps[k]`` to the next one (the last to clean actions) with the Gaussian of DDIM
-    (Song et al. 2021, arXiv 2010.02502, eq. 12 and 16) for η = ``noise_level``; η = 1 is DDPM's posterior with its small
-    variance. The clean-sample estimate is clipped as the checkpoint says; ε is then that of the clipped estimate for a
-    checkpoint sampled by DDPM, and the network's own for one sampled by DDIM, as diffusers' schedulers have it.
+    The clean-sample estimate is clipped as the checkpoint says; the noise estimate is then that of the clipped sample for
+    a checkpoint sampled by DDPM, and the network's own for one sampled by DDIM, as diffusers' schedulers have it.
     """
+
+    default_noise = 1.0
 
     def __init__(self, policy: Any):
         self.policy, config = policy, policy.config
@@ -108,7 +101,6 @@ class DiffusionHead:
         self.sample_shape = (config.horizon, config.action_feature.shape[0])
         self.default_steps = self.model.num_inference_steps
         self.train_steps = config.num_train_timesteps
-        self.alphas = self.model.noise_scheduler.alphas_cumprod.tolist()
 
     def _history(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Observations with lerobot's axis of ``n_obs_steps`` frames, all of them the present one."""
@@ -138,31 +130,27 @@ class DiffusionHead:
     def condition(self, batch: dict[str, Any]) -> Tensor:
         return self.model._prepare_global_conditioning(self._history(batch))
 
-    def timesteps(self, steps: int) -> list[int]:
-        """Diffusion times of the chain, from noisy to clean: "leading" spacing, that of lerobot's schedulers."""
+    def chain(self, steps: int, form: str, noise_level: float) -> Chain:
+        """The checkpoint's own scheduler (``form`` is a flow's and plays no part): DDPM's posterior, or DDIM with η."""
         if not 1 <= steps <= self.train_steps:
             raise ConfigError(
                 f"policy.denoising_steps is {steps}, this checkpoint was trained with {self.train_steps} diffusion steps: "
                 f"choose 1 to {self.train_steps}, or 0 for the checkpoint's own number"
             )
-        return [k * (self.train_steps // steps) for k in reversed(range(steps))]
+        return diffusion_chain(self.model.noise_scheduler, steps, noise_level)
 
-    def step(self, condition: Tensor, x: Tensor, index: int, settings: ChainSettings) -> Transition:
-        times, config = self.timesteps(settings.steps), self.policy.config
-        alpha = self.alphas[times[index]]
-        after = self.alphas[times[index + 1]] if index + 1 < settings.steps else 1.0
-        out = self.model.unet(x, torch.full((len(x),), times[index], device=x.device), global_cond=condition)
-        estimate = out if config.prediction_type == "sample" else (x - math.sqrt(1 - alpha) * out) / math.sqrt(alpha)
-        limit = config.clip_sample_range if config.clip_sample else math.inf
-        clean = estimate.clamp(-limit, limit)
-        towards_noise = estimate if config.noise_scheduler_type == "DDIM" else clean
-        noise = (x - math.sqrt(alpha) * towards_noise) / math.sqrt(1 - alpha)
-        std = settings.noise_level * math.sqrt((1 - after) / (1 - alpha) * (1 - alpha / after))
-
-        def towards(std: float) -> Tensor:
-            return math.sqrt(after) * clean + math.sqrt(max(1 - after - std**2, 0.0)) * noise
-
-        return Transition(towards(std), max(std, settings.min_std), towards(0.0))
+    def estimates(self, condition: Tensor, x: Tensor, chain: Chain, index: int) -> tuple[Tensor, Tensor]:
+        config = self.policy.config
+        timestep = round(float(chain.time[index]) * self.train_steps) - 1
+        out = self.model.unet(x, torch.full((len(x),), timestep, device=x.device), global_cond=condition)
+        inputs = (config.prediction_type, out, x, chain.signal[index], chain.noise[index])
+        if not config.clip_sample:
+            return split_prediction(*inputs)
+        limit = torch.tensor(config.clip_sample_range, device=x.device)
+        if config.noise_scheduler_type == "DDPM":
+            return split_prediction(*inputs, bounds=(-limit, limit))
+        action, noise = split_prediction(*inputs)
+        return action.clamp(-limit, limit), noise
 
 
 # ---------------------------------------------------------------------------------------------------------------- flow
@@ -182,22 +170,14 @@ def block_mask(padding: Tensor, starts: Tensor) -> Tensor:
     return (block[:, None, :] <= block[:, :, None]) & padding[:, None, :] & padding[:, :, None]
 
 
-def flow_sde_coefficients(time: float, step: float, noise_level: float) -> tuple[float, float, float]:
-    """Weights of the action estimate x − v·t and of the noise estimate x + v·(1 − t), and the standard deviation, of the
-    Flow-SDE step from ``time`` to ``time`` − ``step`` (πRL, arXiv 2510.25889): σ = a·√(t / (1 − t)), with the next time
-    in the denominator at t = 1; ``noise_level`` 0 is the Euler step."""
-    sigma = noise_level * math.sqrt(time / (1 - time if time < 1 else step))
-    return 1 - (time - step), time - step - sigma**2 * step / (2 * time), sigma * math.sqrt(step)
-
-
 class FlowHead:
     """Flow matching by an action expert over a cached prefix.
 
-    Time runs from 1 (noise) to 0 (action) in ``steps`` Euler steps; x_t = t·noise + (1 − t)·action and the velocity is
-    noise − action. The stochastic step is Flow-SDE.
+    Time runs from 1 (noise) to 0 (action); x_t = t·noise + (1 − t)·action and the velocity is noise − action.
     """
 
     first_step = 0
+    default_noise = 0.5
 
     def __init__(self, policy: Any, default_steps: int):
         self.policy, self.model, self.default_steps = policy, policy.model, default_steps
@@ -215,19 +195,18 @@ class FlowHead:
         """Velocity error over valid control steps."""
         return _mean_over_valid(self._velocity_losses(batch), valid)
 
-    def step(self, condition: _Prefix, x: Tensor, index: int, settings: ChainSettings) -> Transition:
-        size = 1.0 / settings.steps
-        time = 1.0 - index * size
+    def chain(self, steps: int, form: str, noise_level: float) -> Chain:
+        return flow_chain(steps, form, noise_level)
+
+    def estimates(self, condition: _Prefix, x: Tensor, chain: Chain, index: int) -> tuple[Tensor, Tensor]:
         velocity = self.model.denoise_step(
             prefix_pad_masks=condition.mask,
             past_key_values=condition.cache,
             x_t=x,
-            timestep=torch.full((len(x),), time, dtype=torch.float32, device=x.device),
+            timestep=chain.time[index].to(x.device).expand(len(x)),
             **condition.extra,
         )
-        to_action, to_noise, std = flow_sde_coefficients(time, size, settings.noise_level)
-        mean = to_action * (x - velocity * time) + to_noise * (x + velocity * (1 - time))
-        return Transition(mean, max(std, settings.min_std), x - size * velocity)
+        return split_prediction("velocity", velocity, x, chain.signal[index], chain.noise[index])
 
 
 class SmolVLAHead(FlowHead):

@@ -13,7 +13,8 @@ import torch
 from contracts import check_policy, random_observation
 
 from policies.lerobot import LeRobotChainPolicy, LeRobotConfig, LeRobotPolicy, Stored
-from policies.lerobot_heads import ChainSettings, block_mask, flow_sde_coefficients
+from policies.lerobot_heads import block_mask
+from vla_rl import cli
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.checkpoint import load_policy, save_checkpoint
 from vla_rl.errors import ConfigError, EmbodimentMismatch, MissingDependency, MissingPackage, UserError
@@ -43,18 +44,18 @@ for _values in STATS.values():
     _values |= {"q01": _values["low"], "q99": _values["high"]}
 TINY = {
     "act": [
-        "dim_model=16", "n_heads=2", "dim_feedforward=32", "n_encoder_layers=1", "n_vae_encoder_layers=1", "latent_dim=4",
+        "dim_model:16", "n_heads:2", "dim_feedforward:32", "n_encoder_layers:1", "n_vae_encoder_layers:1", "latent_dim:4",
     ],
     "diffusion": [
-        "down_dims=[16]", "n_groups=4", "diffusion_step_embed_dim=8", "spatial_softmax_num_keypoints=4",
-        "num_train_timesteps=12", "num_inference_steps=4",
+        "down_dims:[16]", "n_groups:4", "diffusion_step_embed_dim:8", "spatial_softmax_num_keypoints:4",
+        "num_train_timesteps:12", "num_inference_steps:4",
     ],
     "smolvla": [
-        "resize_imgs_with_padding=[32, 32]", "max_action_dim=6", "max_state_dim=8", "num_steps=3", "num_vlm_layers=2",
-        "tokenizer_max_length=24", "self_attn_every_n_layers=2",
+        "resize_imgs_with_padding:[32, 32]", "max_action_dim:6", "max_state_dim:8", "num_steps:3", "num_vlm_layers:2",
+        "tokenizer_max_length:24", "self_attn_every_n_layers:2",
     ],
 }  # fmt: skip
-EXECUTED = "n_action_steps=3"
+EXECUTED = "n_action_steps:3"
 
 
 @pytest.fixture(scope="session")
@@ -181,7 +182,7 @@ def test_contract(family: str, folders: dict[str, Path]) -> None:
 @pytest.mark.parametrize("family", TINY)
 def test_acts_as_lerobot_does(family: str, folders: dict[str, Path], tmp_path: Path) -> None:
     folder = folders[family]
-    policy = load(folder, options=["noise_scheduler_type=DDIM"] if family == "diffusion" else [])
+    policy = load(folder, options=["noise_scheduler_type:DDIM"] if family == "diffusion" else [])
     if family == "diffusion":  # what lerobot then runs is the deterministic sampler
         policy.save_pretrained(tmp_path)
         folder = tmp_path
@@ -194,12 +195,12 @@ def test_acts_as_lerobot_does(family: str, folders: dict[str, Path], tmp_path: P
 @pytest.mark.parametrize("scheduler", ["DDPM", "DDIM"])
 def test_diffusion_step_is_that_of_diffusers(folders: dict[str, Path], scheduler: str, prediction: str) -> None:
     """Mean and standard deviation of every step, clipped estimates included, for η = 1."""
-    options = [f"noise_scheduler_type={scheduler}", f"prediction_type={prediction}"]
-    policy = load(folders["diffusion"], options=options)
-    model, settings = policy.model.diffusion, ChainSettings(steps=4, noise_level=1.0, min_std=1e-9)
+    options = [f"noise_scheduler_type:{scheduler}", f"prediction_type:{prediction}"]
+    policy = load(folders["diffusion"], options=options, min_std=1e-9)
+    model = policy.model.diffusion
     model.noise_scheduler.set_timesteps(4)
     times = model.noise_scheduler.timesteps.tolist()
-    assert times == policy.head.timesteps(4) == [9, 6, 3, 0]
+    assert times == [9, 6, 3, 0]
     with torch.no_grad():
         condition = policy.head.condition(policy._batch(observation()))
         x = 2 * torch.randn(3, *policy.head.sample_shape)
@@ -209,8 +210,8 @@ def test_diffusion_step_is_that_of_diffusers(folders: dict[str, Path], scheduler
             seeded = torch.Generator().manual_seed(k)
             expected = model.noise_scheduler.step(output, time, x, generator=seeded, **extra).prev_sample
             noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(k))
-            step = policy.head.step(condition, x, k, settings)
-            torch.testing.assert_close(step.mean + step.std * noise, expected, rtol=0, atol=2e-6)
+            mean, std, _ = policy._step(condition, x, k)
+            torch.testing.assert_close(mean + std * noise, expected, rtol=0, atol=1e-5)
             x = expected
 
 
@@ -218,23 +219,37 @@ def test_last_diffusion_step_gets_the_floor(folders: dict[str, Path]) -> None:
     policy = load(folders["diffusion"], min_std=0.125)
     with torch.no_grad():
         condition = policy.head.condition(policy._batch(observation()))
-        last = policy.head.step(condition, torch.zeros(3, *policy.head.sample_shape), 3, policy.chain)
-    assert last.std == 0.125
-    torch.testing.assert_close(last.mean, last.plain)
+        mean, std, plain = policy._step(condition, torch.zeros(3, *policy.head.sample_shape), 3)
+    assert std == 0.125
+    torch.testing.assert_close(mean, plain)
 
 
-@pytest.mark.parametrize("time", [1.0, 0.75, 0.25])
-def test_flow_sde_is_the_drift_of_flow_grpo(time: float) -> None:
-    """x − δ·(v + σ²/(2t)·(x + (1 − t)·v)), the form Flow-GRPO derives; no noise gives Euler."""
-    a, size = 0.5, 0.25
-    sigma = a * (time / (1 - time if time < 1 else size)) ** 0.5
-    x, velocity = torch.randn(7), torch.randn(7)
-    for level, s in ((a, sigma), (0.0, 0.0)):
-        to_action, to_noise, std = flow_sde_coefficients(time, size, level)
-        mean = to_action * (x - velocity * time) + to_noise * (x + velocity * (1 - time))
-        drift = velocity + s**2 / (2 * time) * (x + (1 - time) * velocity)
-        torch.testing.assert_close(mean, x - size * drift)
-        assert std == pytest.approx(s * size**0.5)
+@pytest.mark.parametrize("family", ["diffusion", "smolvla"])
+def test_only_the_last_steps_are_learned_from(family: str, folders: dict[str, Path]) -> None:
+    """The same chunk, with likelihood, replay and DPPO's schedules over the last two steps alone."""
+    whole = load(folders[family])
+    policy = load(folders[family], trained_steps=2, advantage_discount=0.5, clip_base=0.1)
+    output, before = (p.act(observation(), seeds=[1, 2, 3]) for p in (policy, whole))
+    torch.testing.assert_close(output.chunk.actions, before.chunk.actions, rtol=0, atol=0)
+    torch.testing.assert_close(output.behavior_log_prob, before.behavior_log_prob[:, -2:], rtol=0, atol=0)
+    evaluation = policy.evaluate(observation(), output.replay)
+    torch.testing.assert_close(evaluation.log_prob.detach(), output.behavior_log_prob, rtol=0, atol=1e-4)
+    assert evaluation.advantage_weight[0, :, 0, 0].tolist() == [0.5, 1.0]
+    assert evaluation.clip_scale[0, :, 0, 0].tolist() == pytest.approx([0.1, 1.0])
+    assert whole.evaluate(observation(), before.replay).clip_scale is None
+
+
+def test_noise_stays_within_what_the_robot_executes(folders: dict[str, Path]) -> None:
+    """Padded action dimensions follow Euler's step, which the stored chain shows."""
+    policy = load(folders["smolvla"], sampler="flow_cps")
+    chain = policy.act(observation(), seeds=[1, 2, 3]).replay["chain"]
+    with torch.no_grad():
+        condition = policy.head.condition(policy._batch(observation()))
+        for k in range(3):
+            mean, std, plain = policy._step(condition, chain[:, k], k)
+            torch.testing.assert_close(chain[:, k + 1, :, ACTIONS:], plain[..., ACTIONS:], rtol=0, atol=1e-5)
+            z = (chain[:, k + 1, :, :ACTIONS] - mean[..., :ACTIONS]) / std
+            assert 0.5 < float(z.std()) < 1.6
 
 
 def test_block_mask_is_lerobots() -> None:
@@ -277,7 +292,7 @@ def test_padded_steps_do_not_count(family: str, folders: dict[str, Path]) -> Non
 
 @pytest.mark.parametrize("family", TINY)
 def test_trained_policy_loads_in_lerobot_and_resumes_here(family: str, folders: dict[str, Path], tmp_path: Path) -> None:
-    more = {"options": ["noise_scheduler_type=DDIM"]} if family == "diffusion" else {}
+    more = {"options": ["noise_scheduler_type:DDIM"]} if family == "diffusion" else {}
     policy = load(folders[family], **more)
     before = policy.act(observation(), deterministic=True, seeds=[5, 6, 7]).chunk.actions
     optimizer = torch.optim.Adam([p for p in policy.parameters() if p.requires_grad], 1e-2)
@@ -330,30 +345,30 @@ def test_cameras_are_matched_by_name_or_as_told(folders: dict[str, Path]) -> Non
     renamed = dataclasses.replace(SPEC, cameras=(CameraSpec("left", SIZE, SIZE), CameraSpec("wrist", SIZE, SIZE)))
     config = LeRobotConfig(checkpoint=str(folders["smolvla"]), chunk_length=CHUNK)
     with pytest.raises(
-        EmbodimentMismatch, match=r"\['front', 'wrist'\].*\['left', 'wrist'\].*policy.cameras=\[front=left\]"
+        EmbodimentMismatch, match=r"\['front', 'wrist'\].*\['left', 'wrist'\].*policy.cameras=\[front:left\]"
     ):
         LeRobotPolicy.from_published(config, renamed)
-    told = LeRobotPolicy.from_published(dataclasses.replace(config, cameras=["front=left"]), renamed)
+    told = LeRobotPolicy.from_published(dataclasses.replace(config, cameras=["front:left"]), renamed)
     images = {"left": observation().images["front"], "wrist": observation().images["wrist"]}
     swapped = dataclasses.replace(observation(), images=images)
     expected = load(folders["smolvla"]).act(observation(), seeds=[1, 2, 3]).chunk.actions
     torch.testing.assert_close(told.act(swapped, seeds=[1, 2, 3]).chunk.actions, expected, rtol=0, atol=0)
-    blind = load(folders["smolvla"], cameras=["front=none"])
+    blind = load(folders["smolvla"], cameras=["front:none"])
     assert blind.cameras == {"observation.images.wrist": "wrist"}
     blind.act(observation(), seeds=[1, 2, 3])
     with pytest.raises(EmbodimentMismatch, match=r"every image it was trained with"):
-        load(folders["act"], cameras=["front=none"])
+        load(folders["act"], cameras=["front:none"])
 
 
 def test_repeated_frames_must_be_asked_for(vlm: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"reads 2 frames.*policy.repeat_observation=true"):
-        new_policy("diffusion", vlm, "n_obs_steps=2", "horizon=4")
+        new_policy("diffusion", vlm, "n_obs_steps:2", "horizon:4")
     torch.manual_seed(0)
     config = LeRobotConfig(
         family="diffusion",
         chunk_length=3,
         repeat_observation=True,
-        options=[*TINY["diffusion"], "n_obs_steps=2", "horizon=4"],
+        options=[*TINY["diffusion"], "n_obs_steps:2", "horizon:4"],
     )
     policy = LeRobotPolicy.from_statistics(config, SPEC, STATS["action"], STATS["observation.state"]).eval()
     check_policy(policy, observation(4))
@@ -425,14 +440,18 @@ def test_bad_input(folders: dict[str, Path]) -> None:
     with pytest.raises(ConfigError, match=r"chunk_length is 8.*set policy.chunk_length=4"):
         LeRobotPolicy.from_published(dataclasses.replace(config, chunk_length=8), SPEC)
     with pytest.raises(ConfigError, match=r"policy.options has 'dim_modell'"):
-        load(folders["act"], options=["dim_modell=3"])
+        load(folders["act"], options=["dim_modell:3"])
     with pytest.raises(ConfigError, match=r"denoising_steps is 13, .* 12 diffusion steps: choose 1 to 12"):
         load(folders["diffusion"], denoising_steps=13)
+    with pytest.raises(ConfigError, match=r"trained_steps is 5, the chain has 4 steps"):
+        load(folders["diffusion"], trained_steps=5)
     for field, value, text in (
         ("family", "rt2", "choose one of act, diffusion, smolvla"),
         ("min_std", 0.0, "no likelihood"),
-        ("options", ["dim_model"], "name=value"),
-        ("denoising_steps", -1, "denoising_steps >= 0"),
+        ("sampler", "ddim", "choose one of flow_sde, flow_cps"),
+        ("clip_base", 0.0, r"must lie in \(0, 1\]"),
+        ("options", ["dim_model"], "name:value"),
+        ("denoising_steps", -1, "must not be negative"),
     ):
         with pytest.raises(ConfigError, match=text):
             LeRobotConfig(**{field: value})
@@ -550,8 +569,8 @@ def test_pi0_around_a_stand_in_for_its_trunk(family: str, vlm: str, tmp_path: Pa
     local = SimpleNamespace(from_pretrained=lambda name, **_: AutoTokenizer.from_pretrained(vlm))
     monkeypatch.setattr(tokenizing, "AutoTokenizer", local)
     TINY_PI = [
-        "max_action_dim=6", "max_state_dim=8", "num_inference_steps=3", "tokenizer_max_length=120",
-        "image_resolution=[32, 32]", "paligemma_variant=gemma_300m", "device=cpu",
+        "max_action_dim:6", "max_state_dim:8", "num_inference_steps:3", "tokenizer_max_length:120",
+        "image_resolution:[32, 32]", "paligemma_variant:gemma_300m", "device:cpu",
     ]  # fmt: skip
     monkeypatch.setitem(TINY, family, TINY_PI)
     policy = new_policy(family, vlm)
@@ -568,3 +587,33 @@ def test_pi0_around_a_stand_in_for_its_trunk(family: str, vlm: str, tmp_path: Pa
     torch.manual_seed(3)
     expected, _ = again.model.forward(before({**lerobot_batch(observation()), "action": actions}))
     torch.testing.assert_close(loss, expected)
+
+
+def test_through_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """SFT of a new policy on the toy task, evaluation, export, and evaluation of the exported folder: the same episodes."""
+    tiny = ",".join(f"'{option}'" for option in TINY["act"])
+    common = ["policy=lerobot", f"policy.chunk_length={CHUNK}", "slots.workers=0", "slots.slots_per_worker=4"]
+    run = [
+        "train", "~run", "name=act", f"output_dir={tmp_path}", "env=toy", "tasks=[reach_red]", "wandb=false", *common,
+        "policy.family=act", f"policy.options=[{tiny},{EXECUTED}]", "phases=[collect,sft,eval_sft]", "collect.workers=1",
+        "collect.episodes_per_task=2", "sft.updates=2", "sft.batch_size=4", "sft.warmup_updates=1",
+        "evaluate.episodes_per_task=2", "evaluate.video_episodes=0", "threads=1",
+    ]  # fmt: skip
+    assert cli.main(run) == 0
+    checkpoint, exported = tmp_path / "act/checkpoints/sft", tmp_path / "exported"
+    assert cli.main(["export", str(checkpoint), str(exported)]) == 0
+    assert cli.main(["export", str(checkpoint), str(exported)]) == 2 and "exists already" in capsys.readouterr().err
+    documents = []
+    for path, overrides in ((checkpoint, []), (exported, ["env=toy", *common])):
+        file = tmp_path / f"{path.name}.json"
+        options = ["--suite", "toy", "--tasks", "reach_red", "--episodes", "4", "--json", str(file)]
+        assert cli.main(["eval", str(path), *options, *overrides]) == 0
+        documents.append(json.loads(file.read_text()))
+    keys = ("episodes", "success_rate", "control_steps")
+    assert [documents[0].get(k) for k in keys] == [documents[1].get(k) for k in keys]
+
+    # The exported folder starts a run of its own.
+    again = [a for a in run if not a.startswith(("phases", "policy.family", "policy.options", "name="))]
+    assert cli.main([*again, "name=again", "phases=[eval_sft]", f"policy.checkpoint={exported}"]) == 0
+    kept = load_policy(tmp_path / "again/checkpoints/published", lambda name: LeRobotPolicy)
+    assert kept.config.checkpoint == str(exported)
