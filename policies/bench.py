@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from policies.denoising.bench import bench_heads
 from policies.nano_vla import NanoVLA, preset
 from vla_rl.types import CameraSpec, EmbodimentSpec, Observation
 
@@ -87,6 +88,7 @@ def bench_policy(
         result["train"] = _bench_training(policy, train_batch, train_updates)
     if verbose:
         _print(result)
+    result["heads"] = bench_heads(embodiment, bench_observation, preset_name, device=device, verbose=verbose)
     return result
 
 

@@ -27,7 +27,7 @@ SPEC = EmbodimentSpec(
 TINY = DenoisingVLAConfig(
     chunk_length=3, stem_channels=[8], stem_kernels=[4, 3], stem_strides=[4, 2], vit_width=16, vit_heads=2, merge=2,
     instruction_tokens=2, instruction_length=6, llm_width=16, llm_depth=2, llm_heads=2, llm_mlp=24, expert_width=16,
-    expert_mlp=24, denoising_steps=4, train_timesteps=20,
+    expert_mlp=24, expert_depth=3, denoising_steps=4, train_timesteps=20,
 )  # fmt: skip
 DIFFUSION = {"sampler": "ddim", "prediction": "auto", "min_std": 0.1, "clip_action": True}
 FORMS = {

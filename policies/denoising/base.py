@@ -28,6 +28,7 @@ class DenoisingConfig(TrunkConfig):
     precision: str = "float32"  # of the trunk; the expert and the chain always compute in float32
     expert_width: int = 128
     expert_mlp: int = 256
+    expert_depth: int = 6
     action_range: str = "zscore"  # zscore | bounds | quantile: what ±1 stands for; grippers use their bounds
     denoising_steps: int = 10
     deterministic_start: str = "seeded"  # seeded | zero: first noise where no step noise is drawn
@@ -35,7 +36,7 @@ class DenoisingConfig(TrunkConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_choices(self, _CHOICES)
-        require_positive(self, "expert_width", "expert_mlp", "denoising_steps")
+        require_positive(self, "expert_width", "expert_mlp", "expert_depth", "denoising_steps")
         if self.expert_width % 2:
             raise ConfigError(f"policy.expert_width is {self.expert_width}, the time embedding needs it even")
 
@@ -70,7 +71,7 @@ class DenoisingBase(VisionLanguageTrunk):
         c = self.config
         head = c.llm_width // c.llm_heads
         return ActionExpert(
-            self.embodiment.action_dim, c.chunk_length, c.expert_width, c.expert_mlp, c.llm_depth, c.llm_heads, head
+            self.embodiment.action_dim, c.chunk_length, c.expert_width, c.expert_mlp, c.expert_depth, c.llm_heads, head
         )
 
     # ----------------------------------------------------------------------------------------------------- parts

@@ -1,7 +1,8 @@
 """The action expert: a small transformer over the chunk's control steps that also attends to the trunk's cached prefix.
 
-As in π0 (arXiv 2410.24164, §IV) each layer's keys and values are those of the trunk's layer followed by its own, so the
-images and the prompt are encoded once per decision however many denoising steps follow. Time enters through scale, shift
+As in π0 (arXiv 2410.24164, §IV) each layer's keys and values are those of a layer of the trunk followed by its own, so the
+images and the prompt are encoded once per decision however many denoising steps follow. Where the expert is deeper than
+the trunk, neighbouring layers read the same one. Time enters through scale, shift
 and gate of every block (Peebles & Xie 2023, arXiv 2212.09748, "adaLN-Zero"; π0.5 does the same with RMSNorm).
 """
 
@@ -84,8 +85,8 @@ class ActionExpert(nn.Module):
         """Output [b s h a] and features [b s h w] for chunks ``x`` [b s h a]; ``modulation`` [D] or [b s D]."""
         parts = modulation.unsqueeze(-2).chunk(6 * len(self.layers) + 2, dim=-1)  # each [1 w] or [b s 1 w]
         y = self.action_in(x) + self.positions
-        for i, (layer, past) in enumerate(zip(self.layers, cache, strict=True)):
-            y = layer(y, parts[6 * i : 6 * i + 6], past)
+        for i, layer in enumerate(self.layers):
+            y = layer(y, parts[6 * i : 6 * i + 6], cache[i * len(cache) // len(self.layers)])
         shift, scale = parts[-2:]
         features = F.rms_norm(y, (self.width,)) * (1.0 + scale) + shift
         return self.action_out(features), features

@@ -252,7 +252,10 @@ class DenoisingVLA(DenoisingBase):
     def _own_expert(self, observation: Observation) -> tuple[_Expert, Tensor | None]:
         """This policy, ready to take steps, and the value."""
         cache, value = self.encode(observation)
-        return _Expert(self, cache, self.expert.modulate(self.chain_time)), value
+        return self.as_expert(cache), value
+
+    def as_expert(self, cache: Cache) -> _Expert:
+        return _Expert(self, cache, self.expert.modulate(self.chain_time))
 
     def _experts(self, own: _Expert, observation: Observation) -> list[_Expert]:
         """Who takes each of the K steps: the frozen copy (where there is one) those before the trained ones."""
@@ -267,7 +270,7 @@ class DenoisingVLA(DenoisingBase):
         """All K steps from ``x`` [b s h a]: the path [b K+1 s h a], and the log-probs [b K' s h a] of the trainable ones.
 
         ``step_noise`` [b E h a] makes the first E steps stochastic; with ``stochastic_steps`` "one" only each row's
-        ``first_step`` [b]. Without it the path is the deterministic one.
+        ``first_step`` [b]. Without it the path is the deterministic one, which has no log-prob (0).
         """
         one = self.config.stochastic_steps == "one"
         path, log_probs = [x], []
@@ -279,7 +282,8 @@ class DenoisingVLA(DenoisingBase):
                 if one:
                     after = torch.where((first_step == i)[:, None, None, None], after, ode)
             if self.first_trained <= i < self.end_stochastic:
-                log_probs.append(self._log_prob(after, mean, std))
+                likely = step_noise is not None
+                log_probs.append(self._log_prob(after, mean, std) if likely else torch.zeros_like(after))
             path.append(after)
             x = after
         return torch.stack(path, 1), torch.stack(log_probs, 1)

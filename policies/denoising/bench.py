@@ -1,0 +1,121 @@
+"""How fast denoising heads are on this machine: teacher, student and token head side by side, in one run.
+
+Every figure is the latency of a whole decision (`act`, host to host) and of its head alone (what follows the prefix). The
+plain form of the same model re-runs trunk and prompt at every denoising step; its actions must be the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from policies.denoising.base import counter_normals
+from policies.denoising.policy import DenoisingVLA, DenoisingVLAConfig
+from policies.nano_vla import NanoVLA, preset
+from vla_rl.types import EmbodimentSpec, Observation
+
+
+def plain_act(policy: DenoisingVLA, observation: Observation, first_noise: Tensor) -> Tensor:
+    """The deterministic decision [b h a] (physical units) with the prefix computed anew at every denoising step."""
+    x = first_noise[:, None]
+    for i in range(len(policy.chain_time)):
+        cache, _ = policy.encode(observation)
+        modulation = policy.expert.modulate(policy.chain_time[i : i + 1])[0]
+        x = policy._step(x, i, modulation, cache)[2]
+    return policy.denormalize(x[:, 0])
+
+
+@torch.inference_mode()
+def bench_heads(
+    embodiment: EmbodimentSpec,
+    make_observation: Callable[[EmbodimentSpec, int], Observation],
+    preset_name: str = "nano",
+    *,
+    batch_sizes: Sequence[int] = (1, 8, 64),
+    repeats: int = 20,
+    steps: int = 10,
+    device: str = "cpu",
+    verbose: bool = True,
+) -> dict[str, Any]:
+    """Measure the token head, a flow teacher with ``steps`` steps, its one-step student and the plain teacher.
+
+    ``make_observation(embodiment, batch)`` makes the inputs. Variants take turns within each repeat, so that a change of
+    the machine's load falls on all alike. Returns a JSON-ready dict: milliseconds as percentiles, ``control_hz`` (the
+    control steps per second that decisions at the median latency can serve), and the ratios to the teacher.
+    """
+    base = preset(preset_name)
+    trunk = {name: getattr(base, name) for name in DenoisingVLAConfig.__dataclass_fields__ if hasattr(base, name)}
+    config = DenoisingVLAConfig(**{**trunk, "value_head": False, "precision": "float32", "denoising_steps": steps})
+    teacher = DenoisingVLA(config, embodiment).to(device).eval()
+    student = teacher.make_student(1).to(device).eval()
+    tokens = NanoVLA(base, embodiment).to(device).eval()
+    h, a = teacher.chunk_length, embodiment.action_dim
+    result: dict[str, Any] = {"steps": steps, "expert_parameters": sum(p.numel() for p in teacher.expert.parameters())}
+    result["batches"] = {}
+    for batch in batch_sizes:
+        observation, seeds = make_observation(embodiment, batch), list(range(batch))
+        noise = counter_normals(seeds, h * a).view(batch, 1, h, a).to(device)
+        cache, _ = teacher.encode(observation)
+
+        def teacher_head(cache: Any = cache, noise: Tensor = noise) -> Tensor:
+            own = teacher.as_expert(cache)
+            return teacher.denormalize(teacher._denoise(noise, [own] * steps)[0][:, -1])
+
+        calls: dict[str, Callable[[], Tensor]] = {
+            "token head": lambda o=observation, s=seeds: tokens.act(o, seeds=s).chunk.actions,
+            "teacher": lambda o=observation, s=seeds: teacher.act(o, deterministic=True, seeds=s).chunk.actions,
+            "student": lambda o=observation, s=seeds: student.act(o, seeds=s).chunk.actions,
+            "plain teacher": lambda o=observation, n=noise: plain_act(teacher, o, n[:, 0]),
+            "teacher, head alone": teacher_head,
+            "student, head alone": lambda c=cache, n=noise: student.denormalize(student.solve(c, n)),
+        }
+        torch.testing.assert_close(calls["plain teacher"](), calls["teacher"](), rtol=1e-3, atol=1e-4)
+        times = _alternate(calls, repeats)
+        rows = {}
+        for name, seconds in times.items():
+            p50, p95, p99 = np.percentile(seconds, (50, 95, 99)) * 1e3
+            rows[name] = {"p50": p50, "p95": p95, "p99": p99, "control_hz": h * 1e3 / p50}
+        result["batches"][str(batch)] = {
+            "latency_ms": rows,
+            "teacher_over_student": _ratio(rows, "teacher", "student"),
+            "teacher_head_over_student_head": _ratio(rows, "teacher, head alone", "student, head alone"),
+            "plain_over_teacher": _ratio(rows, "plain teacher", "teacher"),
+        }
+    if verbose:
+        _print(result)
+    return result
+
+
+def _alternate(calls: dict[str, Callable[[], Tensor]], repeats: int) -> dict[str, list[float]]:
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for repeat in range(repeats + 1):
+        for name, call in calls.items():
+            started = time.perf_counter()
+            call().cpu()  # waits for a GPU
+            if repeat:  # the first round warms up
+                times[name].append(time.perf_counter() - started)
+    return times
+
+
+def _ratio(rows: dict[str, dict[str, float]], slow: str, fast: str) -> float:
+    return rows[slow]["p50"] / rows[fast]["p50"]
+
+
+def _print(result: dict[str, Any]) -> None:
+    print(f"denoising heads: {result['steps']} steps, {result['expert_parameters'] / 1e6:.2f} M parameters in the expert")
+    print(f"{'batch':>7} {'head':<20} {'p50 ms':>9} {'p95 ms':>9} {'p99 ms':>9} {'control Hz':>11}")
+    for batch, measured in result["batches"].items():
+        for name, row in measured["latency_ms"].items():
+            print(
+                f"{batch:>7} {name:<20} {row['p50']:>9.2f} {row['p95']:>9.2f} {row['p99']:>9.2f} {row['control_hz']:>11.0f}"
+            )
+        print(
+            f"{'':>7} student against teacher: {measured['teacher_over_student']:.1f} times less per decision, "
+            f"{measured['teacher_head_over_student_head']:.1f} times less in the head; prefix once instead of at every "
+            f"step: {measured['plain_over_teacher']:.1f} times less"
+        )
