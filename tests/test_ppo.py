@@ -325,6 +325,16 @@ def test_learning_rate_decays_linearly_to_its_floor_and_resumes():
     assert rates == pytest.approx([1.0e-3, 0.75e-3, 0.5e-3, 0.25e-3, 0.25e-3, 0.25e-3])
 
 
+def test_learning_rate_warms_up_once_the_critic_has():
+    config = PPOConfig(learning_rate=1.0e-3, critic_warmup_iterations=1, warmup_iterations=4, decay_iterations=10, epochs=1)
+    policy = BanditPolicy()
+    ppo = PPO(config, policy, critic())
+    rates = [ppo.update(rollout(policy, i))["ppo/learning_rate"] for i in range(6)]
+    assert rates == pytest.approx([0.0, 0.25e-3 * 0.9, 0.5e-3 * 0.8, 0.75e-3 * 0.7, 0.6e-3, 0.5e-3])
+    with pytest.raises(ConfigError, match="warmup_iterations and adaptive_learning_rate"):
+        PPOConfig(warmup_iterations=2, target_kl=0.01, adaptive_learning_rate=True)
+
+
 def test_human_steps_do_not_teach_the_policy_but_do_teach_the_critic():
     policy, value = BanditPolicy(), critic()
     before, before_critic = weights(policy), weights(value)

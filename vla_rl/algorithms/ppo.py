@@ -63,7 +63,8 @@ class PPOConfig:
 
     Optimisation: ``minibatch_size`` per update, run in slices of ``micro_batch_size`` decisions (None: at once);
     ``critic_epochs`` (None: as ``epochs``) and ``critic_minibatch_size`` for a separate critic;
-    ``decay_iterations`` (0: none) lowers the policy's learning rate linearly, down to ``min_learning_rate_fraction`` of it.
+    ``warmup_iterations`` (0: none) raise the policy's learning rate linearly, after those that train the critic alone;
+    ``decay_iterations`` (0: none) lowers it linearly, down to ``min_learning_rate_fraction`` of it.
     ``critic_warmup_iterations`` train the critic alone. ``target_kl`` ends the policy's epochs early; with
     ``adaptive_learning_rate`` it also scales the learning rate by 1.5 either way within [÷10, ×10] of its start.
     ``autocast`` uses bf16 on CUDA. ``max_bad_updates`` non-finite updates in a row raise `TrainingDiverged`.
@@ -103,6 +104,7 @@ class PPOConfig:
     minibatch_unit: str = "decision"
     micro_batch_size: int | None = None
     learning_rate: float = 1e-4
+    warmup_iterations: int = 0
     decay_iterations: int = 0
     min_learning_rate_fraction: float = 0.1
     critic_learning_rate: float = 1e-3
@@ -142,10 +144,12 @@ class PPOConfig:
         for name in ("critic_epochs", "critic_warmup_iterations"):
             require_range(own, name, getattr(self, name), 0)
         require_range(own, "dual_clip", self.dual_clip, 1.0)
-        require_range(own, "decay_iterations", self.decay_iterations, 0)
+        for name in ("warmup_iterations", "decay_iterations"):
+            require_range(own, name, getattr(self, name), 0)
         require_range(own, "min_learning_rate_fraction", self.min_learning_rate_fraction, 0.0, 1.0)
-        if self.decay_iterations and self.adaptive_learning_rate:
-            raise ConfigError(f"{own}.decay_iterations and adaptive_learning_rate both set the learning rate; choose one")
+        for name in ("warmup_iterations", "decay_iterations"):
+            if getattr(self, name) and self.adaptive_learning_rate:
+                raise ConfigError(f"{own}.{name} and adaptive_learning_rate both set the learning rate; choose one")
         if len(self.betas) != 2:
             raise ConfigError(f"{own}.betas={list(self.betas)!r} needs two numbers")
         if len(self.reward_names) != len(self.reward_weights):
@@ -261,9 +265,8 @@ class PPO:
         """
         config = self.config
         metrics: dict[str, float] = {}
-        if config.decay_iterations:
-            factor = max(config.min_learning_rate_fraction, 1.0 - self.iteration / config.decay_iterations)
-            self.optimizer.param_groups[0]["lr"] = config.learning_rate * factor
+        if config.decay_iterations or config.warmup_iterations:
+            self.optimizer.param_groups[0]["lr"] = config.learning_rate * self._schedule()
         warmup = config.advantage == "gae" and self.iteration < config.critic_warmup_iterations
         uses_policy = not (warmup and self.critic is not None)
         old_log_prob, head_values = self._evaluate_all(self.policy, batch) if uses_policy else (None, None)
@@ -289,6 +292,16 @@ class PPO:
         metrics["ppo/skipped_updates"] = float(self.guard.skipped + critic_skipped)
         metrics["ppo/updates_total"] = float(self.guard.updates)
         return metrics
+
+    def _schedule(self) -> float:
+        """The share of ``learning_rate`` that this iteration uses: linear up after the critic's warm-up, linear down."""
+        config, factor = self.config, 1.0
+        if config.decay_iterations:
+            factor = max(config.min_learning_rate_fraction, 1.0 - self.iteration / config.decay_iterations)
+        if config.warmup_iterations:
+            learned = self.iteration - config.critic_warmup_iterations
+            factor *= min(1.0, max(0, learned + 1) / config.warmup_iterations)
+        return factor
 
     # --------------------------------------------------------------------------------------- evaluation before epochs
     def _device(self) -> torch.device:
