@@ -28,6 +28,7 @@ from policies.trunk import (
     TrunkConfig,
     VisionLanguageTrunk,
     attend,
+    chunk_uniforms,
     counter_uniforms,
     init_linear,
     merge_tokens,
@@ -67,6 +68,7 @@ class NanoVLAConfig(TrunkConfig):
     label_smoothing: float = 0.0
     soft_label_sigma: float = 0.0  # Gaussian soft labels over neighbouring bins; in bins
     temperature: float = 1.0  # of sampling and of every reported log-prob
+    noise_correlation: float = 0.0  # of sampling, between the control steps of a chunk; see `trunk.chunk_uniforms`
     deterministic_mode: str = "argmax"  # argmax | mean (of the bin distribution)
 
     def __post_init__(self) -> None:
@@ -74,6 +76,8 @@ class NanoVLAConfig(TrunkConfig):
         require_choices(self, _CHOICES)
         if self.action_bins < 2:
             raise ConfigError(f"policy.action_bins is {self.action_bins}, it must be at least 2")
+        if not 0.0 <= self.noise_correlation < 1.0:
+            raise ConfigError(f"policy.noise_correlation is {self.noise_correlation}, it must be at least 0 and below 1")
         if not self.temperature > 0:
             raise ConfigError(
                 f"policy.temperature is {self.temperature}, it must be above 0 (for no sampling act with deterministic=True)"
@@ -262,7 +266,7 @@ class NanoVLA(VisionLanguageTrunk):
                 seeds = torch.randint(2**62, (b,)).tolist()
             if len(seeds) != b:
                 raise ValueError(f"act got {len(seeds)} seeds for {b} observations")
-            uniforms = torch.from_numpy(counter_uniforms(seeds, h * a)).to(self.device).view(b, h, a)
+            uniforms = chunk_uniforms(seeds, h, a, self.config.noise_correlation).to(self.device)
         if self.config.decoding == "autoregressive":
             flat = None if uniforms is None else uniforms.view(b, self.slots, self.group)
             tokens, log_probs, value = self._decode(observation, flat)

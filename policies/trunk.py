@@ -324,6 +324,20 @@ def counter_uniforms(seeds: Sequence[int] | np.ndarray, count: int) -> np.ndarra
     return ((bits.astype(np.float64) + 0.5) * 2.0**-23).astype(np.float32)
 
 
+def chunk_uniforms(seeds: Sequence[int], h: int, a: int, correlation: float = 0.0) -> Tensor:
+    """Sampling noise float32 [b h a], uniform in (0, 1), of which the control steps of a chunk share a part.
+
+    The normal scores of two control steps of one action dimension correlate by ``correlation``: exploration then moves
+    a whole chunk one way instead of averaging out over it, as coloured noise does (Hollenstein et al. 2024,
+    arXiv 2312.11091). Each number by itself stays uniform, so that every token keeps its own distribution.
+    """
+    if not correlation:
+        return torch.from_numpy(counter_uniforms(seeds, h * a)).view(-1, h, a)
+    scores = torch.special.ndtri(torch.from_numpy(counter_uniforms(seeds, (h + 1) * a)).double()).view(-1, h + 1, a)
+    mixed = correlation**0.5 * scores[:, h:] + (1.0 - correlation) ** 0.5 * scores[:, :h]
+    return torch.special.ndtr(mixed).float().clamp_(2.0**-24, 1.0 - 2.0**-24)
+
+
 def _mix64(x: np.ndarray) -> np.ndarray:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -17,6 +17,7 @@ from policies.nano_vla import (
     NanoVLA,
     NanoVLAConfig,
     attend,
+    chunk_uniforms,
     counter_uniforms,
     merge_tokens,
     preset,
@@ -184,6 +185,23 @@ def test_sampling_follows_the_distribution_and_the_temperature():
         assert (found - expected).abs().max() < 0.04
         entropy = policy.evaluate(observation, {"action_tokens": tokens[:1]}).entropy
         torch.testing.assert_close(entropy[0], -(expected * expected.log()).sum(-1), rtol=1e-4, atol=1e-5)
+
+
+def test_correlated_noise_moves_a_chunk_together_and_keeps_each_tokens_distribution():
+    u = chunk_uniforms(range(4000), 4, 2, 0.8)
+    assert u.shape == (4000, 4, 2) and u.min() > 0 and u.max() < 1
+    histogram = np.histogram(u, 16, (0, 1))[0] / u.numel()
+    assert abs(histogram - 1 / 16).max() < 0.006
+    found = np.corrcoef(torch.special.ndtri(u.double()).reshape(4000, 8).T)
+    same_dimension = np.kron(np.ones((4, 4)), np.eye(2)).astype(bool)
+    assert abs(found[same_dimension & ~np.eye(8, dtype=bool)] - 0.8).max() < 0.03
+    assert abs(found[~same_dimension]).max() < 0.06
+    torch.testing.assert_close(u[7:9], chunk_uniforms([7, 8], 4, 2, 0.8))
+    policy = make(noise_correlation=0.8)
+    many = observe(1)[[0] * 4000]
+    tokens = policy.act(many, seeds=range(4000)).replay["action_tokens"].long()
+    expected = policy.logits_and_value(observe(1))[0][0].softmax(-1)
+    assert (torch.nn.functional.one_hot(tokens, 9).float().mean(0) - expected).abs().max() < 0.04
 
 
 def test_impossible_bins_have_no_probability_and_the_mean_mode_mixes():
@@ -358,6 +376,7 @@ def test_observations_of_another_robot():
         ({"bin_range": "x"}, "choose one of bounds, minmax, quantile"),
         ({"action_bins": 1}, "at least 2"),
         ({"temperature": 0.0}, "above 0"),
+        ({"noise_correlation": 1.0}, "below 1"),
         ({"llm_width": 18, "llm_heads": 4}, "not divisible by llm_heads"),
         ({"llm_width": 18, "llm_heads": 6}, "even"),
         ({"stem_strides": [4]}, "need 2 each"),
