@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import sys
 from collections.abc import Sequence
@@ -59,10 +60,13 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("checkpoint", type=Path)
     evaluate.add_argument("--compare", type=Path, metavar="CHECKPOINT", help="a second checkpoint, same initial states")
     evaluate.add_argument(
-        "--suite", metavar="ENV", help="env to evaluate on (default: that of the checkpoint's own run, else tabletop)"
+        "--suite",
+        metavar="ENV",
+        help="env, or LIBERO suite (libero_spatial ...), to evaluate on (default: that of the checkpoint's own run)",
     )
     evaluate.add_argument("--tasks", nargs="+", metavar="TASK", help="only these tasks")
     evaluate.add_argument("--episodes", type=int, default=100, help="episodes in all, spread over the tasks")
+    evaluate.add_argument("--episodes-per-task", type=int, metavar="N", help="this many for each task instead")
     evaluate.add_argument("--split", default="held_out", choices=["held_out", "train"])
     evaluate.add_argument("--seed", type=int, default=0)
     evaluate.add_argument("--sample", action="store_true", help="sample actions instead of the most likely ones")
@@ -97,12 +101,12 @@ def _parser() -> argparse.ArgumentParser:
     kinds = bench.add_subparsers(title="benchmarks", metavar="KIND", required=True)
     sim = kinds.add_parser("sim", help="control steps/s of the simulator against its plain gym stepping")
     sim.set_defaults(function=run_bench_sim)
-    sim.add_argument("--suite", default="tabletop")
-    sim.add_argument("--tasks", nargs="+", default=["lift_cube"], metavar="TASK")
-    sim.add_argument("--look", default="light", choices=["light", "full"])
+    sim.add_argument("--suite", default="tabletop", help="tabletop, or a LIBERO suite: libero_spatial ...")
+    sim.add_argument("--tasks", nargs="+", metavar="TASK", help="default: lift_cube, or the suite's first task")
+    sim.add_argument("--look", default="light", choices=["light", "full"], help="of tabletop; LIBERO is measured in both")
     sim.add_argument("--chunk", type=int, default=8, help="control steps per decision")
     sim.add_argument("--steps", type=int, default=160, help="control steps per measurement")
-    sim.add_argument("--workers", type=int, nargs="+", default=[1, 2], help="worker processes of the pool to measure")
+    sim.add_argument("--workers", type=int, nargs="+", help="worker processes of the pool to measure (1 2; LIBERO: 1 2 4)")
     sim.add_argument("--json", type=Path, metavar="FILE")
     policy = kinds.add_parser("policy", help="latency of acting and samples/s of learning")
     policy.set_defaults(function=run_bench_policy)
@@ -153,7 +157,10 @@ def run_eval(arguments: argparse.Namespace) -> None:
     config.evaluate.seed = arguments.seed
     config.evaluate.deterministic = not arguments.sample
     paths = [arguments.checkpoint] + ([arguments.compare] if arguments.compare else [])
-    document = evaluate_checkpoints(config, paths, episodes=arguments.episodes, video=arguments.video)
+    document = evaluate_checkpoints(
+        config, paths, episodes=arguments.episodes, per_task=arguments.episodes_per_task, video=arguments.video
+    )
+    document["env"] = {"type": config.env_type, **dataclasses.asdict(config.env)}
     _write(arguments.json, document)
 
 
@@ -162,10 +169,13 @@ def _eval_config(checkpoint: Path, suite: str | None, overrides: Sequence[str]) 
     from vla_rl import config as configs
 
     recorded = checkpoint.resolve().parent.parent / "config.yaml"
-    if suite is None and recorded.is_file():
-        return configs.override(configs.load(recorded), overrides)
+    libero = [f"env.suite={suite}", "env.tasks=[]"] if (suite or "").startswith("libero_") else []
+    if recorded.is_file():
+        config = configs.load(recorded)
+        if suite is None or (libero and config.env_type == "libero"):  # cameras and control stay those it has learnt with
+            return configs.override(config, [*libero, *overrides])
     plain = [] if any(o.startswith("run=") for o in overrides) else ["~run"]
-    return configs.compose([*plain, f"env={suite or 'tabletop'}", *overrides])
+    return configs.compose([*plain, f"env={'libero' if libero else suite or 'tabletop'}", *libero, *overrides])
 
 
 def run_distill(arguments: argparse.Namespace) -> None:
@@ -206,17 +216,15 @@ def run_doctor(arguments: argparse.Namespace) -> int:
 def run_bench_sim(arguments: argparse.Namespace) -> None:
     from vla_rl import build
 
-    benches = {"tabletop": "sim.bench:bench_tabletop"}
-    if arguments.suite not in benches:
-        raise ConfigError(f"--suite {arguments.suite} has no benchmark. Choose one of {sorted(benches)}")
-    document = build.attribute(benches[arguments.suite])(
-        tasks=arguments.tasks,
-        chunk=arguments.chunk,
-        steps=arguments.steps,
-        look=arguments.look,
-        workers=arguments.workers,
-    )
-    _write(arguments.json, document)
+    options = {"chunk": arguments.chunk, "steps": arguments.steps}
+    if arguments.suite == "tabletop":
+        bench, options["look"] = "sim.bench:bench_tabletop", arguments.look
+    elif arguments.suite.startswith("libero_"):
+        bench, options["suite"] = "sim.libero.bench:bench_libero", arguments.suite
+    else:
+        raise ConfigError(f"--suite {arguments.suite} has no benchmark. Choose tabletop or a LIBERO suite (libero_spatial).")
+    options |= {name: value for name in ("tasks", "workers") if (value := getattr(arguments, name)) is not None}
+    _write(arguments.json, build.attribute(bench)(**options))
 
 
 def run_bench_policy(arguments: argparse.Namespace) -> None:

@@ -306,12 +306,15 @@ def select_tasks(tasks: Sequence[TaskSpec], wanted: Sequence[str] | None, exclud
 
 
 def evaluate_checkpoints(
-    config: RunConfig, paths: Sequence[Path], *, episodes: int, video: Path | None = None
+    config: RunConfig, paths: Sequence[Path], *, episodes: int, per_task: int | None = None, video: Path | None = None
 ) -> dict[str, Any]:
-    """Evaluate one checkpoint, or two on the same episodes with a paired comparison; prints tables, returns JSON."""
+    """Evaluate one checkpoint, or two on the same episodes with a paired comparison; prints tables, returns JSON.
+
+    ``episodes`` are spread over the tasks, unless ``per_task`` says how many each gets.
+    """
     with contextlib.closing(open_env(config)) as env, Progress() as progress:
         tasks = select_tasks(env.tasks, config.tasks)
-        settings = dataclasses.replace(config.evaluate, episodes_per_task=max(1, -(-episodes // len(tasks))))
+        settings = dataclasses.replace(config.evaluate, episodes_per_task=per_task or max(1, -(-episodes // len(tasks))))
         results = []
         for path in paths:
             policy = open_policy(config, path, env.embodiment).to(pick_device(config.device))
