@@ -124,7 +124,7 @@ def score(policy: BanditPolicy) -> float:
     return float(d.probs[..., 3].mean())
 
 
-@pytest.mark.parametrize("level", losses.LEVELS)
+@pytest.mark.parametrize("level", ["token", "step", "chunk"])
 def test_gae_with_a_critic_learns_the_bandit(level):
     policy = BanditPolicy()
     ppo = PPO(PPOConfig(learning_rate=0.05, minibatch_size=32, ratio_level=level, epochs=3), policy, critic())
