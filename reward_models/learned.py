@@ -50,6 +50,7 @@ class LearnedReward:
     """Base of the learned rewards. A subclass gives the head, the loss on a `FrameTable`, and progress per frame."""
 
     learned: ClassVar[bool] = True
+    judge_first: ClassVar[bool] = True  # its quality is checked before RL trains on it
     kind: ClassVar[str] = ""
 
     def __init__(self, config: LearnedConfig):

@@ -33,8 +33,8 @@ class SRPOConfig:
     References are the successes of the same group, of the same task in this process (task_local) or in all processes
     (task_global), or of the same task in the last ``buffer_size`` successes too (buffer). ``cluster`` turns them into
     centres: mean, dbscan, kmeans (``clusters`` of them) or nearest (every success is one). DBSCAN works in the standardised
-    space with the radius ``eps`` (0: the ``eps_quantile`` of the successes' distances to their nearest neighbours); where it
-    finds no cluster, the mean of all successes is the only centre. ``space``: where distances are measured. ``all_fail``: what failures get
+    space with the radius ``eps`` (0: the ``eps_quantile`` of the successes' distances to their ``min_samples``-th neighbour);
+    where it finds no cluster, the mean of all successes is the only centre. ``space``: where distances are measured. ``all_fail``: what failures get
     where nothing succeeded: binary (0), or buffer (compare with earlier successes of the task, as far as there are any).
     """
 
@@ -45,7 +45,7 @@ class SRPOConfig:
     cluster: str = "dbscan"
     clusters: int = 3
     eps: float = 0.0
-    eps_quantile: float = 0.8
+    eps_quantile: float = 0.9
     min_samples: int = 2
     space: str = "raw"
     reference_scope: str = "task_local"
@@ -101,7 +101,7 @@ def find_references(successes: Tensor, config: SRPOConfig) -> References:
     elif config.cluster == "kmeans":
         labels = m.kmeans(standard, config.clusters)
     elif config.cluster == "dbscan":
-        eps = config.eps or m.eps_from_data(standard, config.min_samples - 1 or 1, config.eps_quantile)
+        eps = config.eps or m.eps_from_data(standard, config.min_samples, config.eps_quantile)
         labels = m.dbscan(standard, eps, config.min_samples)
     found = sorted(set(labels.tolist()) - {-1})
     # The mean of a cluster in the standardised space, mapped back, is the mean of its raw rows.

@@ -262,6 +262,8 @@ class InternVLBackend:
 class VLAC:
     """See the module. ``backend`` replaces the checkpoint (tests, or a server of one's own)."""
 
+    judge_first = True  # its quality is checked before RL trains on it
+
     def __init__(self, config: VLACConfig, backend: ChatBackend | None = None):
         self.config = config
         self.backend: ChatBackend = backend or InternVLBackend(config)

@@ -6,14 +6,16 @@ import math
 
 import pytest
 import torch
+import yaml
 from reward_helpers import episodes, trajectory
 
 from reward_models import srpo_math as m
 from reward_models.encoders import EncoderConfig, PooledEncoder, SegmentEncoder, VJEPA2Encoder, clip_indices, make_encoder
 from reward_models.frames import RewardInputError
 from reward_models.srpo import SRPO, SRPOConfig, find_references
-from vla_rl.config import compose
+from vla_rl.config import checked
 from vla_rl.errors import ConfigError, MissingDependency
+from vla_rl.paths import config_dir
 
 
 def scored(model: SRPO, trajectories) -> list[float]:
@@ -78,6 +80,12 @@ def test_group_advantages_of_shaped_rewards_match_the_fact_sheet():
     torch.testing.assert_close(
         got, torch.tensor([1.0855, 1.0855, 0.0518, -0.0544, -0.7055, -1.4629]), atol=2e-4, rtol=0
     )
+
+
+def preset(name: str) -> SRPOConfig:
+    values = yaml.safe_load((config_dir() / "reward" / f"{name}.yaml").read_text())
+    assert values.pop("type") == "srpo"
+    return checked(SRPOConfig, values, "reward")
 
 
 def test_two_rollouts_of_one_initial_state_never_share_an_embedding():
@@ -225,7 +233,7 @@ def test_unfit_settings_are_named(settings, named):
 
 
 def test_presets_are_what_their_sources_say():
-    code, paper = (compose(["~run", f"reward=srpo_{name}"]).reward for name in ("code", "paper"))
+    code, paper = (preset(f"srpo_{name}") for name in ("code", "paper"))
     assert (code.normalise, code.scale, code.slope, code.coefficient, code.eps) == ("minmax", 0.6, 10.0, 5.0, 0.5)
     assert (paper.normalise, paper.scale, paper.slope, paper.coefficient) == ("zscore", 0.8, 1.0, 1.0)
     assert code.encoder.type == paper.encoder.type == "vjepa2"

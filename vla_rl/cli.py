@@ -97,6 +97,24 @@ def _parser() -> argparse.ArgumentParser:
     doctor = command("doctor", run_doctor, "what works on this machine, and how to fix what does not")
     doctor.add_argument("--json", type=Path, metavar="FILE", help="write the checks as JSON")
 
+    reward = command("reward", None, "score trajectories, train a reward model, or judge whether one is worth training on")
+    actions = reward.add_subparsers(title="actions", metavar="ACTION", required=True)
+    for name, function, text in (
+        ("score", run_reward_score, "curves, table and a video of what a reward model says of a dataset or run"),
+        ("fit", run_reward_fit, "train a reward model on datasets and runs: data=FOLDER, more than once if need be"),
+        ("quality", run_reward_quality, "is a reward model good enough to train on? exit status 1 for a bad verdict"),
+    ):
+        sub = actions.add_parser(name, help=text, description=text)
+        sub.set_defaults(function=function)
+        sub.add_argument("overrides", nargs="*", metavar="SOURCE|key=value", help="dataset, run or rollouts; reward=NAME ...")
+        sub.add_argument("--out", type=Path, metavar="FOLDER", help="where to write (default: outputs/reward_<name>)")
+        sub.add_argument("--episodes", type=int, default=64, help="rollouts of a run's policy (kept in <run>/rollouts)")
+        sub.add_argument("--limit", type=int, default=0, help="demonstrations per dataset (0: all)")
+        sub.add_argument("--policy", default="", metavar="NAME", help="which checkpoint of a run acts: sft or rl")
+        if name == "score":
+            sub.add_argument("--videos", type=int, default=8, help="episodes in the video")
+            sub.add_argument("--preferences", type=Path, metavar="FILE", help="write comparisons for reward=preference")
+
     bench = command("bench", None, "measure against a baseline, in one run")
     kinds = bench.add_subparsers(title="benchmarks", metavar="KIND", required=True)
     sim = kinds.add_parser("sim", help="control steps/s of the simulator against its plain gym stepping")
@@ -108,6 +126,14 @@ def _parser() -> argparse.ArgumentParser:
     sim.add_argument("--steps", type=int, default=160, help="control steps per measurement")
     sim.add_argument("--workers", type=int, nargs="+", help="worker processes of the pool to measure (1 2; LIBERO: 1 2 4)")
     sim.add_argument("--json", type=Path, metavar="FILE")
+    scoring = kinds.add_parser("reward", help="frames/s of reward models, and their share of a run's iterations")
+    scoring.set_defaults(function=run_bench_reward)
+    scoring.add_argument("overrides", nargs="*", metavar="key=value", help="reward=NAME ... (default: all that need no files)")
+    scoring.add_argument("--episodes", type=int, default=64)
+    scoring.add_argument("--decisions", type=int, default=6, help="decisions per episode")
+    scoring.add_argument("--size", type=int, default=84, help="pixels of the camera")
+    scoring.add_argument("--run", type=Path, help="a run with RL iterations to compare with")
+    scoring.add_argument("--json", type=Path, metavar="FILE")
     policy = kinds.add_parser("policy", help="latency of acting and samples/s of learning")
     policy.set_defaults(function=run_bench_policy)
     policy.add_argument("--preset", default="nano")

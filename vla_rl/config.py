@@ -20,9 +20,10 @@ from vla_rl.algorithms.imitation import ImitationConfig
 from vla_rl.errors import ConfigError
 from vla_rl.evaluate import EvaluateConfig
 from vla_rl.paths import config_dir
+from vla_rl.reward_quality import RewardCheckConfig
 from vla_rl.rollout import RolloutConfig
 
-PHASES = ("collect", "sft", "eval_sft", "rl", "eval_rl", "report")
+PHASES = ("collect", "sft", "eval_sft", "reward", "rl", "eval_rl", "report")
 _EXAMPLE = "Overrides look like run=quickstart seed=1 algorithm.learning_rate=1e-4"
 _GROUPS = ("policy", "env", "reward", "algorithm", "critic")
 
@@ -138,6 +139,7 @@ class RunConfig:
     rl: RLConfig = field(default_factory=RLConfig)
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    reward_check: RewardCheckConfig = field(default_factory=RewardCheckConfig)
     policy_type: str = "nano_vla"
     policy: Any = None
     env_type: str = "tabletop"

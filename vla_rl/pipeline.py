@@ -1,13 +1,14 @@
 """A run: its folder, its phases, and how it picks up where it stopped.
 
 ``outputs/<name>/`` holds ``config.yaml``, ``versions.json``, ``phases.json``, ``metrics.jsonl``, ``dataset/``,
-``checkpoints/{sft,rl}``, ``eval_*.json``, ``videos/``, ``report.html`` and ``summary.json``. Each phase leaves its
+``reward/``, ``checkpoints/{sft,rl}``, ``eval_*.json``, ``videos/``, ``report.html`` and ``summary.json``. Each phase leaves its
 result there and is skipped once that is complete; an interrupted phase goes on from its last checkpoint.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import json
@@ -32,9 +33,15 @@ from vla_rl.evaluate import EvaluationResult, compare, comparison_text, evaluate
 from vla_rl.interfaces import Env
 from vla_rl.metrics import MemoryWatch, MetricsLogger, Progress, available_cores, versions, write_json
 from vla_rl.report import write_report
+from vla_rl.reward_data import ROLLOUTS, demonstration_trajectories, load_rollouts, roll_out, save_rollouts
+from vla_rl.reward_quality import write_quality
+from vla_rl.reward_tools import co_evolving, enforce, fit_and_judge, needs_judging
+from vla_rl.rewards import RewardContext, build_reward, is_learned, load_reward, save_reward
 from vla_rl.rollout import RolloutEngine
 from vla_rl.trainer import UNLIMITED, train_rl, train_sft
-from vla_rl.types import EmbodimentSpec, TaskSpec
+from vla_rl.types import EmbodimentSpec, TaskSpec, Trajectory
+
+REWARD_FOLDER = "reward"
 
 
 @dataclass
@@ -180,6 +187,59 @@ def phase_eval_sft(run: Run) -> dict[str, Any]:
     return phase_eval(run, "sft", start_checkpoint(run))
 
 
+def phase_reward(run: Run) -> dict[str, Any]:
+    """Train a learned reward on demonstrations and rollouts of the starting policy, judge it on rollouts it has not seen, and
+    stop where it is not good enough. Other rewards need nothing of the kind."""
+    c = run.config
+    if not needs_judging(c.reward_type, c.reward):
+        return {"skipped": f"reward {c.reward_type} is not learned"}
+    policy = load_policy(start_checkpoint(run), policy_factory, expected_embodiment=run.env.embodiment).to(run.device)
+    reward = build_reward(c.reward_type, c.reward, _reward_context(run, policy))
+    with run.progress.task("rollouts", 1) as bar:
+        rollouts, steps = roll_out(run.engine(policy), run.train_tasks, c.reward_check.episodes, c.seed, bar.inner)
+    save_rollouts(run.dir / ROLLOUTS / "start", rollouts)
+    updates = getattr(c.reward, "updates", 1)
+    with run.progress.task("fit", updates) as bar:
+        quality, figures = fit_and_judge(
+            reward, reward_demonstrations(run), rollouts, c.reward_check, c.reward_type, c.seed,
+            lambda done, loss: bar.update(min(done, updates), loss=loss),
+        )  # fmt: skip
+    page = write_quality(quality, run.dir)
+    if is_learned(reward):
+        save_reward(run.dir / REWARD_FOLDER, c.reward_type, c.reward, reward, figures)
+    run.progress.say(quality.text())
+    enforce(quality, c.reward_check, page)
+    return {"episodes": len(rollouts), "control_steps": steps, "verdict": quality.verdict}
+
+
+def rl_reward(run: Run, policy: Any) -> Any:
+    """The reward of the phase rl: as phase reward trained it, refitted on the way where the config says so."""
+    c = run.config
+    reward = build_reward(c.reward_type, c.reward, _reward_context(run, policy))
+    if is_learned(reward) and (run.dir / REWARD_FOLDER).is_dir():
+        load_reward(run.dir / REWARD_FOLDER, c.reward_type, reward)
+    seeds = []
+    if c.reward_check.refit_every:
+        kept = run.dir / ROLLOUTS / "start"
+        seeds = [*reward_demonstrations(run), *(load_rollouts(kept) if kept.is_dir() else [])]
+    return co_evolving(reward, c.reward_check, seeds)
+
+
+def reward_demonstrations(run: Run) -> list[Trajectory]:
+    """The run's demonstrations as trajectories; none where it starts from a checkpoint without a dataset."""
+    c = run.config
+    if not c.reward_check.demonstrations or not (c.dataset or (run.dir / "dataset").is_dir()):
+        return []
+    dataset = _demonstrations(run)
+    return demonstration_trajectories(dataset, stride=c.reward_check.stride, limit=c.reward_check.demonstrations, seed=c.seed)
+
+
+def _reward_context(run: Run, policy: Any) -> RewardContext:
+    """A copy of the policy serves image features: those of the policy itself would drift while it learns."""
+    frozen = copy.deepcopy(policy) if getattr(getattr(run.config.reward, "encoder", None), "type", "") == "policy" else None
+    return RewardContext(run.config.algorithm, run.env.embodiment, frozen, run.config.reward_check.stride)
+
+
 def phase_rl(run: Run) -> dict[str, Any]:
     c = run.config
     policy = load_policy(start_checkpoint(run), policy_factory, expected_embodiment=run.env.embodiment).to(run.device)
@@ -203,7 +263,7 @@ def phase_rl(run: Run) -> dict[str, Any]:
         c.rl,
         run.engine(policy),
         algorithm,
-        build.implementation("reward", c.reward_type)(c.reward),
+        rl_reward(run, policy),
         Curriculum(c.curriculum, items),
         run.train_tasks,
         seed=c.seed,
@@ -229,6 +289,7 @@ PHASE_FUNCTIONS: dict[str, Callable[[Run], dict[str, Any]]] = {
     "collect": phase_collect,
     "sft": phase_sft,
     "eval_sft": phase_eval_sft,
+    "reward": phase_reward,
     "rl": phase_rl,
     "eval_rl": phase_eval_rl,
     "report": phase_report,
@@ -237,7 +298,8 @@ DESCRIPTIONS = {
     "collect": "scripted demonstrations into a LeRobotDataset",
     "sft": "supervised fine-tuning on the demonstrations",
     "eval_sft": "success of the starting policy on held-out initial states",
-    "rl": "online RL from task reward",
+    "reward": "training and judging the reward, where it is a learned one",
+    "rl": "online RL",
     "eval_rl": "success of the tuned policy on the same held-out initial states",
     "report": "writing report.html and summary.json",
 }
