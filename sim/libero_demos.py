@@ -15,13 +15,13 @@ evaluation and this project's LIBERO env do. LeRobot conversions hold them turne
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from sim.libero.tasks import instruction_of
 from vla_rl.errors import EmbodimentMismatch, MissingPackage, UserError
 from vla_rl.specs import EmbodimentSpec
 
@@ -34,7 +34,6 @@ CAMERAS = {
     ),
 }
 NOOP_THRESHOLD = 1e-4
-_SCENE = re.compile(r"^[A-Z_]+_SCENE\d+_")
 
 
 def moving_steps(actions: np.ndarray) -> np.ndarray:
@@ -71,8 +70,8 @@ class LiberoDemonstrations:
 
     @classmethod
     def instruction(cls, file: Path) -> str:
-        """The instruction that the benchmark's evaluations give: the file's name without scene and underscores."""
-        return _SCENE.sub("", cls.task_name(file)).replace("_", " ")
+        """The instruction that the env gives for this task."""
+        return instruction_of(cls.task_name(file))
 
     @staticmethod
     def features(features: Mapping[str, Any], embodiment: EmbodimentSpec) -> dict[str, str]:

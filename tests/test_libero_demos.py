@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from sim.libero_demos import LiberoDemonstrations, moving_steps
+from vla_rl import pipeline
+from vla_rl.config import CollectConfig, RunConfig
 from vla_rl.dataset import DatasetError, DemonstrationDataset, DemonstrationWriter, load_published
 from vla_rl.errors import EmbodimentMismatch, UserError
-from vla_rl.types import CameraSpec, EmbodimentSpec
+from vla_rl.types import CameraSpec, EmbodimentSpec, TaskSpec
 
 h5py = pytest.importorskip("h5py", reason="h5py is not installed: pip install 'vla-rl[libero]'")
 
@@ -214,3 +217,18 @@ def test_own_datasets_are_read_as_they_are(tmp_path: Path) -> None:
             rows["actions"], TEXTS[0], success=True, task_id="libero_object/0", init_state_id=0,
         )  # fmt: skip
     assert len(read(tmp_path / "own", instructions=["another"])) == STEPS
+
+
+def test_a_run_reads_its_training_tasks(tmp_path: Path) -> None:
+    """What ``dataset=/path`` comes to in phase SFT; held-out tasks stay out."""
+    config = RunConfig(
+        dataset=str(write_hdf5(tmp_path / "suite")),
+        env_type="libero",
+        policy=SimpleNamespace(chunk_length=4),
+        collect=CollectConfig(episodes_per_task=2),
+    )
+    task = TaskSpec("libero_object/0", TEXTS[:1], (), 280)
+    run = SimpleNamespace(config=config, env=SimpleNamespace(embodiment=SPEC), dir=tmp_path, train_tasks=[task])
+    dataset = pipeline._demonstrations(run)
+    assert [e.task_id for e in dataset.episodes] == [TASKS[0]] * 2 and dataset.chunk_length == 4
+    assert [e.length for e in dataset.episodes] == [6, 6]  # of 8 rows, without those whose next action does nothing

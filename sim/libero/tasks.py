@@ -63,7 +63,7 @@ def suite_tasks(suite: str) -> tuple[Task, ...]:
             task_id=f"{suite}/{index}",
             suite=suite,
             name=name,
-            instruction=_instruction(name),
+            instruction=instruction_of(name),
             bddl_file=folder / "bddl_files" / suite / f"{name}.bddl",
             init_file=folder / "init_files" / suite / f"{name}.pruned_init",
             horizon=HORIZONS[suite],
@@ -95,8 +95,8 @@ def _names(folder: Path) -> dict[str, list[str]]:
     return module.libero_task_map
 
 
-def _instruction(name: str) -> str:
-    """LIBERO-100 names carry their scene in front: KITCHEN_SCENE3_turn_on_the_stove."""
+def instruction_of(name: str) -> str:
+    """The text of a BDDL name; those of LIBERO-100 carry their scene in front: KITCHEN_SCENE3_turn_on_the_stove."""
     return re.sub(r"^[A-Z_]+SCENE\d+_", "", name).replace("_", " ")
 
 
