@@ -240,25 +240,26 @@ def _quiet() -> Iterator[None]:
 
 
 def _decode(settings: Mapping[str, Any]) -> Any:
-    """lerobot's config object of ``settings`` (its ``config.json``)."""
+    """lerobot's config object of ``settings`` (its ``config.json``); its own reader builds an argument parser each time."""
+    import draccus
     from lerobot.configs.policies import PreTrainedConfig
 
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, _CONFIG).write_text(json.dumps(dict(settings)), encoding="utf-8")
-        try:
-            with _quiet():
-                return PreTrainedConfig.from_pretrained(folder)
-        except Exception as error:  # draccus raises its own classes, the configs ValueError and NotImplementedError
-            raise ConfigError(
-                f"lerobot's settings of a {settings.get('type')} policy do not fit the installed lerobot: {error}. Mend "
-                f"policy.options, or install the lerobot version that wrote the checkpoint"
-            ) from error
+    values = dict(settings)
+    try:
+        with _quiet():
+            return draccus.decode(PreTrainedConfig.get_choice_class(values.pop("type")), values)
+    except (draccus.utils.DraccusException, ValueError, NotImplementedError) as error:
+        raise ConfigError(
+            f"lerobot's settings of a {settings['type']} policy do not fit the installed lerobot: {error}. Mend "
+            f"policy.options, or install the lerobot version that wrote the checkpoint"
+        ) from error
 
 
 def _encode(config: Any) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        config._save_pretrained(Path(folder))
-        return json.loads(Path(folder, _CONFIG).read_text(encoding="utf-8"))
+    """What lerobot writes into ``config.json``."""
+    import draccus
+
+    return json.loads(json.dumps(draccus.encode(config)))
 
 
 def _build(settings: Mapping[str, Any], vlm: str, offline: Mapping[str, Any]) -> Any:
@@ -687,9 +688,9 @@ def _match_cameras(config: LeRobotConfig, embodiment: EmbodimentSpec, stored: St
     wrong = sorted({c for c in matched.values() if c not in (*embodiment.camera_names, _NO_CAMERA)})
     if unknown or wrong:
         raise EmbodimentMismatch(
-            f"the {stored.family} checkpoint reads the image features {list(names)}, the robot {embodiment.name} has the "
-            f"cameras {list(embodiment.camera_names)}; no match for {unknown or wrong}. Say which is which, for example "
-            f"policy.cameras=[{next(iter(names.values()), 'image')}:{embodiment.camera_names[0]}]"
+            f"the {stored.family} checkpoint reads the image features {list(names.values())}, the robot {embodiment.name} "
+            f"has the cameras {list(embodiment.camera_names)}; no match for {unknown or wrong}. Say which is which, for "
+            f"example policy.cameras=[{next(iter(names.values()), 'image')}:{embodiment.camera_names[0]}]"
         )
     kept = {key: camera for key, camera in matched.items() if camera != _NO_CAMERA}
     if len(kept) < len(matched) and (stored.family not in _LANGUAGE or not kept):
