@@ -1,0 +1,252 @@
+"""Options of the OpenVLA policies, and what is read from a checkpoint's own ``config.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from policies.trunk import require_choices
+from vla_rl.errors import ConfigError, UserError
+
+DIALECTS = ("official", "rlinf")
+ARCHITECTURES = ("", "nano", "7b")
+_CHOICES = {
+    "architecture": ARCHITECTURES,
+    "decoding": ("parallel", "autoregressive"),
+    "dialect": DIALECTS,
+    "attention": ("auto", "bidirectional", "causal"),
+    "image_path": ("auto", "jpeg_lanczos", "bicubic"),
+    "prompt": ("pure", "vicuna"),
+    "normalization": ("q99", "minmax"),
+    "gripper": ("libero", "none"),
+    "action_space": ("unit", "embodiment"),
+    "weights": ("float32", "bfloat16"),
+    "precision": ("auto", "float32", "bfloat16"),
+}
+
+
+@dataclass
+class OpenVLAConfig:
+    """How an OpenVLA or OpenVLA-OFT checkpoint is read, acts and is trained.
+
+    ``checkpoint`` is a folder in the upstream format. Without one, ``architecture`` names a layout with random weights.
+    ``dialect`` "official" is that of openvla-oft and SimpleVLA-RL, "rlinf" that of RLinf's own OFT checkpoints; they differ
+    in the sequence, the attention and the image path, and a wrong one makes a checkpoint useless without any error.
+    """
+
+    checkpoint: str = ""
+    architecture: str = ""  # nano | 7b: random weights where no checkpoint is given
+    decoding: str = "parallel"  # parallel (OFT) | autoregressive (OpenVLA)
+    dialect: str = "official"  # official | rlinf
+    attention: str = "auto"  # of parallel decoding; auto: the dialect's own
+    chunk_length: int = 8  # control steps; 1 for OpenVLA itself
+    cameras: list[str] = field(
+        default_factory=list
+    )  # 1 to 3 of the embodiment's, in the checkpoint's order; empty: the first
+    use_proprio: bool = False
+    # the checkpoint's conventions
+    unnorm_key: str = ""  # which of its statistics; empty: the only one
+    normalization: str = "q99"  # q99 | minmax (ALOHA)
+    gripper: str = "libero"  # libero: the model says 1 open, 0 closed, the env -1 open, +1 closed; none: as it is
+    action_space: str = "unit"  # un-normalised actions are shares of the embodiment's bounds (unit), or in its units
+    prompt: str = "pure"  # vicuna for v01 checkpoints
+    image_path: str = "auto"  # auto: the dialect's own
+    center_crop: bool = True  # 90 % of the area, for models trained with random crops (official image path only)
+    rotate_images: bool = False  # by 180 degrees, for an env that shows LIBERO's cameras as MuJoCo renders them
+    # acting and learning
+    temperature: float = 1.0  # of sampling and of every reported log-prob
+    value_head: bool = False  # on the hidden state that predicts the first action token
+    weights: str = "float32"  # dtype the parameters are kept in
+    precision: str = "auto"  # of the computation; auto: bfloat16 autocast where the hardware multiplies it natively
+    gradient_checkpointing: bool = False
+    freeze_vision: bool = False
+    freeze_language: bool = False
+    lora_rank: int = 0  # 0: no LoRA, the weights themselves are trained
+    lora_alpha: int = 0  # 0: min(lora_rank, 16), as upstream
+    lora_dropout: float = 0.0
+    lora_targets: list[str] = field(
+        default_factory=list
+    )  # last parts of module names; empty: every linear layer but the head
+    save_trained_only: bool = False  # checkpoints of a run leave the frozen weights to policy.checkpoint
+    replay_pixels: bool = False  # keep the preprocessed images with a decision: faster updates, more memory
+
+    def __post_init__(self) -> None:
+        require_choices(self, _CHOICES)
+        if self.chunk_length < 1:
+            raise ConfigError(f"policy.chunk_length is {self.chunk_length}, it must be at least 1")
+        if len(self.cameras) > 3:
+            raise ConfigError(f"policy.cameras names {len(self.cameras)} cameras ({self.cameras}); OpenVLA-OFT reads 1 to 3")
+        if not self.temperature > 0:
+            raise ConfigError(
+                f"policy.temperature is {self.temperature}, it must be above 0 (for no sampling act with deterministic=True)"
+            )
+        if self.lora_rank < 0 or self.lora_alpha < 0 or not 0.0 <= self.lora_dropout < 1.0:
+            raise ConfigError(
+                "policy needs lora_rank >= 0, lora_alpha >= 0 and 0 <= lora_dropout < 1, got "
+                f"{self.lora_rank}, {self.lora_alpha} and {self.lora_dropout}"
+            )
+        if self.decoding == "autoregressive" and self.attention == "bidirectional":
+            raise ConfigError("policy.attention=bidirectional does not go with decoding=autoregressive: leave it at auto")
+        if self.save_trained_only and not self.checkpoint:
+            raise ConfigError("policy.save_trained_only needs policy.checkpoint: the frozen weights are read from there")
+
+    @property
+    def causal(self) -> bool:
+        """Whether a position sees only those before it. RLinf runs flash attention, which upstream's fork left causal."""
+        if self.decoding == "autoregressive":
+            return True
+        return self.dialect == "rlinf" if self.attention == "auto" else self.attention == "causal"
+
+    @property
+    def jpeg_lanczos(self) -> bool:
+        """Whether images take the official path instead of a plain bicubic resize."""
+        return self.dialect == "official" if self.image_path == "auto" else self.image_path == "jpeg_lanczos"
+
+
+# ------------------------------------------------------------------------------------------------------ the checkpoint's
+@dataclass(frozen=True)
+class TowerSpec:
+    """A vision transformer by its timm name; ``arguments`` override timm's sizes (tiny models; upstream knows none)."""
+
+    timm_name: str
+    image_size: int
+    act_layer: str | None
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Sizes of the model, from upstream's ``config.json`` (openvla ``configuration_prismatic.py``)."""
+
+    towers: tuple[TowerSpec, ...]
+    text: dict[str, Any]  # keyword arguments of transformers' LlamaConfig
+    action_bins: int
+    text_vocabulary: int  # ids below it are real; the last `action_bins` of them are the action tokens
+    max_length: int
+
+    @property
+    def fused(self) -> bool:
+        return len(self.towers) == 2
+
+    @property
+    def image_size(self) -> int:
+        return self.towers[0].image_size
+
+    @property
+    def width(self) -> int:
+        return self.text["hidden_size"]
+
+    @property
+    def first_action_id(self) -> int:
+        return self.text_vocabulary - self.action_bins
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], where: str) -> Architecture:
+        """Raises `UserError` that names what ``config`` lacks; ``where`` is shown in it."""
+        if config.get("model_type") != "openvla":
+            raise UserError(
+                f"{where} has model_type {config.get('model_type')!r}, this policy reads 'openvla': give the folder of an "
+                "OpenVLA or OpenVLA-OFT checkpoint"
+            )
+        needed = ("timm_model_ids", "image_sizes", "use_fused_vision_backbone", "text_config")
+        missing = [key for key in needed if key not in config]
+        if missing:
+            raise UserError(
+                f"{where} lacks {', '.join(missing)}: use the config.json that the checkpoint was published with"
+            )
+        names, sizes = list(config["timm_model_ids"]), list(config["image_sizes"])
+        expected = 2 if config["use_fused_vision_backbone"] else 1
+        acts = list(config.get("timm_override_act_layers") or [None] * len(names))
+        arguments = list(config.get("timm_model_args") or [{}] * len(names))
+        if not len(names) == len(sizes) == len(acts) == len(arguments) == expected or len(set(sizes)) > 1:
+            raise UserError(
+                f"{where} names the vision towers {names} with image sizes {sizes}; "
+                f"use_fused_vision_backbone={config['use_fused_vision_backbone']} needs {expected} of one size"
+            )
+        text = {
+            **_LLAMA_DEFAULTS,
+            **{k: v for k, v in config["text_config"].items() if k in _LLAMA_DEFAULTS and v is not None},
+        }
+        scaling = config["text_config"].get("rope_scaling")
+        if scaling and scaling.get("rope_type", scaling.get("type")) != "default":
+            raise UserError(f"{where} asks for rope_scaling {scaling}, which OpenVLA's Llama-2 does not have")
+        bins, padding = int(config.get("n_action_bins", 256)), int(config.get("pad_to_multiple_of", 64))
+        return cls(
+            tuple(TowerSpec(*row) for row in zip(names, sizes, acts, arguments, strict=True)),
+            text,
+            bins,
+            text["vocab_size"] - padding,
+            min(int(config.get("llm_max_length", 2048)), text["max_position_embeddings"]),
+        )
+
+
+# The converter of the published checkpoints wrote text_config from the library's bare Llama defaults, not from Meta's
+# file: rms_norm_eps is 1e-6 there. A value that config.json leaves out has to be that of these defaults.
+_LLAMA_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 32064,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+}
+
+
+def random_config(architecture: str) -> dict[str, Any]:
+    """A ``config.json`` in upstream's layout: "7b" is openvla-7b's, "nano" the same shape in about nine million weights."""
+    config: dict[str, Any] = {
+        "architectures": ["OpenVLAForActionPrediction"],
+        "model_type": "openvla",
+        "vision_backbone_id": "dinosiglip-vit-so-224px",
+        "llm_backbone_id": "llama2-7b-pure",
+        "hf_llm_id": "meta-llama/Llama-2-7b-hf",
+        "arch_specifier": "no-align+fused-gelu-mlp",
+        "use_fused_vision_backbone": True,
+        "timm_model_ids": ["vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"],
+        "timm_override_act_layers": [None, None],
+        "image_sizes": [224, 224],
+        "image_resize_strategy": "resize-naive",
+        "llm_max_length": 2048,
+        "pad_token_id": 32000,
+        "pad_to_multiple_of": 64,
+        "output_projector_states": False,
+        "n_action_bins": 256,
+        "norm_stats": {},
+        "text_config": {"model_type": "llama", "vocab_size": 32064, "pad_token_id": 32000, "torch_dtype": "bfloat16"},
+    }
+    if architecture == "nano":
+        config["image_sizes"] = [56, 56]
+        config["timm_model_args"] = [
+            {"embed_dim": 64, "depth": 3, "num_heads": 4},
+            {"embed_dim": 64, "depth": 3, "num_heads": 4},
+        ]
+        config["text_config"] |= {
+            "hidden_size": 128,
+            "intermediate_size": 352,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "torch_dtype": "float32",
+        }
+    return config
+
+
+def random_preprocessor(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A ``preprocessor_config.json`` with the constants of the published one, which are rounded to bfloat16."""
+    dino = {"mean": [0.484375, 0.455078125, 0.40625], "std": [0.228515625, 0.2236328125, 0.224609375]}
+    siglip = {"mean": [0.5] * 3, "std": [0.5] * 3}
+    towers = [dino, siglip][: len(config["timm_model_ids"])]
+    return {
+        "image_processor_type": "PrismaticImageProcessor",
+        "image_resize_strategy": config["image_resize_strategy"],
+        "use_fused_vision_backbone": config["use_fused_vision_backbone"],
+        "input_sizes": [[3, size, size] for size in config["image_sizes"]],
+        "interpolations": ["bicubic"] * len(towers),
+        "means": [tower["mean"] for tower in towers],
+        "stds": [tower["std"] for tower in towers],
+        "tvf_normalize_params": [{"inplace": False, **tower} for tower in towers],
+    }

@@ -1,0 +1,274 @@
+"""The network of OpenVLA: two vision transformers → projector → Llama-2, with OpenVLA-OFT's extra parts.
+
+Modules carry the names of the published checkpoints, so that a state dict is in their format as it is. timm and transformers
+provide the layers and hold the weights; the forward passes are written out here, with every mask explicit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import timm
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
+
+from policies.openvla.config import Architecture, TowerSpec
+from policies.trunk import rms_norm, rotate
+
+
+# --------------------------------------------------------------------------------------------------------------- vision
+class LayerScale(nn.Module):
+    """timm's LayerScale under the parameter name of the checkpoints, which dodges transformers' renaming of gamma."""
+
+    def __init__(self, width: int, value: float = 1e-5):
+        super().__init__()
+        self.scale_factor = nn.Parameter(torch.full((width,), value))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale_factor
+
+
+def _tower(spec: TowerSpec) -> nn.Module:
+    options: dict[str, Any] = {"img_size": spec.image_size, "num_classes": 0, **spec.arguments}
+    if spec.act_layer is not None:
+        options["act_layer"] = spec.act_layer
+    tower = timm.create_model(spec.timm_name, pretrained=False, **options)
+    for block in tower.blocks:
+        for name in ("ls1", "ls2"):
+            if isinstance(gamma := getattr(getattr(block, name), "gamma", None), Tensor):
+                setattr(block, name, LayerScale(len(gamma)))
+    return tower
+
+
+class VisionBackbone(nn.Module):
+    """Patch features of the second-to-last block of each tower, without its final norm, joined by channels."""
+
+    def __init__(self, architecture: Architecture):
+        super().__init__()
+        self.featurizer = _tower(architecture.towers[0])
+        if architecture.fused:
+            self.fused_featurizer = _tower(architecture.towers[1])
+        self.checkpointing = False
+
+    @property
+    def towers(self) -> list[nn.Module]:
+        return [self.featurizer, *([self.fused_featurizer] if hasattr(self, "fused_featurizer") else [])]
+
+    @property
+    def width(self) -> int:
+        return sum(tower.embed_dim for tower in self.towers)
+
+    @property
+    def patches(self) -> int:
+        return self.featurizer.patch_embed.num_patches
+
+    def unused_parameters(self) -> list[nn.Parameter]:
+        """What lies behind the second-to-last block: in the checkpoint, but never computed."""
+        unused = []
+        for tower in self.towers:
+            later = [tower.blocks[-1], tower.norm, getattr(tower, "attn_pool", None), getattr(tower, "fc_norm", None)]
+            unused += [p for module in later if module is not None for p in module.parameters()]
+        return unused
+
+    def forward(self, pixels: list[Tensor]) -> Tensor:
+        """Normalised images [n 3 S S] per tower → features [n patches width]."""
+        return torch.cat([self._features(t, x) for t, x in zip(self.towers, pixels, strict=True)], dim=-1)
+
+    def _features(self, tower: Any, pixels: Tensor) -> Tensor:
+        x = tower.norm_pre(tower._pos_embed(tower.patch_embed(pixels)))
+        for block in tower.blocks[:-1]:
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointing and torch.is_grad_enabled() else block(x)
+        return x[:, tower.num_prefix_tokens :]
+
+
+class Projector(nn.Module):
+    """Vision features → Llama width; three layers for two towers, two for one."""
+
+    def __init__(self, vision_width: int, width: int, fused: bool):
+        super().__init__()
+        hidden = 4 * vision_width if fused else width
+        self.fc1 = nn.Linear(vision_width, hidden)
+        self.fc2 = nn.Linear(hidden, width)
+        if fused:
+            self.fc3 = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.fc2(F.gelu(self.fc1(x)))
+        return self.fc3(F.gelu(x)) if hasattr(self, "fc3") else x
+
+
+class ProprioProjector(nn.Module):
+    """Normalised proprio [b p] → one token [b width]."""
+
+    def __init__(self, proprio_dim: int, width: int):
+        super().__init__()
+        self.fc1 = nn.Linear(proprio_dim, width)
+        self.fc2 = nn.Linear(width, width)
+
+    def forward(self, proprio: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(proprio)))
+
+
+# ---------------------------------------------------------------------------------------------------------------- heads
+class _ResidualBlock(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.ffn = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.ffn(x)
+
+
+class _ResidualMLP(nn.Module):
+    def __init__(self, inputs: int, hidden: int, outputs: int, blocks: int = 2):
+        super().__init__()
+        self.layer_norm1 = nn.LayerNorm(inputs)
+        self.fc1 = nn.Linear(inputs, hidden)
+        self.mlp_resnet_blocks = nn.ModuleList(_ResidualBlock(hidden) for _ in range(blocks))
+        self.layer_norm2 = nn.LayerNorm(hidden)
+        self.fc2 = nn.Linear(hidden, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.fc1(self.layer_norm1(x)))
+        for block in self.mlp_resnet_blocks:
+            x = block(x)
+        return self.fc2(self.layer_norm2(x))
+
+
+class L1Head(nn.Module):
+    """OFT's regression head: the hidden states of a control step's action tokens, joined, → normalised actions."""
+
+    def __init__(self, width: int, action_dim: int):
+        super().__init__()
+        self.model = _ResidualMLP(width * action_dim, width, action_dim)
+
+    def forward(self, hidden: Tensor, chunk_length: int) -> Tensor:
+        """[b h·a d] → [b h a]."""
+        return self.model(hidden.reshape(hidden.shape[0], chunk_length, -1))
+
+
+class ValueHead(nn.Module):
+    """width → 512 → 128 → 1 with GELU, the last layer without bias (RLinf `value_head.py`)."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 512), nn.GELU(), nn.Linear(512, 128), nn.GELU(), nn.Linear(128, 1, bias=False)
+        )
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.mlp(hidden).squeeze(-1)
+
+
+# ---------------------------------------------------------------------------------------------------------------- Llama
+def make_llama(architecture: Architecture) -> LlamaForCausalLM:
+    """transformers' Llama with every size stated: an absent key of the checkpoint means the values of `Architecture`."""
+    config = LlamaConfig(
+        **architecture.text, tie_word_embeddings=False, pad_token_id=None, bos_token_id=1, eos_token_id=2,
+        attention_bias=False, mlp_bias=False, attention_dropout=0.0, hidden_act="silu",
+    )  # fmt: skip
+    config._attn_implementation = "sdpa"
+    return LlamaForCausalLM(config)
+
+
+@dataclass
+class KVCache:
+    """Keys and values of all layers, allocated once: [layer] of [b kv_heads capacity head]; ``length`` are in use."""
+
+    keys: list[Tensor]
+    values: list[Tensor]
+    length: int = 0
+
+    @classmethod
+    def empty(cls, layers: int, shape: tuple[int, int, int, int], like: Tensor, dtype: torch.dtype) -> KVCache:
+        def make() -> list[Tensor]:
+            return [torch.empty(shape, device=like.device, dtype=dtype) for _ in range(layers)]
+
+        return cls(make(), make())
+
+
+class Rope(nn.Module):
+    """Cosines and sines [max_length head] of rotary embeddings in transformers' half-split layout."""
+
+    def __init__(self, architecture: Architecture):
+        super().__init__()
+        head = architecture.width // architecture.text["num_attention_heads"]
+        frequencies = architecture.text["rope_theta"] ** -(torch.arange(0, head, 2, dtype=torch.float32) / head)
+        angles = torch.arange(architecture.max_length, dtype=torch.float32)[:, None] * frequencies
+        angles = torch.cat([angles, angles], dim=-1)
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+
+def run_llama(
+    llama: LlamaModel,
+    rope: Rope,
+    x: Tensor,
+    positions: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    cache: KVCache | None = None,
+    checkpointing: bool = False,
+) -> Tensor:
+    """Hidden states [b L d] after the final norm.
+
+    ``positions`` int64 [b L]. ``mask`` bool, broadcast to [b 1 L K], marks the keys that a query sees; None: all of them, or
+    with ``causal`` those up to itself. ``cache`` takes this call's keys and values behind those it has, and attention runs
+    over all of them (K = cache.length afterwards).
+    """
+    cos, sin = (table[positions].unsqueeze(1) for table in (rope.cos, rope.sin))
+    for i, layer in enumerate(llama.layers):
+        if checkpointing and torch.is_grad_enabled():
+            x = checkpoint(_layer, llama.config, layer, x, cos, sin, mask, causal, use_reentrant=False)
+        else:
+            x = _layer(llama.config, layer, x, cos, sin, mask, causal, cache, i)
+    if cache is not None:
+        cache.length += x.shape[1]
+    return rms_norm(llama.norm, x)
+
+
+def _layer(
+    config: LlamaConfig, layer: Any, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, causal: bool,
+    cache: KVCache | None = None, index: int = 0,
+) -> Tensor:  # fmt: skip
+    b, length, _ = x.shape
+    attention = layer.self_attn
+    y = rms_norm(layer.input_layernorm, x)
+    q = attention.q_proj(y).view(b, length, config.num_attention_heads, -1).transpose(1, 2)
+    k, v = (
+        proj(y).view(b, length, config.num_key_value_heads, -1).transpose(1, 2)
+        for proj in (attention.k_proj, attention.v_proj)
+    )
+    q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+    if cache is not None:
+        end = cache.length + length
+        cache.keys[index][:, :, cache.length : end] = k
+        cache.values[index][:, :, cache.length : end] = v
+        if cache.length:
+            k, v = cache.keys[index][:, :, :end], cache.values[index][:, :, :end]
+    groups = config.num_attention_heads // config.num_key_value_heads
+    if groups > 1:
+        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal and mask is None and length > 1)
+    x = x + attention.o_proj(y.transpose(1, 2).reshape(b, length, -1))
+    y = rms_norm(layer.post_attention_layernorm, x)
+    return x + layer.mlp.down_proj(F.silu(layer.mlp.gate_proj(y)) * layer.mlp.up_proj(y))
+
+
+# ------------------------------------------------------------------------------------------------------------ parameters
+def initialise(module: nn.Module, std: float = 0.02) -> None:
+    """Random weights for a module that was built without any: normal matrices, norms at one, biases at zero."""
+    for child in module.modules():
+        for name, parameter in child.named_parameters(recurse=False):
+            if isinstance(child, nn.LayerNorm) or type(child).__name__.endswith("RMSNorm"):
+                nn.init.constant_(parameter, float(name == "weight"))
+            elif isinstance(child, LayerScale):
+                nn.init.constant_(parameter, 1.0)
+            elif name == "bias":
+                nn.init.zeros_(parameter)
+            else:
+                nn.init.normal_(parameter, std=std)

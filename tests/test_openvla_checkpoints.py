@@ -1,0 +1,257 @@
+"""OpenVLA checkpoint folders: reading, writing, LoRA, this platform's own checkpoints, and broken ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from openvla_checkpoints import STATISTICS, libero_like, random_part, random_weights, shapes, write_checkpoint
+from safetensors.torch import load_file
+from test_openvla import PLAIN, load, observe
+
+from policies.normalization import VectorStats
+from policies.openvla import OpenVLA, OpenVLAL1
+from policies.openvla.config import OpenVLAConfig
+from policies.openvla.policy import statistics_of
+from vla_rl.algorithms.ppo import PPO, PPOConfig
+from vla_rl.build import implementation
+from vla_rl.checkpoint import load_policy, save_checkpoint
+from vla_rl.errors import ConfigError, MissingPackage, UserError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("openvla") / "oft")
+
+
+def same_outputs(a, b, tolerance=1e-5):
+    observation = observe()
+    x, y = (p.act(observation, deterministic=True) for p in (a, b))
+    torch.testing.assert_close(x.chunk.actions, y.chunk.actions, rtol=0, atol=tolerance)
+    torch.testing.assert_close(x.behavior_log_prob, y.behavior_log_prob, rtol=0, atol=tolerance)
+
+
+# ------------------------------------------------------------------------------------------------- reading and writing
+def test_the_state_dict_is_in_the_upstream_format(folder):
+    assert {name: tuple(t.shape) for name, t in load(folder).state_dict().items()} == shapes()
+
+
+def test_saved_folders_are_what_upstream_publishes(folder, tmp_path):
+    policy = load(folder)
+    policy.save_pretrained(tmp_path / "out", dtype="float32")
+    weights = load_file(tmp_path / "out" / "model.safetensors")
+    expected = random_weights()
+    assert weights.keys() == expected.keys() and all(torch.equal(weights[name], expected[name]) for name in weights)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["model_type"] == "openvla" and "auto_map" not in config  # no modelling files are copied
+    assert config["norm_stats"] == STATISTICS and config["text_config"]["torch_dtype"] == "float32"
+    assert json.loads((tmp_path / "out" / "dataset_statistics.json").read_text()) == STATISTICS
+    for name in ("preprocessor_config.json", "tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "out" / name).is_file()
+    same_outputs(policy, load(tmp_path / "out"))
+    with pytest.raises(ConfigError, match="records chunk_length = 2"):
+        load(tmp_path / "out", chunk_length=4)
+
+
+def test_large_weights_are_sharded_and_parts_lie_beside_them(tmp_path, monkeypatch):
+    monkeypatch.setattr("policies.openvla.checkpoint._SHARD_BYTES", 3 * 10**6)
+    parts = ("proprio_projector", "action_head")
+    policy = load(write_checkpoint(tmp_path / "in", parts=parts), OpenVLAL1, use_proprio=True)
+    policy.save_pretrained(tmp_path / "out", dtype="float32", step=7)
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) > 1 and index["weight_map"].keys() == shapes().keys()
+    for part in parts:
+        saved = torch.load(tmp_path / "out" / f"{part}--7_checkpoint.pt", weights_only=True)
+        assert all(torch.equal(saved[k.removeprefix("module.")], v) for k, v in random_part(part).items())
+    observation = observe()
+    again = load(tmp_path / "out", OpenVLAL1, use_proprio=True)
+    torch.testing.assert_close(again.normalized_actions(observation), policy.normalized_actions(observation))
+
+
+def test_bfloat16_weights(folder, tmp_path):
+    load(folder).save_pretrained(tmp_path / "out")
+    assert load_file(tmp_path / "out" / "model.safetensors")["projector.fc1.weight"].dtype == torch.bfloat16
+    policy = load(tmp_path / "out", weights="bfloat16", value_head=True)
+    assert {p.dtype for n, p in policy.named_parameters() if not n.startswith("value_head")} == {torch.bfloat16}
+    output = policy.act(observe(), deterministic=True)
+    reference = load(folder).evaluate(observe(), output.replay)
+    assert (output.behavior_log_prob - reference.log_prob).abs().max() < 0.5 and output.value.dtype == torch.float32
+    evaluation = policy.evaluate(observe(), output.replay)
+    evaluation.log_prob.sum().backward()
+    assert torch.isfinite(policy.projector.fc1.weight.grad).all()
+
+
+def test_weights_that_are_never_computed_may_be_absent(tmp_path):
+    weights = {n: t for n, t in random_weights().items() if "attn_pool" not in n and "blocks.2." not in n}
+    full, stripped = load(write_checkpoint(tmp_path / "a")), load(write_checkpoint(tmp_path / "b", weights=weights))
+    same_outputs(full, stripped)
+
+
+# ---------------------------------------------------------------------------------------------------------------- LoRA
+def test_lora_merges_into_an_upstream_checkpoint(folder, tmp_path):
+    policy = load(folder, lora_rank=4)
+    trained = {n for n, p in policy.named_parameters() if p.requires_grad}
+    assert trained and all(".lora_" in name for name in trained)
+    same_outputs(policy, load(folder))  # B starts at zero
+    with torch.no_grad():
+        for name, p in policy.named_parameters():
+            if ".lora_B." in name:
+                p.normal_(std=0.1)
+    observation = observe()
+    assert (policy.action_logits(observation)[0] - load(folder).action_logits(observation)[0]).abs().max() > 1e-2
+    policy.save_pretrained(tmp_path / "merged", dtype="float32")
+    merged = load(tmp_path / "merged")
+    assert {n: tuple(t.shape) for n, t in merged.state_dict().items()} == shapes()
+    expected = policy.action_logits(observation)[0]
+    torch.testing.assert_close(merged.action_logits(observation)[0], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_lora_targets_and_frozen_vision(folder):
+    names = load(folder, freeze_vision=True, lora_rank=2, lora_targets=["q_proj", "fc1"]).lora_target_names()
+    assert all(n.rpartition(".")[2] in ("base_layer", "q_proj", "fc1", "default") for n in names)
+    policy = load(folder)
+    wide = policy.lora_target_names()
+    assert "language_model.model.layers.0.self_attn.q_proj" in wide and "projector.fc3" in wide
+    assert not any("lm_head" in n or "blocks.2." in n or "attn_pool" in n for n in wide)
+    with pytest.raises(ConfigError, match="names no linear layer"):
+        load(folder, lora_rank=2, lora_targets=["no_such_layer"])
+
+
+def test_lora_without_peft(folder, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "peft", None)
+    with pytest.raises(MissingPackage, match="peft"):
+        load(folder, lora_rank=2)
+
+
+# --------------------------------------------------------------------------------------------- this platform's folders
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"lora_rank": 2, "value_head": True}, {"lora_rank": 2, "save_trained_only": True}, {"freeze_vision": True}],
+    ids=["full", "lora", "trained_only", "frozen"],
+)
+def test_a_runs_checkpoint_comes_back(folder, tmp_path, options):
+    policy = load(folder, **options)
+    with torch.no_grad():
+        for p in policy.parameters():
+            if p.requires_grad:
+                p.add_(torch.randn_like(p) * 0.02)
+    save_checkpoint(tmp_path / "rl", policy)
+    again = load_policy(tmp_path / "rl", lambda name: implementation("policy", name), libero_like())
+    assert type(again) is OpenVLA and again.config == policy.config
+    same_outputs(policy, again)
+    size = (tmp_path / "rl" / "model.safetensors").stat().st_size
+    whole = sum(4 * p.numel() for p in policy.parameters())
+    assert size < whole / 10 if options.get("save_trained_only") else size > 0.9 * whole
+
+
+def test_a_fully_trained_runs_checkpoint_is_itself_in_the_upstream_format(folder, tmp_path):
+    policy = load(folder)
+    save_checkpoint(tmp_path / "rl", policy)
+    same_outputs(policy, load(tmp_path / "rl"))
+
+
+def test_training_on_a_dataset_takes_its_statistics(folder):
+    embodiment = libero_like()
+    actions = VectorStats.from_bounds([-0.5] * 6 + [-1.0], [0.5] * 6 + [1.0])
+    proprio = VectorStats.from_bounds([-1.0] * 8, [1.0] * 8)
+    own = statistics_of(OpenVLAConfig(), embodiment, actions, proprio)
+    assert own["action"]["mask"] == [True] * 6 + [False]
+    assert own["action"]["min"] == [-0.5] * 6 + [0.0] and own["action"]["max"] == [0.5] * 6 + [1.0]  # 1: open
+    config = OpenVLAConfig(**PLAIN, checkpoint=str(folder), use_proprio=True)
+    policy = OpenVLA.from_statistics(config, embodiment, actions.to_dict(), proprio.to_dict(), seed=0)
+    assert policy.unnorm_key == "vla_rl" and policy.statistics["proprio"]["max"] == [1.0] * 8
+    assert policy.proprio_projector.fc1.weight.abs().max() > 0  # the part that the checkpoint lacks is new
+    kept = OpenVLA.from_statistics(
+        dataclasses.replace(config, unnorm_key="libero_spatial"), embodiment, actions.to_dict(), proprio.to_dict()
+    )
+    assert kept.unnorm_key == "libero_spatial_no_noops"
+    with pytest.raises(ConfigError, match=r"policy.architecture=nano"):
+        OpenVLA.from_statistics(OpenVLAConfig(), embodiment, actions.to_dict(), proprio.to_dict())
+
+
+def test_ppo_takes_tokens_and_refuses_the_l1_head(folder, tmp_path):
+    PPO(PPOConfig(advantage="grpo", learning_rate=1e-5), load(folder))
+    l1 = load(write_checkpoint(tmp_path, parts=("action_head",)), OpenVLAL1)
+    with pytest.raises(ConfigError, match="OpenVLAL1 lacks evaluate"):
+        PPO(PPOConfig(advantage="grpo"), l1)
+
+
+# ---------------------------------------------------------------------------------------------------------- broken ones
+def test_wrong_weights_are_listed(tmp_path):
+    weights = random_weights()
+    del weights["projector.fc2.bias"]
+    weights["language_model.model.extra"] = torch.zeros(3)
+    weights["projector.fc3.weight"] = torch.zeros(32, 31)
+    with pytest.raises(UserError) as caught:
+        load(write_checkpoint(tmp_path, weights=weights))
+    text = str(caught.value)
+    assert "missing: projector.fc2.bias [32]" in text and "unexpected: language_model.model.extra [3]" in text
+    assert "misshapen: projector.fc3.weight is [32, 31] in the checkpoint, [32, 32]" in text and str(tmp_path) in text
+
+
+def test_missing_and_truncated_shards(tmp_path):
+    folder = write_checkpoint(tmp_path)
+    shard = folder / "model-00002-of-00002.safetensors"
+    content = shard.read_bytes()
+    shard.write_bytes(content[: len(content) // 2])
+    with pytest.raises(UserError, match=r"model-00002-of-00002.safetensors is damaged or cut off"):
+        load(folder)
+    shard.unlink()
+    with pytest.raises(UserError, match=r"lacks weights: model-00002-of-00002.safetensors not found"):
+        load(folder)
+
+
+def test_weights_that_are_not_finite(tmp_path):
+    weights = random_weights()
+    weights["projector.fc1.bias"][3] = torch.nan
+    with pytest.raises(UserError, match=r"not finite .* in projector.fc1.bias"):
+        load(write_checkpoint(tmp_path, weights=weights))
+
+
+@pytest.mark.parametrize("name", ["preprocessor_config.json", "tokenizer.json", "config.json"])
+def test_missing_and_damaged_files(tmp_path, name):
+    folder = write_checkpoint(tmp_path)
+    (folder / name).write_text("{")
+    with pytest.raises(UserError, match=r"damaged|cannot be read"):
+        load(folder)
+    (folder / name).unlink()
+    with pytest.raises(UserError, match=name):
+        load(folder)
+
+
+def test_foreign_configs(tmp_path):
+    with pytest.raises(UserError, match="model_type 'llava', this policy reads 'openvla'"):
+        load(write_checkpoint(tmp_path / "a", model_type="llava"))
+    with pytest.raises(UserError, match="needs 2 of one size"):
+        load(write_checkpoint(tmp_path / "b", image_sizes=[28, 42]))
+    with pytest.raises(UserError, match="rope_scaling"):
+        text = {"vocab_size": 32064, "rope_scaling": {"type": "linear", "factor": 2.0}}
+        load(write_checkpoint(tmp_path / "c", text_config=text))
+
+
+def test_parts_are_never_left_out_silently(tmp_path):
+    with pytest.raises(UserError, match=r"set policy.use_proprio=true"):
+        load(write_checkpoint(tmp_path / "a", parts=("proprio_projector",)))
+    with pytest.raises(UserError, match=r"set policy.type=openvla_l1"):
+        load(write_checkpoint(tmp_path / "b", parts=("action_head",)))
+    with pytest.raises(UserError, match=r"missing: proprio_projector.fc1.bias"):
+        load(write_checkpoint(tmp_path / "c"), use_proprio=True)
+    folder = write_checkpoint(tmp_path / "d", parts=("action_head",))
+    torch.save(random_part("action_head"), folder / "action_head--50000_checkpoint.pt")
+    with pytest.raises(UserError, match="2 files of action_head"):
+        load(folder, OpenVLAL1)
+
+
+class Payload:
+    def __reduce__(self):
+        return (print, ("this must never run",))
+
+
+def test_parts_are_loaded_without_running_them(tmp_path, capsys):
+    folder = write_checkpoint(tmp_path, parts=("action_head",))
+    torch.save({"x": Payload()}, folder / "action_head--150000_checkpoint.pt")
+    with pytest.raises(UserError, match="not a file of plain tensors"):
+        load(folder, OpenVLAL1)
+    assert "never run" not in capsys.readouterr().out
