@@ -84,13 +84,13 @@ def bench_tabletop(
         "look": look, "camera_size": camera_size, "cameras": list(config.cameras),
         "gl": os.environ.get("MUJOCO_GL", ""), "cpus": os.cpu_count(), "rounds": ROUNDS,
         "plain": plain_figures, "simulator": ours_figures, "pixels": pixels,
-        "pool": {str(n): measure_pool(config, episodes, chunk, n) for n in workers},
+        "pool": {str(n): measure_pool(functools.partial(TabletopSimulator, config), episodes, chunk, n) for n in workers},
     }  # fmt: skip
     simulator.close()
     document["ratios"] = ratios(document)
     print(table(document))
     if json_file is not None:
-        _write_json(Path(json_file), document)
+        write_json(Path(json_file), document)
     return document
 
 
@@ -301,22 +301,24 @@ def compare(simulator: TabletopSimulator, envs: dict[str, Any], episodes: Sequen
     }
 
 
-def measure_pool(config: TabletopConfig, episodes: Sequence, chunk: int, workers: int) -> dict[str, float]:
+def measure_pool(
+    factory: Callable[[], Any], episodes: Sequence, chunk: int, workers: int, rounds: int = ROUNDS
+) -> dict[str, float]:
     """The process pool with ``workers`` workers of two slots each; every slot replays every episode, resets included.
 
     Transport is the time in which workers waited for a request, per control step.
     """
     from sim.pool import ProcessPool
 
-    with ProcessPool(functools.partial(TabletopSimulator, config), workers, 2) as pool:
+    with ProcessPool(factory, workers, 2) as pool:
         _replay(pool, episodes[:1], chunk)  # warm up: compile scenes and functions
-        rounds = []
-        for _ in range(ROUNDS):
+        timings = []
+        for _ in range(rounds):
             busy, start = pool.busy_seconds, time.perf_counter()
             count = _replay(pool, episodes, chunk)
             seconds = time.perf_counter() - start
-            rounds.append((seconds, max(0.0, seconds * workers - (pool.busy_seconds - busy))))
-    seconds, transport = min(rounds)
+            timings.append((seconds, max(0.0, seconds * workers - (pool.busy_seconds - busy))))
+    seconds, transport = min(timings)
     return {
         "steps_per_second": count / seconds,
         "ms_per_step": 1e3 * seconds / count,
@@ -399,6 +401,6 @@ def memory_mb() -> float:
         return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024 / 1e6
 
 
-def _write_json(path: Path, document: dict[str, Any]) -> None:
+def write_json(path: Path, document: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

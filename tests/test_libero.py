@@ -102,6 +102,21 @@ def test_both_kinds_of_initial_states_can_be_forced(monkeypatch) -> None:
         assert [simulator.is_official(split) for split in ("train", "held_out")] == [expected] * 2
 
 
+@installed
+def test_a_suite_is_named_on_the_command_line(tmp_path) -> None:
+    from vla_rl import config as configs
+    from vla_rl.cli import _eval_config
+
+    plain = _eval_config(tmp_path / "checkpoint", "libero_goal", ["env.camera_size=64", "env.tasks=[0,2]"])
+    assert plain.env_type == "libero" and plain.env.suite == "libero_goal" and plain.env.tasks == ["0", "2"]
+    run = configs.compose(["~run", "env=libero", "env.suite=libero_object", "env.tasks=[3]", "env.camera_size=96"])
+    configs.save(run, tmp_path / "config.yaml")
+    checkpoint = tmp_path / "checkpoints" / "rl"
+    assert _eval_config(checkpoint, None, []).env.tasks == ["3"]
+    other = _eval_config(checkpoint, "libero_goal", [])
+    assert (other.env.suite, other.env.tasks, other.env.camera_size) == ("libero_goal", [], 96)
+
+
 # ------------------------------------------------------------------------------------------------- the package's own files
 @pytest.fixture
 def fake_package(tmp_path, monkeypatch) -> Path:

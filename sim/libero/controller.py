@@ -7,6 +7,7 @@ buffers. "fast" is `sim.tabletop.controller`: the same control law in one compil
 
 from __future__ import annotations
 
+import copy
 from typing import Any, NamedTuple
 
 import mujoco
@@ -64,12 +65,8 @@ class Seen:
         self.gripper_qpos = np.zeros(2)  # after the integration
         self.lit: tuple[bool, ...] = ()
 
-    def copy_from(self, other: Seen) -> None:
-        self.qpos[:] = other.qpos
-        self.eef_position[:] = other.eef_position
-        self.eef_quaternion[:] = other.eef_quaternion
-        self.gripper_qpos[:] = other.gripper_qpos
-        self.lit = other.lit
+    def copy(self) -> Seen:
+        return copy.deepcopy(self)
 
 
 class ArmOperands(NamedTuple):
@@ -98,9 +95,11 @@ class ArmState(ControlState):
         super().__init__()
         self.stale: ArmOperands | None = None
 
-    def copy_from(self, other: ArmState) -> None:
-        super().copy_from(other)
-        self.stale = other.stale
+    def copy(self) -> ArmState:
+        result = ArmState()
+        result.copy_from(self)
+        result.stale = self.stale
+        return result
 
 
 class ArmController(OSC):

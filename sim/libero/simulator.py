@@ -25,7 +25,6 @@ import atexit
 import functools
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -170,7 +169,6 @@ class LiberoSimulator:
         self._gl: list[Any] = []  # the process's one context, once a scene needs it
         self._free = weakref.finalize(self, _free_worlds, self._worlds, self._gl)
         self._free.atexit = False  # see _build
-        self.timed: Callable[[str, Callable], Callable] | None = None  # a benchmark's stopwatch around rendering
 
     # ------------------------------------------------------------------------------------------ the Simulator interface
     def start(self, slot: int, episode: EpisodeSpec) -> SlotObservation:
@@ -195,14 +193,9 @@ class LiberoSimulator:
         executed, scene = 0, s.scene
         scene.world.apply(s.snapshot.edits)
         for row in actions:
-            s.seen.lit = s.lit
-            scene.controller.advance(s.data, s.control, row, s.clock, s.seen)
-            s.lit = scene.lit(s.wrapped)
-            s.elapsed += 1
+            s.advance(row)
             executed += 1
-            if scene.success(s.wrapped):
-                s.success = True
-                rewards[executed - 1] = 1.0
+            rewards[executed - 1] = float(s.success)
             if s.success or s.elapsed >= s.horizon:
                 break
         if scene.blew_up(s.data):
@@ -239,9 +232,8 @@ class LiberoSimulator:
     def observe(self, slot: int) -> SlotObservation:
         """What the slot shows now; renders every configured camera."""
         s = self._running(slot, over=True)
-        draw = s.scene.world.render if self.timed is None else self.timed("rendering", s.scene.world.render)
         edits = s.scene.picture_edits(s.snapshot, s.seen.lit)
-        images = draw(s.seen.qpos, edits, self.config.rotate_images)
+        images = s.scene.world.render(s.seen.qpos, edits, self.config.rotate_images)
         state = s.scene.privileged(s.wrapped, 1.0 - s.elapsed / s.horizon)
         one_hot = np.array([task == s.episode.task_id for task in self._tasks], dtype=np.float32)
         return SlotObservation(
@@ -350,6 +342,10 @@ class LiberoSimulator:
             for s in self._slots.values():
                 s.forget(key)
 
+    def slot(self, slot: int) -> _Slot:
+        """What a slot runs, or ran last, for benchmarks."""
+        return self._running(slot, over=True)
+
     def _running(self, slot: int, over: bool = False) -> _Slot:
         s = self._slots.get(slot)
         if s is None or s.scene is None or (s.over and not over):
@@ -387,6 +383,15 @@ class _Slot:
         self.lit = snapshot.lit
         scene.restore(self.wrapped, snapshot)
         self.elapsed, self.success, self.over = 0, False, False
+
+    def advance(self, action: np.ndarray) -> None:
+        """One control step under ``action`` [7]; the world must have the slot's edits in force."""
+        scene = self.scene
+        self.seen.lit = self.lit
+        scene.controller.advance(self.data, self.control, action, self.clock, self.seen)
+        self.lit = scene.lit(self.wrapped)
+        self.success = scene.success(self.wrapped)
+        self.elapsed += 1
 
     def forget(self, key: str) -> None:
         """Drop the state that belongs to a world which is gone."""
