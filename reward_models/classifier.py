@@ -106,6 +106,7 @@ class SuccessClassifier(LearnedReward):
         logits = self.head(self.network(table, rows)).squeeze(-1)
         return F.binary_cross_entropy_with_logits(logits, torch.cat([torch.ones(half), torch.zeros(half)]).to(logits.device))
 
+    @torch.no_grad()
     def _probabilities(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
         table = FrameTable.of(trajectories, self.network.cameras)
         return [p.cpu() for p in torch.sigmoid(self.head(self.features(table)).squeeze(-1)).split(table.lengths.tolist())]

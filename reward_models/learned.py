@@ -128,6 +128,7 @@ class LearnedReward:
 
     def _build(self, cameras: Sequence[str], proprio_dim: int) -> None:
         self.network = FrameNetwork(self.config.network, cameras, proprio_dim).to(self.device)
+        self.network.generator = self.generator
         self.head = self.make_head(self.config.network.width).to(self.device)
         self.network.eval()
 

@@ -96,6 +96,7 @@ class FrameNetwork(nn.Module):
     def __init__(self, config: NetworkConfig, cameras: Sequence[str], proprio_dim: int):
         super().__init__()
         self.config, self.cameras = config, list(cameras)
+        self.generator: torch.Generator | None = None  # of the random shifts
         self.frozen: nn.Module | None = None
         if config.backbone == "conv":
             self.tower = nn.Sequential(
@@ -142,7 +143,7 @@ class FrameNetwork(nn.Module):
         if pixels.shape[-2:] != (size, size):
             pixels = F.adaptive_avg_pool2d(pixels, size)
         if self.training:
-            top, left = torch.randint(0, 2 * _SHIFT + 1, (2,)).tolist()
+            top, left = torch.randint(0, 2 * _SHIFT + 1, (2,), generator=self.generator).tolist()
             padded = F.pad(pixels, (_SHIFT,) * 4, mode="replicate")
             pixels = padded[:, :, top : top + size, left : left + size]
         return pixels

@@ -38,7 +38,7 @@ _WINDOW = 5
 _EVAL_ORDER = {"start": 0, "base": 0, "sft": 1, "rl": 8, "distill": 9}
 _EVAL_LABELS = {"start": "Start", "base": "Base", "sft": "SFT", "rl": "RL", "distill": "Distilled"}
 _PHASE_LABELS = {
-    "collect": "demonstrations", "sft": "SFT", "eval_sft": "evaluation before", "rl": "RL",
+    "collect": "demonstrations", "sft": "SFT", "eval_sft": "evaluation before", "reward": "reward model", "rl": "RL",
     "eval_rl": "evaluation after", "report": "report",
 }  # fmt: skip
 
@@ -79,6 +79,13 @@ DIAGNOSTICS = (
         r"clip_fraction$",
         "Clip fraction",
         "Share of ratios at the clip; above 0.3 the steps are too large.",
+        percent,
+    ),
+    Diagnostic(
+        "rl",
+        r"reward/progress_end$",
+        "Progress by the reward model",
+        "How episodes end in its eyes; it should rise with success, not without it.",
         percent,
     ),
     Diagnostic(
@@ -373,6 +380,7 @@ def _run_warnings(r: RunData) -> list[str]:
     if critic is not None and critic < 0:
         notes.append("The critic explains nothing (explained variance below 0): more critic updates or warm-up help.")
     success = [v for v in r.series("rl", "rollout/success")[1] if v is not None]
+    notes += _reward_hacking(r)
     if success and max(success) == 0:
         notes.append(
             "No training episode ever succeeded, so RL had nothing to learn from: start from a stronger SFT policy."
@@ -380,6 +388,24 @@ def _run_warnings(r: RunData) -> list[str]:
     if str(r.versions.get("git_commit", "")).endswith("+changes"):
         notes.append("The source had changes that are in no commit, so the commit alone does not reproduce the run.")
     return notes
+
+
+def _reward_hacking(r: RunData, gap: float = 0.2) -> list[str]:
+    """A warning where the reward model's opinion of how episodes end has outgrown success by more than ``gap``."""
+    pairs = [(m["reward/progress_end"], m["rollout/success"]) for m in r.metrics
+             if m["phase"] == "rl" and m.get("reward/progress_end") is not None and m.get("rollout/success") is not None]  # fmt: skip
+    if len(pairs) < 4:
+        return []
+    part = max(1, min(10, len(pairs) // 3))
+    first, last = ([sum(x) / part for x in zip(*some)] for some in (pairs[:part], pairs[-part:]))
+    growth = (last[0] - last[1]) - (first[0] - first[1])
+    if growth <= gap or last[0] <= first[0]:
+        return []
+    return [
+        f"The reward model may be exploited: its mean progress at the end of an episode went from {first[0]:.2f} to "
+        f"{last[0]:.2f} while success went from {percent(first[1])} to {percent(last[1])}. Watch the videos; refit the reward "
+        f"(reward_check.refit_every) or lower its weight."
+    ]
 
 
 def _phase(name: str) -> str:
