@@ -111,6 +111,11 @@ class LiberoView:
         self.scene, self.problem, self._wrapped, self._data = scene, scene.problem, wrapped, wrapped._data
 
     @property
+    def data(self) -> mujoco.MjData:
+        """The slot's MuJoCo state."""
+        return self._data
+
+    @property
     def eef_position(self) -> np.ndarray:
         """Of the point between the finger pads [3]."""
         return self._data.site_xpos[self.scene.controller.site].copy()
