@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import json
 import logging
 import math
@@ -233,7 +234,7 @@ def _quiet() -> Iterator[None]:
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with contextlib.redirect_stdout(None):
+        with contextlib.redirect_stdout(io.StringIO()):
             yield
     finally:
         logging.disable(level)
@@ -501,7 +502,7 @@ class LeRobotPolicy(nn.Module):
             if not text.strip():
                 raise UserError("an observation has an empty instruction; this policy is told what to do by it")
             for step in tokenizers:
-                length = len(step.input_tokenizer(text)["input_ids"])
+                length = len(step.input_tokenizer(text.rstrip("\n") + "\n")["input_ids"])  # lerobot ends it with a newline
                 if length > step.max_length:
                     raise UserError(
                         f"the instruction {text!r} has {length} tokens, this policy reads at most {step.max_length}: "

@@ -2,11 +2,13 @@
 
 A head wraps one `lerobot` policy object and works on lerobot's preprocessed (normalised) batches. Letters: b batch, T
 control steps that the model denoises or regresses, d its action dimensions (padding included), a the robot's, k steps of
-the chain. Nothing here imports lerobot: the objects are handed in (`policies.lerobot` builds them).
+the chain. The mathematics of the chain are `policies.denoising.chain`'s. Nothing here imports lerobot: the objects are
+handed in (`policies.lerobot` builds them).
 """
 
 from __future__ import annotations
 
+import abc
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -170,7 +172,7 @@ def block_mask(padding: Tensor, starts: Tensor) -> Tensor:
     return (block[:, None, :] <= block[:, :, None]) & padding[:, None, :] & padding[:, :, None]
 
 
-class FlowHead:
+class FlowHead(abc.ABC):
     """Flow matching by an action expert over a cached prefix.
 
     Time runs from 1 (noise) to 0 (action); x_t = t·noise + (1 − t)·action and the velocity is noise − action.
@@ -184,12 +186,13 @@ class FlowHead:
         self.chunk_length, self.executed = policy.config.chunk_size, policy.config.n_action_steps
         self.sample_shape = (policy.config.chunk_size, policy.config.max_action_dim)
 
+    @abc.abstractmethod
     def _velocity_losses(self, batch: dict[str, Any]) -> Tensor:
         """Squared errors [b T d]; lerobot draws noise N(0, I) and time ~ Beta(1.5, 1)."""
-        raise TypeError(f"{type(self).__name__} is not a family of its own")
 
+    @abc.abstractmethod
     def condition(self, batch: dict[str, Any]) -> _Prefix:
-        raise TypeError(f"{type(self).__name__} is not a family of its own")
+        """The prefix, run once."""
 
     def loss(self, batch: dict[str, Any], valid: Tensor) -> Tensor:
         """Velocity error over valid control steps."""

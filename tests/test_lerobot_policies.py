@@ -12,11 +12,13 @@ import pytest
 import torch
 from contracts import check_policy, random_observation
 
-from policies.lerobot import LeRobotChainPolicy, LeRobotConfig, LeRobotPolicy, Stored
+from policies.lerobot import LeRobotChainPolicy, LeRobotConfig, LeRobotPolicy, Stored, _decode
 from policies.lerobot_heads import block_mask
+from sim.toy import ToyConfig, ToyReach, collect_episode
 from vla_rl import cli
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.checkpoint import load_policy, save_checkpoint
+from vla_rl.dataset import DemonstrationWriter
 from vla_rl.errors import ConfigError, EmbodimentMismatch, MissingDependency, MissingPackage, UserError
 from vla_rl.types import CameraSpec, EmbodimentSpec, EpisodeSpec, Observation, RolloutBatch, Trajectory
 
@@ -109,8 +111,6 @@ def folders(vlm: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pat
     """One checkpoint per family, written by lerobot: `save_pretrained` of its policy and of its processors."""
     from lerobot.policies.factory import get_policy_class, make_pre_post_processors
 
-    from policies.lerobot import _decode
-
     out = {}
     for family in TINY:
         settings = new_policy(family, vlm).stored.settings
@@ -138,12 +138,11 @@ def observation(b: int = 3, seed: int = 0) -> Observation:
     return Observation(base.images, base.proprio, tuple(texts[i % 3] for i in range(b)))
 
 
-def lerobots_own(folder: Path) -> tuple[Any, Any, Any]:
-    """Policy and processors as lerobot's evaluation loads them."""
-    from lerobot.configs.policies import PreTrainedConfig
+def lerobots_own(folder: Path, config: Any = None) -> tuple[Any, Any, Any]:
+    """Policy and processors by lerobot's code alone (whose own reader of ``config.json`` takes a second)."""
     from lerobot.policies.factory import get_policy_class, make_pre_post_processors
 
-    config = PreTrainedConfig.from_pretrained(folder)
+    config = _decode(json.loads((folder / "config.json").read_text())) if config is None else config
     policy = get_policy_class(config.type).from_pretrained(folder, config=config, strict=True)
     return policy, *make_pre_post_processors(config, pretrained_path=str(folder))
 
@@ -153,9 +152,9 @@ def lerobot_batch(obs: Observation) -> dict[str, Any]:
     return {**images, "observation.state": obs.proprio, "task": list(obs.instruction)}
 
 
-def lerobots_actions(folder: Path, obs: Observation, noise: torch.Tensor | None) -> torch.Tensor:
+def lerobots_actions(folder: Path, obs: Observation, noise: torch.Tensor | None, config: Any = None) -> torch.Tensor:
     """Physical actions [b h a] by lerobot's code alone, from the given initial noise."""
-    policy, before, after = lerobots_own(folder)
+    policy, before, after = lerobots_own(folder, config)
     batch = before(lerobot_batch(obs))
     with torch.no_grad():
         if policy.config.type == "diffusion":
@@ -294,6 +293,8 @@ def test_padded_steps_do_not_count(family: str, folders: dict[str, Path]) -> Non
 
 @pytest.mark.parametrize("family", TINY)
 def test_trained_policy_loads_in_lerobot_and_resumes_here(family: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    from lerobot.configs.policies import PreTrainedConfig
+
     more = {"options": ["noise_scheduler_type:DDIM"]} if family == "diffusion" else {}
     policy = load(folders[family], **more)
     before = policy.act(observation(), deterministic=True, seeds=[5, 6, 7]).chunk.actions
@@ -307,8 +308,14 @@ def test_trained_policy_loads_in_lerobot_and_resumes_here(family: str, folders: 
     assert not torch.allclose(output.chunk.actions, before, atol=1e-3)
     policy.save_pretrained(tmp_path / "exported")
     noise = output.replay["chain"][:, 0] if output.replay else None
-    theirs = lerobots_actions(tmp_path / "exported", observation(), noise)
+    config = PreTrainedConfig.from_pretrained(tmp_path / "exported")  # all as lerobot's evaluation loads it
+    theirs = lerobots_actions(tmp_path / "exported", observation(), noise, config)
     torch.testing.assert_close(output.chunk.actions, theirs, rtol=0, atol=1e-5)
+    if family == "act":  # step by step, as lerobot's evaluation runs it
+        own, pre, post = lerobots_own(tmp_path / "exported")
+        for t in range(3):
+            action = post(own.select_action(pre(lerobot_batch(observation()))))
+            torch.testing.assert_close(output.chunk.actions[:, t], action, rtol=0, atol=1e-5)
 
     save_checkpoint(tmp_path / "own", policy)
     again = load_policy(tmp_path / "own", lambda name: LeRobotPolicy, SPEC)
@@ -593,13 +600,17 @@ def test_pi0_around_a_stand_in_for_its_trunk(family: str, vlm: str, tmp_path: Pa
 
 def test_through_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """SFT of a new policy on the toy task, evaluation, export, and evaluation of the exported folder: the same episodes."""
+    toy = ToyReach(ToyConfig())
+    with DemonstrationWriter(tmp_path / "data", toy.embodiment) as writer:
+        for i in range(2):
+            writer.add_episode(**collect_episode(toy, EpisodeSpec("reach_red", i)))
     tiny = ",".join(f"'{option}'" for option in TINY["act"])
     common = ["policy=lerobot", f"policy.chunk_length={CHUNK}", "slots.workers=0", "slots.slots_per_worker=4"]
     run = [
         "train", "~run", "name=act", f"output_dir={tmp_path}", "env=toy", "tasks=[reach_red]", "wandb=false", *common,
-        "policy.family=act", f"policy.options=[{tiny},{EXECUTED}]", "phases=[collect,sft,eval_sft]", "collect.workers=1",
-        "collect.episodes_per_task=2", "sft.updates=2", "sft.batch_size=4", "sft.warmup_updates=1",
-        "evaluate.episodes_per_task=2", "evaluate.video_episodes=0", "threads=1",
+        "policy.family=act", f"policy.options=[{tiny},{EXECUTED}]", "phases=[sft,eval_sft]", f"dataset={tmp_path}/data",
+        "sft.updates=2", "sft.batch_size=4", "sft.warmup_updates=1", "evaluate.episodes_per_task=2",
+        "evaluate.video_episodes=0", "threads=1",
     ]  # fmt: skip
     assert cli.main(run) == 0
     checkpoint, exported = tmp_path / "act/checkpoints/sft", tmp_path / "exported"
@@ -611,8 +622,10 @@ def test_through_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[
         options = ["--suite", "toy", "--tasks", "reach_red", "--episodes", "4", "--json", str(file)]
         assert cli.main(["eval", str(path), *options, *overrides]) == 0
         documents.append(json.loads(file.read_text()))
-    keys = ("episodes", "success_rate", "control_steps")
-    assert [documents[0].get(k) for k in keys] == [documents[1].get(k) for k in keys]
+    ours, exported_ones = (document["outcomes"] for document in documents)
+    jerk = [[outcome.pop("mean_jerk") for outcome in outcomes] for outcomes in (ours, exported_ones)]
+    assert len(ours) == 4 and ours == exported_ones
+    assert jerk[0] == pytest.approx(jerk[1], rel=1e-4)  # the same motion
 
     # The exported folder starts a run of its own.
     again = [a for a in run if not a.startswith(("phases", "policy.family", "policy.options", "name="))]

@@ -636,9 +636,8 @@ def read_embodiment(path: str | Path) -> EmbodimentSpec | None:
 def dataset_of_episodes(
     episodes: Iterable[Mapping[str, Any]], embodiment: EmbodimentSpec, chunk_length: int = 1
 ) -> DemonstrationDataset:
-    """A dataset of episodes as a collector returns them (see `DemonstrationWriter.add_episode`).
-
-    Raises `DatasetError` where there is none.
+    """A dataset of episodes as a collector returns them (see `DemonstrationWriter.add_episode`); takes their images away,
+    so that they are in memory once. Raises `DatasetError` where there is no episode.
     """
     kept, known, start = list(episodes), [], 0
     if not kept:
@@ -651,7 +650,12 @@ def dataset_of_episodes(
     proprio, actions = (
         torch.from_numpy(np.concatenate([e[name] for e in kept]).astype(np.float32)) for name in ("proprio", "actions")
     )
-    images = {c: torch.from_numpy(np.concatenate([e["images"][c] for e in kept])) for c in embodiment.camera_names}
+    images = {}
+    for camera in embodiment.camera_names:
+        frames = np.empty((start, *kept[0]["images"][camera].shape[1:]), np.uint8)
+        for e, episode in zip(kept, known, strict=True):
+            frames[episode.start : episode.start + episode.length] = e["images"].pop(camera)
+        images[camera] = torch.from_numpy(frames)
     index = torch.tensor([instructions.index(e.instruction) for e in known for _ in range(e.length)])
     return DemonstrationDataset(embodiment, images, proprio, actions, index, instructions, known, chunk_length)
 
