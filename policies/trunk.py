@@ -498,6 +498,19 @@ class VisionLanguageTrunk(nn.Module):
             outputs = list(outputs[0].chunk(len(images)))
         return torch.cat(outputs, dim=1) + self.image_positions
 
+    @torch.inference_mode()
+    def image_features(self, frames: Tensor) -> Tensor:
+        """What the vision tower makes of frames uint8 [n H W 3] of the first camera: its mean token, float32 [n vit_width]."""
+        camera = self.cameras[0]
+        if tuple(frames.shape[1:]) != (camera.height, camera.width, 3):
+            raise EmbodimentMismatch(
+                f"the policy reads images of {camera.height}x{camera.width}x3, got {tuple(frames.shape[1:])}: encode frames "
+                f"of camera {camera.name}"
+            )
+        with self._autocast():
+            pixels = self._normalized_pixels(frames.to(self.device).permute(0, 3, 1, 2))
+            return self.vision[0].forward_features(pixels).float().mean(1)
+
     def _normalized_pixels(self, pixels: Tensor) -> Tensor:
         """uint8 → [-1, 1]. Integers up to 255 and their distance to 127.5 are exact in bfloat16."""
         dtype = torch.bfloat16 if self.uses_bfloat16() else torch.float32
