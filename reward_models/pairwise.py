@@ -28,6 +28,7 @@ from reward_models.progress_math import (
     done_label,
     pair_label,
 )
+from reward_models.shaping import ShapingConfig
 from vla_rl.errors import ConfigError
 from vla_rl.types import Trajectory
 
@@ -54,6 +55,7 @@ class PairwiseConfig(LearnedConfig):
         default_factory=lambda: ["pour the water into the cup", "close the top drawer", "fold the towel in half"]
     )
     failure_pairs: bool = True
+    shaping: ShapingConfig = field(default_factory=lambda: ShapingConfig(mode="delta"))
 
     def __post_init__(self) -> None:
         super().__post_init__()

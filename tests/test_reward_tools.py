@@ -13,6 +13,7 @@ import torch
 from reward_helpers import episodes, trajectory
 
 from reward_models.pairwise import PairwiseConfig
+from reward_models.process import ProcessConfig
 from reward_models.success import TaskSuccess, TaskSuccessConfig
 from vla_rl import cli, reward_data, reward_tools
 from vla_rl.algorithms.advantages import GroupBuffer
@@ -91,7 +92,7 @@ def test_discount_and_end_follow_the_algorithm():
     reward = build_reward("pairwise", PairwiseConfig(), RewardContext(PPOConfig(gamma_per_control_step=True)))
     assert reward.config.shaping.gamma_per_control_step and reward.config.shaping.truncated_end == "keep"
     with pytest.raises(ConfigError, match=r"mode=final or delta"):
-        build_reward("pairwise", PairwiseConfig(), RewardContext(PPOConfig(advantage="grpo")))
+        build_reward("process", ProcessConfig(), RewardContext(PPOConfig(advantage="grpo")))
 
 
 def test_policy_features_need_a_policy():
