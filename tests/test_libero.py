@@ -97,6 +97,7 @@ def test_a_simulator_lists_its_tasks_without_building_anything() -> None:
 
 def test_both_kinds_of_initial_states_can_be_forced(monkeypatch) -> None:
     monkeypatch.setattr("sim.libero.simulator.find_tasks", lambda *_: ())
+    assert "official" in LiberoConfig().initial_states("held_out") and "sampled" in LiberoConfig().initial_states("train")
     for name, expected in (("official", True), ("sampled", False)):
         simulator = LiberoSimulator(LiberoConfig(init_states=name))
         assert [simulator.is_official(split) for split in ("train", "held_out")] == [expected] * 2

@@ -187,6 +187,9 @@ def run_eval(arguments: argparse.Namespace) -> None:
         config, paths, episodes=arguments.episodes, per_task=arguments.episodes_per_task, video=arguments.video
     )
     document["env"] = {"type": config.env_type, **dataclasses.asdict(config.env)}
+    if hasattr(config.env, "initial_states"):
+        document["initial_states"] = config.env.initial_states(arguments.split)
+        print(f"initial states: {document['initial_states']}")
     _write(arguments.json, document)
 
 

@@ -163,7 +163,9 @@ def phase_eval(run: Run, name: str, checkpoint: Path) -> dict[str, Any]:
     write_videos(result, run.dir / "videos" / f"{name}.mp4", control_hz=run.env.embodiment.control_hz)
     run.logger.log("eval", 0 if name == "sft" else c.rl.iterations, {f"eval_{name}/success": result.success_rate})
     run.progress.say(result.table())
-    record = {"episodes": result.episodes, "control_steps": result.control_steps}
+    record: dict[str, Any] = {"episodes": result.episodes, "control_steps": result.control_steps}
+    if hasattr(c.env, "initial_states"):  # a benchmark says whether they are its own
+        record["initial_states"] = c.env.initial_states(result.split)
     if name == "sft" and c.evaluate.deterministic and _samples_too(c, policy):
         sampled = _evaluate(run, policy, f"{name} (sampled)", deterministic=False)
         sampled.save(run.dir / f"sampled_{name}.json")

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.bench import measure_pool, memory_mb
+from sim.bench import Stopwatch, measure_pool, memory_mb
 from sim.libero import package
 from sim.libero.plain import PlainEnv, bind_context
 from sim.libero.simulator import LiberoConfig, LiberoSimulator
@@ -220,9 +220,7 @@ def control_cost(
     for name, simulator in (("exact", exact), ("fast", fast)):
         simulator.start(0, item.episode)
         result[name] = _timed(lambda simulator=simulator: _unseen(simulator, item.actions))
-    simulator = exact
-    simulator.start(0, item.episode)
-    result["mj_step"] = _timed(lambda: _physics(simulator, len(item.actions)))
+    result["mj_step"] = _physics(exact, item)
     return {f"ms_{name}": 1e3 * seconds / len(item.actions) for name, seconds in result.items()}
 
 
@@ -239,25 +237,26 @@ def _unseen(simulator: LiberoSimulator, actions: np.ndarray) -> None:
         s.advance(action)
 
 
-def _physics(simulator: LiberoSimulator, control_steps: int) -> None:
-    import mujoco
-
-    from sim.libero.controller import SUBSTEPS
-
-    model, data = simulator.slot(0).scene.model, simulator.physics(0)
-    for _ in range(control_steps * SUBSTEPS):
-        mujoco.mj_step(model, data)
+def _physics(simulator: LiberoSimulator, item: Recorded) -> float:
+    """Seconds inside MuJoCo's stepping while the episode runs."""
+    watch = Stopwatch()
+    simulator.start(0, item.episode)
+    controller = simulator.slot(0).scene.controller
+    controller.step1 = watch.wrap("physics", controller.step1)
+    controller.step2 = watch.wrap("physics", controller.step2)
+    _unseen(simulator, item.actions)
+    controller.untimed()
+    return watch.seconds["physics"]
 
 
 def limit(simulator: LiberoSimulator, episodes: Sequence[Recorded], chunk: int) -> dict[str, float]:
     """Milliseconds per control step of physics and of one look per decision, and nothing else."""
     item = episodes[0]
-    simulator.start(0, item.episode)
+    physics = _physics(simulator, item) / len(item.actions)
     s = simulator.slot(0)
     looks = 5
     look = _timed(lambda: [s.scene.world.render(s.seen.qpos, s.snapshot.edits, True) for _ in range(looks)]) / looks
-    steps = min(len(item.actions), 40)
-    return {"ms_physics": 1e3 * _timed(lambda: _physics(simulator, steps)) / steps, "ms_look": 1e3 * look / chunk}
+    return {"ms_physics": 1e3 * physics, "ms_look": 1e3 * look / chunk}
 
 
 def resets(

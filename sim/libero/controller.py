@@ -164,7 +164,7 @@ class ArmController(OSC):
                     ctrl[arm] = torques(data, state)
             else:
                 ctrl[arm] = torques(data, state)
-            np.clip(command + speed, -1.0, 1.0, out=command)
+            np.minimum(np.maximum(command + speed, -1.0), 1.0, out=command)
             ctrl[self.gripper] = offset + weight * command
             if tick():
                 seen.qpos[:] = data.qpos
@@ -220,7 +220,7 @@ class ArmController(OSC):
         wrench = np.concatenate([np.dot(inertia, force), np.dot(inertia_angular, torque)])
         torques = np.dot(arm.full.T, wrench) + data.qfrc_bias[self._columns]
         torques += control_utils.nullspace_torques(arm.mass, nullspace, self.rest, arm.joint_pos, arm.joint_vel)
-        return np.clip(torques, self._torque_low, self._torque_high)
+        return np.minimum(np.maximum(torques, self._torque_low), self._torque_high)
 
     def _fast_torques(self, data: mujoco.MjData, state: ArmState) -> np.ndarray:
         site, out = self.site, self._out

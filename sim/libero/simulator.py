@@ -98,6 +98,17 @@ class LiberoConfig:
             )
         self.tasks = [str(task) for task in self.tasks]
 
+    def is_official(self, split: str) -> bool:
+        """Whether episodes of ``split`` start from the benchmark's own initial states."""
+        splits.check_split(split)
+        return self.init_states == "official" or (self.init_states == "split" and split == "held_out")
+
+    def initial_states(self, split: str) -> str:
+        """Which initial states episodes of ``split`` start from, for reports."""
+        if self.is_official(split):
+            return f"the 50 official initial states of {self.suite} per task"
+        return f"initial states sampled in the placement regions of {self.suite}'s tasks ({split} seeds)"
+
 
 def _check_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
@@ -274,8 +285,7 @@ class LiberoSimulator:
 
     def is_official(self, split: str) -> bool:
         """Whether episodes of ``split`` start from the benchmark's own initial states."""
-        splits.check_split(split)
-        return self.config.init_states == "official" or (self.config.init_states == "split" and split == "held_out")
+        return self.config.is_official(split)
 
     def initial_state(self, episode: EpisodeSpec) -> Snapshot:
         """The settled snapshot that an episode starts from; the latest ones are kept."""
