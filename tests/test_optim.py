@@ -39,3 +39,33 @@ def test_resuming_equals_going_on(layout, tmp_path):
     train(second, resumed, range(3, 6))
     for a, b in zip(whole.parameters(), second.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("offload", [False, True], ids=["device", "offload"])
+def test_bfloat16_parameters_are_trained_through_float32_copies(offload, tmp_path):
+    """Steps far below bfloat16's resolution add up; the same as plain AdamW on float32 weights with those gradients."""
+    p = nn.Parameter(torch.linspace(1.0, 2.0, 64, dtype=torch.bfloat16))
+    reference = nn.Parameter(p.detach().float())
+    make = lambda q: make_adamw([([q], 1e-4)], [0.9, 0.99], 0.01, offload=offload)  # noqa: E731
+    optimizer, plain = make(p), torch.optim.AdamW([reference], lr=1e-4, betas=(0.9, 0.99), weight_decay=0.01)
+    for i in range(40):
+        gradient = torch.randn(64, generator=torch.Generator().manual_seed(i)) + 2.0
+        p.grad, reference.grad = gradient.bfloat16(), gradient.bfloat16().float()
+        optimizer.step()
+        plain.step()
+        if i == 20:
+            save_state(tmp_path / str(i), optimizer_state(optimizer))
+            optimizer = make(p)
+            load_optimizer_state(optimizer, load_state(tmp_path / str(i)))
+    assert optimizer.state[p]["master"].dtype == torch.float32 and p.dtype == torch.bfloat16
+    torch.testing.assert_close(optimizer.state[p]["master"], reference.detach())
+    assert (p.detach() != torch.linspace(1.0, 2.0, 64, dtype=torch.bfloat16)).any()
+    torch.testing.assert_close(p.detach(), reference.detach().bfloat16())
+
+
+def test_offloading_changes_no_step_of_float32_parameters():
+    whole, offloaded = network(torch.channels_last), network(torch.channels_last)
+    for net, offload in ((whole, False), (offloaded, True)):
+        train(net, make_adamw([(net.parameters(), 1e-2)], [0.9, 0.95], 0.01, offload=offload), range(4))
+    for a, b in zip(whole.parameters(), offloaded.parameters(), strict=True):
+        torch.testing.assert_close(a, b)

@@ -57,7 +57,8 @@ class ImitationConfig:
     ``min_learning_rate_fraction`` is its floor.
 
     ``ema_decay`` (None: off) averages the weights; `Imitation.ema_weights` swaps them in. ``micro_batch_size`` (None:
-    at once) accumulates gradients. ``max_bad_updates`` non-finite updates in a row raise `TrainingDiverged`.
+    at once) accumulates gradients. ``offload_optimizer`` keeps the optimiser's state in host memory. ``max_bad_updates``
+    non-finite updates in a row raise `TrainingDiverged`.
     """
 
     updates: int = 1000
@@ -67,6 +68,7 @@ class ImitationConfig:
     warmup_updates: int = 50
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     weight_decay: float = 0.01
+    offload_optimizer: bool = False
     grad_clip: float | None = 1.0
     ema_decay: float | None = None
     micro_batch_size: int | None = None
@@ -163,7 +165,12 @@ class Imitation:
             )
         self.config, self.policy, self.sampler = config, cast(ImitationPolicy, policy), sampler
         self.parameters = [p for p in policy.parameters() if p.requires_grad]  # type: ignore[attr-defined]
-        self.optimizer = make_adamw([(self.parameters, config.learning_rate)], config.betas, config.weight_decay)
+        self.optimizer = make_adamw(
+            [(self.parameters, config.learning_rate)],
+            config.betas,
+            config.weight_decay,
+            offload=config.offload_optimizer,
+        )
         self.guard = GuardedStep(config.max_bad_updates, config.grad_clip)
         self.generator = torch.Generator().manual_seed(config.seed)
         self.ema = [p.detach().clone() for p in self.parameters] if config.ema_decay is not None else None

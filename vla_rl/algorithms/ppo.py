@@ -67,7 +67,8 @@ class PPOConfig:
     ``decay_iterations`` (0: none) lowers it linearly, down to ``min_learning_rate_fraction`` of it.
     ``critic_warmup_iterations`` train the critic alone. ``target_kl`` ends the policy's epochs early; with
     ``adaptive_learning_rate`` it also scales the learning rate by 1.5 either way within [÷10, ×10] of its start.
-    ``autocast`` uses bf16 on CUDA. ``max_bad_updates`` non-finite updates in a row raise `TrainingDiverged`.
+    ``offload_optimizer`` keeps the optimiser's state (float32) in host memory. ``autocast`` uses bf16 on CUDA.
+    ``max_bad_updates`` non-finite updates in a row raise `TrainingDiverged`.
     """
 
     advantage: str = "gae"
@@ -113,6 +114,7 @@ class PPOConfig:
     critic_warmup_iterations: int = 0
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
     weight_decay: float = 0.0
+    offload_optimizer: bool = False
     grad_clip: float | None = 1.0
     target_kl: float | None = None
     adaptive_learning_rate: bool = False
@@ -235,6 +237,7 @@ class PPO:
             ],
             config.betas,
             config.weight_decay,
+            offload=config.offload_optimizer,
         )
         self.guard = GuardedStep(config.max_bad_updates, config.grad_clip)
         self._critic_trainer = None
