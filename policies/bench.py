@@ -1,7 +1,8 @@
-"""How fast a NanoVLA is on this machine: latency of `act` by batch size, samples/s of supervised updates, sizes."""
+"""How fast policies are on this machine: latency of `act` by batch size, samples/s of updates, plain forms beside ours."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +12,12 @@ import torch
 
 from policies.denoising.bench import bench_heads
 from policies.nano_vla import NanoVLA, preset
+from policies.openvla import OpenVLAConfig
+from policies.openvla.bench import bench_decoding, bench_training
+from vla_rl.errors import ConfigError
 from vla_rl.types import CameraSpec, EmbodimentSpec, Observation
+
+OPENVLA_PRESETS = {"openvla-nano": "nano", "openvla-7b": "7b"}
 
 
 def bench_embodiment(camera_size: int = 84, cameras: int = 2, action_dim: int = 7, proprio_dim: int = 8) -> EmbodimentSpec:
@@ -59,9 +65,13 @@ def bench_policy(
 ) -> dict[str, Any]:
     """Measure the preset with config ``changes`` applied; returns a JSON-ready dict and prints a table.
 
+    Presets "openvla-nano" and "openvla-7b" are OpenVLA with random weights (`policies.openvla.bench`), others a NanoVLA.
+
     Latencies are milliseconds per call of `act` (sampled, seeded, host to host), given as 50th, 95th and 99th
     percentile over ``repeats`` calls. An update is imitation loss, backward and AdamW. ``camera_size`` is in pixels.
     """
+    if preset_name in OPENVLA_PRESETS:
+        return bench_openvla(OPENVLA_PRESETS[preset_name], device=device, verbose=verbose)
     config = preset(preset_name, **changes)
     embodiment = bench_embodiment(camera_size)
     policy = NanoVLA(config, embodiment).to(device).eval()
@@ -90,6 +100,37 @@ def bench_policy(
         _print(result)
     result["heads"] = bench_heads(embodiment, bench_observation, preset_name, device=device, verbose=verbose)
     return result
+
+
+def bench_openvla(architecture: str, *, device: str = "cpu", verbose: bool = True) -> dict[str, Any]:
+    """OpenVLA with random weights: decoding, and, on a GPU, training. The 7B size needs one."""
+    if architecture == "7b" and not device.startswith("cuda"):
+        raise ConfigError(
+            f"--preset openvla-7b on device {device}: 7.5 billion weights need a GPU. Use --device cuda, or --dry-run for "
+            "its memory"
+        )
+    embodiment = bench_embodiment(256 if architecture == "7b" else 84)
+    options: dict[str, Any] = {"device": device, "verbose": verbose}
+    result: dict[str, Any] = {"device": torch.cuda.get_device_name() if device.startswith("cuda") else "cpu"}
+    result["decoding"] = bench_decoding(embodiment, bench_observation, architecture, **options)
+    if device.startswith("cuda"):
+        result["training"] = bench_training(embodiment, bench_observation, architecture, **options)
+    return result
+
+
+def dry_run(preset_name: str = "openvla-7b", policy: Any = None, **options: Any) -> dict[str, Any]:
+    """Memory that an OpenVLA needs: of a preset, or of a run's policy config; see `policies.openvla.memory.estimate`."""
+    from policies.openvla.memory import dry_run as estimate
+
+    if policy is None:
+        if preset_name not in OPENVLA_PRESETS:
+            raise ConfigError(f"--dry-run estimates OpenVLA: use --preset {' or '.join(OPENVLA_PRESETS)}, got {preset_name}")
+        policy = OpenVLAConfig(architecture=OPENVLA_PRESETS[preset_name], weights="bfloat16", gradient_checkpointing=True)
+    embodiment = bench_embodiment(256, cameras=max(1, len(policy.cameras)))
+    if policy.cameras:
+        cameras = tuple(CameraSpec(name, 256, 256) for name in policy.cameras)
+        embodiment = dataclasses.replace(embodiment, cameras=cameras)
+    return estimate(policy, embodiment, **options)
 
 
 def _bench_training(policy: NanoVLA, batch: int, updates: int) -> dict[str, float]:

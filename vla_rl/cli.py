@@ -136,8 +136,11 @@ def _parser() -> argparse.ArgumentParser:
     scoring.add_argument("--json", type=Path, metavar="FILE")
     policy = kinds.add_parser("policy", help="latency of acting and samples/s of learning")
     policy.set_defaults(function=run_bench_policy)
-    policy.add_argument("--preset", default="nano")
+    policy.add_argument("--preset", default="nano", help="nano, small, 7b, openvla-nano or openvla-7b")
+    policy.add_argument("--device", default="cpu")
+    policy.add_argument("--dry-run", action="store_true", help="only estimate an OpenVLA's memory (preset or run)")
     policy.add_argument("--json", type=Path, metavar="FILE")
+    policy.add_argument("overrides", nargs="*", metavar="key=value", help="with --dry-run: the run, e.g. run=NAME")
     return parser
 
 
@@ -259,7 +262,24 @@ def run_bench_sim(arguments: argparse.Namespace) -> None:
 def run_bench_policy(arguments: argparse.Namespace) -> None:
     from vla_rl import build
 
-    _write(arguments.json, build.attribute("policies.bench:bench_policy")(arguments.preset))
+    if not arguments.dry_run:
+        if arguments.overrides:
+            raise ConfigError(f"{arguments.overrides[0]}: config overrides describe a run, which goes with --dry-run")
+        bench = build.attribute("policies.bench:bench_policy")
+        _write(arguments.json, bench(arguments.preset, device=arguments.device))
+        return
+    options: dict[str, Any] = {}
+    if arguments.overrides:
+        from vla_rl.config import compose
+
+        config = compose(arguments.overrides)
+        if not hasattr(config.policy, "lora_rank"):
+            raise ConfigError(f"--dry-run estimates OpenVLA policies, this run has policy.type={config.policy_type}")
+        options = {"policy": config.policy, "policy_type": config.policy_type}
+        options["offload_optimizer"] = getattr(config.algorithm, "offload_optimizer", False)
+        options["micro_batch"] = getattr(config.algorithm, "micro_batch_size", None) or 8
+        options["acting_batch"] = max(1, config.slots.workers) * config.slots.slots_per_worker
+    _write(arguments.json, build.attribute("policies.bench:dry_run")(arguments.preset, **options))
 
 
 def _write(path: Path | None, document: Any) -> None:

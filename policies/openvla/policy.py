@@ -156,7 +156,7 @@ class OpenVLABase(nn.Module):
         With ``config.unnorm_key`` the checkpoint's own statistics stay in use; else they are the dataset's. Parts that the
         checkpoint does not have start from random weights.
         """
-        source = read_source(config.checkpoint) if config.checkpoint else _random_source(config)
+        source = read_source(config.checkpoint) if config.checkpoint else random_source(config)
         if config.checkpoint and config.unnorm_key:
             statistics = source.choose_statistics(config.unnorm_key)
         else:
@@ -744,7 +744,8 @@ def _chosen_cameras(config: OpenVLAConfig, embodiment: EmbodimentSpec) -> tuple[
     return tuple(known[name] for name in config.cameras) or embodiment.cameras[:1]
 
 
-def _random_source(config: OpenVLAConfig) -> Source:
+def random_source(config: OpenVLAConfig) -> Source:
+    """What stands in for a checkpoint's files where ``config.architecture`` asks for random weights."""
     if not config.architecture:
         raise ConfigError(
             "policy.checkpoint is empty: give the folder of an OpenVLA checkpoint, or policy.architecture=nano (or 7b) for "
