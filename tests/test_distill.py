@@ -23,7 +23,7 @@ from vla_rl.cli import main
 from vla_rl.distill import DistillConfig
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import DistillablePolicy, LikelihoodPolicy
-from vla_rl.pipeline import open_env, policy_factory
+from vla_rl.pipeline import open_env, policy_factory, run_pipeline
 
 
 def test_student_of_a_flow_starts_as_one_euler_step_of_its_teacher():
@@ -183,6 +183,18 @@ def toy_run(folder: Path) -> Path:
     save_checkpoint(checkpoint, policy)
     configs.save(config, config.run_dir / "config.yaml")
     return checkpoint
+
+
+def test_the_start_of_rl_is_also_measured_with_sampled_actions(tmp_path: Path):
+    checkpoint = toy_run(tmp_path)
+    recorded = configs.load(checkpoint.parent.parent / "config.yaml")
+    changes = [f"checkpoint={checkpoint}", "name=start", "phases=[eval_sft]", "evaluate.deterministic=true"]
+    small = ["evaluate.episodes_per_task=3", "evaluate.video_episodes=0", "wandb=false"]
+    folder = run_pipeline(configs.override(recorded, [*changes, *small]))
+    phase = json.loads((folder / "phases.json").read_text())["eval_sft"]
+    assert 0 <= phase["sampled_success"] <= 1 and 0 <= phase["success"] <= 1
+    sampled = json.loads((folder / "sampled_sft.json").read_text())
+    assert sampled["deterministic"] is False and sampled["total"]["episodes"] == 3
 
 
 def test_distill_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -32,7 +32,7 @@ PREDICTIONS = ("velocity", "epsilon", "sample")
 class Chain:
     """Coefficients float32 [K] of the K steps in the order they are taken, from noise to action.
 
-    ``time`` is what the network is told, 1 for pure noise. ``mean_action`` and ``mean_noise`` are the weights of the
+    ``time`` is what the network is told, near 1 for noise, near 0 for an action. ``mean_action`` and ``mean_noise`` are the weights of the
     deterministic step (the flow's ODE, DDIM with η = 0). ``std`` is 0 where a step has no noise.
     """
 
@@ -98,7 +98,11 @@ def flow_chain(steps: int, form: str, noise_level: float) -> Chain:
 
 
 def make_scheduler(form: str, train_timesteps: int, prediction: str) -> Any:
-    """diffusers' DDIM or DDPM scheduler: squared-cosine betas, timesteps counted back from the last ("trailing")."""
+    """diffusers' DDIM or DDPM scheduler: squared-cosine betas, timesteps 0, T/K, 2T/K … in reverse ("leading").
+
+    Few steps then start at a timestep with some signal left. At the very last one x̂0 = (x − noise·ε̂)/signal divides by
+    almost 0, and clipping would turn the slightest error of ε̂ into an action at the robot's bounds.
+    """
     try:
         from diffusers.schedulers.scheduling_ddim import DDIMScheduler
         from diffusers.schedulers.scheduling_ddpm import DDPMScheduler
@@ -110,7 +114,7 @@ def make_scheduler(form: str, train_timesteps: int, prediction: str) -> Any:
         beta_schedule="squaredcos_cap_v2",
         prediction_type=prediction,
         clip_sample=False,  # x̂0 is clipped by the policy, to the robot's own bounds
-        timestep_spacing="trailing",
+        timestep_spacing="leading",
     )
 
 
