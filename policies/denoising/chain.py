@@ -32,8 +32,8 @@ PREDICTIONS = ("velocity", "epsilon", "sample")
 class Chain:
     """Coefficients float32 [K] of the K steps in the order they are taken, from noise to action.
 
-    ``time`` is what the network is told, near 1 for noise, near 0 for an action. ``mean_action`` and ``mean_noise`` are the weights of the
-    deterministic step (the flow's ODE, DDIM with η = 0). ``std`` is 0 where a step has no noise.
+    ``time`` is what the network is told, near 1 for noise and near 0 for an action. ``mean_action`` and ``mean_noise`` are
+    the weights of the deterministic step (the flow's ODE, DDIM with η = 0). ``std`` is 0 where a step has no noise.
     """
 
     time: Tensor
