@@ -47,6 +47,7 @@ REGISTRY: dict[str, dict[str, Entry]] = {
     },
     "collector": {
         "tabletop": Entry("sim.tabletop.collect:collect_episode"),
+        "libero": Entry("sim.libero.collect:collect_episode"),
         "toy": Entry("sim.toy:collect_episode"),
     },
     "demonstrations": {"libero": Entry("sim.libero_demos:LiberoDemonstrations")},  # by env: how others published them
