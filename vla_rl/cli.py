@@ -259,6 +259,75 @@ def run_bench_sim(arguments: argparse.Namespace) -> None:
     _write(arguments.json, build.attribute(bench)(**options))
 
 
+def _reward_sources(arguments: argparse.Namespace) -> tuple[Any, list[Any]]:
+    """The composed config of a reward command, and the sources that it names."""
+    from vla_rl.config import compose
+    from vla_rl.reward_data import load_source
+    from vla_rl.reward_tools import sources_from
+
+    folders = list(sources_from(arguments.overrides))
+    if not folders:
+        raise UserError("name what to read: a dataset, a run or rollouts (vla-rl reward score FOLDER reward=NAME)")
+    options = [o for o in arguments.overrides if "=" in o and not o.startswith("data=")]
+    config = compose([*([] if any(o.startswith("run=") for o in options) else ["~run"]), *options])
+    reading = {"limit": arguments.limit, "episodes": arguments.episodes, "checkpoint": arguments.policy}
+    return config, [load_source(folder, stride=config.reward_check.stride, **reading) for folder in folders]
+
+
+def _reward_folder(arguments: argparse.Namespace, config: Any) -> Path:
+    return arguments.out or Path(config.output_dir) / f"reward_{config.reward_type}"
+
+
+def run_reward_score(arguments: argparse.Namespace) -> None:
+    from vla_rl.reward_tools import run_score
+
+    config, sources = _reward_sources(arguments)
+    options = {"videos": arguments.videos, "preferences": arguments.preferences}
+    run_score(config.reward_type, config.reward, sources[0], _reward_folder(arguments, config), **options)
+
+
+def run_reward_fit(arguments: argparse.Namespace) -> None:
+    from vla_rl.metrics import Progress
+    from vla_rl.reward_tools import run_fit
+
+    config, sources = _reward_sources(arguments)
+    folder = _reward_folder(arguments, config)
+    with Progress() as progress:
+        quality = run_fit(
+            config.reward_type, config.reward, sources, folder, config.reward_check, seed=config.seed, progress=progress
+        )
+    if quality is not None:
+        print(quality.text())
+    print(f"wrote {folder}")
+
+
+def run_reward_quality(arguments: argparse.Namespace) -> int:
+    from vla_rl.reward_tools import run_quality
+
+    config, sources = _reward_sources(arguments)
+    folder = _reward_folder(arguments, config)
+    quality = run_quality(config.reward_type, config.reward, sources[0], folder, config.reward_check)
+    return int(quality.verdict == "bad")
+
+
+def run_bench_reward(arguments: argparse.Namespace) -> None:
+    from vla_rl.config import compose
+    from vla_rl.reward_tools import bench_reward
+
+    named = [o for o in arguments.overrides if o.startswith("reward=")]
+    options = [o for o in arguments.overrides if not o.startswith("reward=")]
+    chosen = named or [f"reward={name}" for name in ("success", "srpo", "pairwise", "process", "classifier")]
+    configs = [compose(["~run", choice, *options]) for choice in chosen]
+    document = bench_reward(
+        [(c.reward_type, c.reward) for c in configs],
+        episodes=arguments.episodes,
+        decisions=arguments.decisions,
+        size=arguments.size,
+        run=arguments.run,
+    )
+    _write(arguments.json, document)
+
+
 def run_bench_policy(arguments: argparse.Namespace) -> None:
     from vla_rl import build
 
