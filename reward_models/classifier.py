@@ -1,5 +1,5 @@
-"""Success classifier from frames (HIL-SERL's recipe, arXiv 2410.21845): a backbone, a small head, balanced classes, a split by
-trajectory, and a threshold chosen on the held-out part.
+"""Success classifier from frames (HIL-SERL's recipe, arXiv 2410.21845): a backbone, a small head, balanced classes, a split
+by trajectory, and a threshold chosen on the held-out part.
 
 Departure: the default backbone is small and trained with the head; ``network.backbone`` = a timm name with weights gives the
 frozen one of the recipe.
@@ -42,7 +42,8 @@ class ClassifierConfig(LearnedConfig):
 
 
 def best_threshold(probabilities: Tensor, labels: Tensor) -> tuple[float, float]:
-    """The threshold with the highest balanced accuracy, in the middle of the gap where several do as well, and that accuracy."""
+    """The threshold with the highest balanced accuracy, in the middle of the gap where several do as well, and that
+    accuracy."""
     order = probabilities.unique()
     cuts = torch.cat([order[:1] / 2, (order[:-1] + order[1:]) / 2]) if len(order) > 1 else torch.tensor([0.5])
     hits = torch.stack([(probabilities >= c) for c in cuts])
@@ -71,8 +72,8 @@ class SuccessClassifier(LearnedReward):
         lost = [t for t in trajectories if not t.success]
         if not won or not lost:
             raise RewardInputError(
-                f"the classifier needs successes and failures, got {len(won)} and {len(lost)}: add rollouts of a policy that "
-                f"fails at times (demonstrations alone never fail)"
+                f"the classifier needs successes and failures, got {len(won)} and {len(lost)}: add rollouts of a policy "
+                f"that fails at times (demonstrations alone never fail)"
             )
         held, train = [], []
         for group in (won, lost):
@@ -100,9 +101,7 @@ class SuccessClassifier(LearnedReward):
 
     def loss(self, table: FrameTable, batch: int) -> Tensor:
         half = max(1, batch // 2)
-        rows = torch.cat(
-            [pool[self.draw(len(pool), half)] for pool in (self._positive, self._negative)]
-        )
+        rows = torch.cat([pool[self.draw(len(pool), half)] for pool in (self._positive, self._negative)])
         logits = self.head(self.network(table, rows)).squeeze(-1)
         return F.binary_cross_entropy_with_logits(logits, torch.cat([torch.ones(half), torch.zeros(half)]).to(logits.device))
 

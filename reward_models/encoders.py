@@ -166,8 +166,8 @@ class VJEPA2Encoder:
             raise MissingPackage("transformers>=4.53", "lerobot", "reward.encoder.type=vjepa2") from None
         if not (Path(config.checkpoint) / "config.json").is_file():
             raise MissingDependency(
-                f"reward.encoder.checkpoint={config.checkpoint!r} is no V-JEPA 2 folder (no config.json). Download one, such "
-                f"as facebook/vjepa2-vitg-fpc64-384, and give its path."
+                f"reward.encoder.checkpoint={config.checkpoint!r} is no V-JEPA 2 folder (no config.json). Download one, "
+                f"such as facebook/vjepa2-vitg-fpc64-384, and give its path."
             )
         self.config, self.device = config, pick_device(config.device)
         self.model = VJEPA2Model.from_pretrained(config.checkpoint).to(self.device).eval().requires_grad_(False)

@@ -138,8 +138,8 @@ class LearnedReward:
         """Features [n width] of (all) rows, in slices that bound the memory."""
         if self.network is None:
             raise NotFitted(
-                f"the {self.kind} reward is not trained yet: run 'vla-rl reward fit reward={self.kind} data=FOLDER' and give "
-                f"reward.checkpoint=<its folder>, or let 'vla-rl train' do it in its phase 'reward'"
+                f"the {self.kind} reward is not trained yet: run 'vla-rl reward fit reward={self.kind} data=FOLDER' and "
+                f"give reward.checkpoint=<its folder>, or let 'vla-rl train' do it in its phase 'reward'"
             )
         rows = torch.arange(len(table)) if rows is None else rows
         return torch.cat([self.network(table, part) for part in rows.split(512)])

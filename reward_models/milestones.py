@@ -36,9 +36,7 @@ class MilestoneConfig:
                 f"{self.hysteresis} and {self.speed_quantile}"
             )
         if self.window_s < 0 or self.merge_s < 0:
-            raise ConfigError(
-                f"reward.milestones needs window_s and merge_s >= 0, got {self.window_s} and {self.merge_s}"
-            )
+            raise ConfigError(f"reward.milestones needs window_s and merge_s >= 0, got {self.window_s} and {self.merge_s}")
 
 
 def find_channels(names: Sequence[str]) -> tuple[list[int], list[int]]:

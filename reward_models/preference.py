@@ -2,8 +2,8 @@
 Christiano et al. 2017, arXiv 1706.03741 eq. 1).
 
 Comparisons come from a JSON-lines file, {"preferred": rollout id, "other": rollout id}, that a person or
-``vla-rl reward score --preferences FILE`` (a VLM's judgement) wrote; without one, success is preferred over failure, and of two
-successes the shorter one. Only trajectories of one task are compared.
+``vla-rl reward score --preferences FILE`` (a VLM's judgement) wrote; without one, success is preferred over failure, and of
+two successes the shorter one. Only trajectories of one task are compared.
 """
 
 from __future__ import annotations

@@ -130,7 +130,9 @@ class ProcessReward(LearnedReward):
         done = torch.cat([torch.ones(len(ends)), torch.isin(others, self._ends).float()]).to(out.device)
         weight = 1.0 / self._lead[self._rows].mean().clamp(0.05, 0.95) - 1.0  # positives are rare
         return (
-            F.binary_cross_entropy_with_logits(labelled[:, 0], self._lead[rows].to(out.device), pos_weight=weight.to(out.device))
+            F.binary_cross_entropy_with_logits(
+                labelled[:, 0], self._lead[rows].to(out.device), pos_weight=weight.to(out.device)
+            )
             + F.binary_cross_entropy_with_logits(labelled[:, 1], self._share[rows].to(out.device))
             + F.binary_cross_entropy_with_logits(judged, done)
         )

@@ -1,4 +1,5 @@
-"""Progress curves from pairwise judgements, and labels to learn them from (VLAC, arXiv 2509.15937 and its code). Pure functions.
+"""Progress curves from pairwise judgements, and labels to learn them from (VLAC, arXiv 2509.15937 and its code). Pure
+functions.
 
 A critic value is a percentage of the way that was left: +20 says that a fifth of it was covered, −15 that it grew.
 """

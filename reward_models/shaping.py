@@ -18,11 +18,11 @@ GAMMA_OF_ALGORITHM = -1.0
 class ShapingConfig:
     """How progress pays. ``success_coefficient`` is added for a success, on the last decision.
 
-    ``mode``: "potential" pays γ·Φ(s′) − Φ(s) with Φ = 0 at the end, which leaves every policy's rank as it is (Ng, Harada and
-    Russell 1999; the end: Grześ 2017); "delta" pays Φ(s′) − Φ(s) (VLAC); "final" pays Φ of the end once (trajectory level, as
-    SRPO). Only "potential" cannot be exploited. ``weight`` multiplies what progress pays. ``gamma`` is the algorithm's
-    discount (-1: taken from it), per control step where ``gamma_per_control_step``. ``truncated_end``: Φ where time ran out,
-    "zero" or "keep"; it must be "keep" exactly where the algorithm bootstraps there ("auto": taken from it).
+    ``mode``: "potential" pays γ·Φ(s′) − Φ(s) with Φ = 0 at the end, which leaves every policy's rank as it is (Ng, Harada
+    and Russell 1999; the end: Grześ 2017); "delta" pays Φ(s′) − Φ(s) (VLAC); "final" pays Φ of the end once (trajectory
+    level, as SRPO). Only "potential" cannot be exploited. ``weight`` multiplies what progress pays. ``gamma`` is the
+    algorithm's discount (-1: taken from it), per control step where ``gamma_per_control_step``. ``truncated_end``: Φ where
+    time ran out, "zero" or "keep"; it must be "keep" exactly where the algorithm bootstraps there ("auto": taken from it).
     """
 
     mode: str = "potential"

@@ -33,9 +33,10 @@ class SRPOConfig:
     References are the successes of the same group, of the same task in this process (task_local) or in all processes
     (task_global), or of the same task in the last ``buffer_size`` successes too (buffer). ``cluster`` turns them into
     centres: mean, dbscan, kmeans (``clusters`` of them) or nearest (every success is one). DBSCAN works in the standardised
-    space with the radius ``eps`` (0: the ``eps_quantile`` of the successes' distances to their ``min_samples``-th neighbour);
-    where it finds no cluster, the mean of all successes is the only centre. ``space``: where distances are measured. ``all_fail``: what failures get
-    where nothing succeeded: binary (0), or buffer (compare with earlier successes of the task, as far as there are any).
+    space with the radius ``eps`` (0: the ``eps_quantile`` of the successes' distances to their ``min_samples``-th
+    neighbour); where it finds no cluster, the mean of all successes is the only centre. ``space``: where distances are
+    measured. ``all_fail``: what failures get where nothing succeeded: binary (0), or buffer (compare with earlier successes
+    of the task, as far as there are any).
     """
 
     coefficient: float = 1.0
@@ -224,9 +225,7 @@ class SRPO:
         out: list[Tensor] = []
         for i, t in enumerate(trajectories):
             task = t.episode.task_id
-            others = [
-                j for j, o in enumerate(trajectories) if j != i and o.success and o.episode.task_id == task
-            ]
+            others = [j for j, o in enumerate(trajectories) if j != i and o.success and o.episode.task_id == task]
             rows = [whole[j] for j in others if whole[j].isfinite().all()]
             rows += [row for name, row in self.buffer.get(task, []) if name != t.rollout_id]
             if not rows:

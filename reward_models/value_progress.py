@@ -1,5 +1,5 @@
-"""Value as progress (GR-RL, arXiv 2512.01801): a distributional critic's mean is progress, and where it drops a demonstration
-is not worth imitating.
+"""Value as progress (GR-RL, arXiv 2512.01801): a distributional critic's mean is progress, and where it drops a
+demonstration is not worth imitating.
 
 Followed: sparse reward γ^(frames to the end) for successes, 0 for failures; a categorical distribution over [0, 1]; the drop
 filter. Hindsight failures: with ``hindsight_share`` a prefix of a success counts as a failed episode, here cut at a random

@@ -1,13 +1,14 @@
 """VLAC (arXiv 2509.15937): an InternVL-type chat model that judges how far the second of two frames is ahead of the first.
 
 The text-in, text-out part stands behind `ChatBackend`; `InternVLBackend` runs a released checkpoint through transformers, in
-the native layout (model type ``internvl``) or with its own code (``internvl_chat``, which needs ``trust_remote_code``). Every
-template string is config: to drive released weights as they were trained, set them to the strings of the release. Replies
-are parsed without ever raising; what cannot be parsed counts as invalid and as no progress.
+the native layout (model type ``internvl``) or with its own code (``internvl_chat``, which needs ``trust_remote_code``).
+Every template string is config: to drive released weights as they were trained, set them to the strings of the release.
+Replies are parsed without ever raising; what cannot be parsed counts as invalid and as no progress.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -44,8 +45,8 @@ class VLACConfig:
     Frames ``frame_skip`` decisions apart are compared; ``value_mode`` (always, mixed, exact) turns the replies into a curve
     (`accumulate`), after critic values within the dead zones became 0. ``reference``: a dataset whose first successful
     demonstration of each task is shown as an example of ``reference_frames`` frames. ``batch_size`` questions are asked at
-    once, images being ``image_size`` square. ``done_weight`` > 0 also asks whether each frame shows the task completed and mixes
-    that into progress. More than ``max_invalid`` invalid replies make a curve invalid (NaN).
+    once, images being ``image_size`` square. ``done_weight`` > 0 also asks whether each frame shows the task completed and
+    mixes that into progress. More than ``max_invalid`` invalid replies make a curve invalid (NaN).
     """
 
     checkpoint: str = ""
@@ -67,8 +68,8 @@ class VLACConfig:
     device: str = "auto"
     system: str = "You judge images of robots at work: where things are, and how far a task has come."
     pair_template: str = (
-        "Image-1: <image>\nImage-2: <image>\nCompare the two images: is the second one closer to the goal of the task? Answer "
-        "with a signed percentage of what was left, + if the second is closer, - if the first is.\n"
+        "Image-1: <image>\nImage-2: <image>\nCompare the two images: is the second one closer to the goal of the task? "
+        "Answer with a signed percentage of what was left, + if the second is closer, - if the first is.\n"
         "<task> {task} </task> <score>"
     )
     done_template: str = "Image-1: <image>\nIs the task completed? Answer 1 for yes, 0 for no.\n<task> {task} </task> <done>"
@@ -128,8 +129,8 @@ def parse_done(reply: object) -> float | None:
 def rich_number(digits: Sequence[dict[str, float]], floor: float = 0.1) -> str:
     """A reply's characters with each digit replaced by the expectation over the digits that the model found likely.
 
-    ``digits``: per generated token, {text: probability}; the most likely one is the reply's. Alternatives below ``floor`` of it
-    do not count. One decimal; other characters stay (VLAC's "rich" mode).
+    ``digits``: per generated token, {text: probability}; the most likely one is the reply's. Alternatives below ``floor`` of
+    it do not count. One decimal; other characters stay (VLAC's "rich" mode).
     """
     out = []
     for options in digits:
@@ -199,8 +200,8 @@ class InternVLBackend:
             raise ConfigError(f"reward.checkpoint={path} has model type {kind!r}, expected 'internvl' or 'internvl_chat'")
         if remote and not config.trust_remote_code:
             raise ConfigError(
-                f"{path} brings its own model code (internvl_chat). Read that code, then set reward.trust_remote_code=true, or "
-                f"give a checkpoint in the native layout (model type internvl)"
+                f"{path} brings its own model code (internvl_chat). Read that code, then set reward.trust_remote_code=true, "
+                f"or give a checkpoint in the native layout (model type internvl)"
             )
         options: dict[str, Any] = {"trust_remote_code": True} if remote else {"attn_implementation": config.attention}
         loader = transformers.AutoModel if remote else transformers.AutoModelForImageTextToText
@@ -273,7 +274,8 @@ class VLAC:
         self._metrics: dict[str, float] = {}
 
     def set_references(self, trajectories: Sequence[Trajectory]) -> None:
-        """Take the first successful trajectory of each task as its example. Raises `RewardInputError` where there is none."""
+        """Take the first successful trajectory of each task as its example. Raises `RewardInputError` where there is
+        none."""
         for t in trajectories:
             if t.success and t.episode.task_id not in self.references:
                 frames = frames_of(t, self.config.camera)
@@ -303,7 +305,7 @@ class VLAC:
         for t in trajectories:
             frames, reference, task = frames_of(t, self.config.camera), self._reference(t), instruction_of(t)
             at = self._compared(len(frames))
-            for i, j in zip(at[:-1], at[1:]):
+            for i, j in itertools.pairwise(at):
                 pair = (frames[j], frames[i]) if reverse else (frames[i], frames[j])
                 questions.append(pair_question(self.config, task, *pair, reference, frames[0]))
             counts.append(len(at) - 1)

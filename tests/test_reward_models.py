@@ -69,7 +69,7 @@ def test_scores_are_shaped_progress_and_survive_saving(kind, trained):
     model = trained[kind]
     rewards, curves = model.score(ts), model.progress(ts)
     assert [len(r) for r in rewards] == [len(t) for t in ts] and [len(c) for c in curves] == [len(t) + 1 for t in ts]
-    assert all(0.0 <= float(c.min()) and float(c.max()) <= 1.0 for c in curves)
+    assert all(float(c.min()) >= 0.0 and float(c.max()) <= 1.0 for c in curves)
     if kind != "classifier":
         gained = kind == "pairwise"  # "delta" pays what was gained; a potential returns it at the end
         for t, r, c in zip(ts, rewards, curves):
@@ -91,7 +91,7 @@ def test_scores_are_shaped_progress_and_survive_saving(kind, trained):
 def test_unfitted_or_foreign_states_are_refused(kind, trained):
     with pytest.raises(NotFitted, match=f"reward fit reward={kind}"):
         make(kind).score(episodes(2))
-    with pytest.raises(RewardInputError, match="at least one trajectory|got 0 and 0"):
+    with pytest.raises(RewardInputError, match=r"at least one trajectory|got 0 and 0"):
         make(kind).fit([])
     other = "process" if kind != "process" else "pairwise"
     with pytest.raises(ConfigError, match=f"use reward={other}"):

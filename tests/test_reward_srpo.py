@@ -48,12 +48,8 @@ def line(distances: list[float], **config) -> tuple[SRPO, list]:
 
 def test_rewards_of_failures_as_coded_and_as_in_the_paper():
     d = torch.tensor([1.0, 2.0, 3.0, 5.0])
-    torch.testing.assert_close(
-        m.shape_minmax(d), torch.tensor([0.59598, 0.55449, 0.30000, 0.00402]), atol=1e-5, rtol=0
-    )
-    torch.testing.assert_close(
-        m.shape_zscore(d), torch.tensor([0.61242, 0.49930, 0.36627, 0.14342]), atol=1e-5, rtol=0
-    )
+    torch.testing.assert_close(m.shape_minmax(d), torch.tensor([0.59598, 0.55449, 0.30000, 0.00402]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(m.shape_zscore(d), torch.tensor([0.61242, 0.49930, 0.36627, 0.14342]), atol=1e-5, rtol=0)
     assert m.shape_minmax(torch.tensor([7.0])).tolist() == pytest.approx([0.3])
     assert m.shape_zscore(torch.tensor([7.0, 7.0])).tolist() == pytest.approx([0.4, 0.4])
 
@@ -77,9 +73,7 @@ def test_group_advantages_of_shaped_rewards_match_the_fact_sheet():
 
     scores = torch.cat([torch.ones(2), m.shape_minmax(torch.tensor([1.0, 2.0, 3.0, 5.0]))]) * 5
     got = grpo_advantages(scores, torch.zeros(6, dtype=torch.long))
-    torch.testing.assert_close(
-        got, torch.tensor([1.0855, 1.0855, 0.0518, -0.0544, -0.7055, -1.4629]), atol=2e-4, rtol=0
-    )
+    torch.testing.assert_close(got, torch.tensor([1.0855, 1.0855, 0.0518, -0.0544, -0.7055, -1.4629]), atol=2e-4, rtol=0)
 
 
 def preset(name: str) -> SRPOConfig:
@@ -250,7 +244,7 @@ def test_progress_rises_on_successes_and_ends_higher_than_on_failures():
     curves = SRPO(SRPOConfig()).progress(ts)
     won = [c for c, t in zip(curves, ts) if t.success]
     lost = [c for c, t in zip(curves, ts) if not t.success]
-    assert all(len(c) == len(t) + 1 and 0 <= c.min() and c.max() <= 1 for c, t in zip(curves, ts))
+    assert all(len(c) == len(t) + 1 and c.min() >= 0 and c.max() <= 1 for c, t in zip(curves, ts))
     assert min(float(c[-1]) for c in won) > max(float(c[-1]) for c in lost)
     assert SRPO(SRPOConfig()).progress(ts[1:2])[0].isnan().all()  # nothing to compare with
 
@@ -307,6 +301,8 @@ def test_vjepa2_loads_a_checkpoint_and_preprocesses(tmp_path):
     assert tokens.shape == (1, 2 * 2 * 2, 24)  # 4/2 times 16/8 times 16/8
     torch.testing.assert_close(encoder.encode([clip, clip[:2]])[0], tokens[0].mean(0))
     white = encoder.preprocess(torch.full((4, 20, 30, 3), 255, dtype=torch.uint8))
-    torch.testing.assert_close(white[0, :, 0, 0], torch.tensor([(1 - 0.485) / 0.229, (1 - 0.456) / 0.224, (1 - 0.406) / 0.225]))
+    torch.testing.assert_close(
+        white[0, :, 0, 0], torch.tensor([(1 - 0.485) / 0.229, (1 - 0.456) / 0.224, (1 - 0.406) / 0.225])
+    )
     with pytest.raises(MissingDependency, match="V-JEPA 2"):
         VJEPA2Encoder(EncoderConfig(type="vjepa2", checkpoint=str(tmp_path / "nothing")))

@@ -321,7 +321,13 @@ TOY = [
     "algorithm.critic_epochs=1", "algorithm.epochs=1", "evaluate.episodes_per_task=2", "evaluate.video_episodes=0",
     "env.success_radius=0.04", "reward_check.episodes=12", "reward_check.on_bad=warn", "reward_check.stride=2",
 ]  # fmt: skip
-PAIRWISE = ["reward=pairwise", "reward.updates=3", "reward.refit_updates=2", "reward.network.image_size=16", "reward.network.width=8"]
+PAIRWISE = [
+    "reward=pairwise",
+    "reward.updates=3",
+    "reward.refit_updates=2",
+    "reward.network.image_size=16",
+    "reward.network.width=8",
+]
 
 
 @pytest.fixture(scope="module")
@@ -398,6 +404,8 @@ def test_rollout_episodes_are_unique_and_of_the_train_split():
 
 
 def test_bench_counts_frames(run):
-    document = reward_tools.bench_reward([("success", TaskSuccessConfig()), ("srpo", srpo())], episodes=4, decisions=3, size=16, run=run)
+    document = reward_tools.bench_reward(
+        [("success", TaskSuccessConfig()), ("srpo", srpo())], episodes=4, decisions=3, size=16, run=run
+    )
     assert document["frames"] == 16 and document["rewards"]["srpo"]["frames_per_second"] > 0
     assert 0 <= document["run"]["share"] < 1 and 0 < document["rewards"]["srpo"]["share_of_iteration"] < 1

@@ -58,7 +58,9 @@ REGISTRY: dict[str, dict[str, Entry]] = {
         "pairwise": Entry("reward_models.pairwise:PairwiseCritic", "reward_models.pairwise:PairwiseConfig"),
         "process": Entry("reward_models.process:ProcessReward", "reward_models.process:ProcessConfig"),
         "classifier": Entry("reward_models.classifier:SuccessClassifier", "reward_models.classifier:ClassifierConfig"),
-        "value_progress": Entry("reward_models.value_progress:ValueProgress", "reward_models.value_progress:ValueProgressConfig"),
+        "value_progress": Entry(
+            "reward_models.value_progress:ValueProgress", "reward_models.value_progress:ValueProgressConfig"
+        ),
         "preference": Entry("reward_models.preference:PreferenceReward", "reward_models.preference:PreferenceConfig"),
         "vlac": Entry("reward_models.vlac:VLAC", "reward_models.vlac:VLACConfig"),
     },

@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     ):
         sub = actions.add_parser(name, help=text, description=text)
         sub.set_defaults(function=function)
-        sub.add_argument("overrides", nargs="*", metavar="SOURCE|key=value", help="dataset, run or rollouts; reward=NAME ...")
+        sub.add_argument("overrides", nargs="*", metavar="SOURCE|key=value", help="dataset, run, rollouts; reward=NAME ...")
         sub.add_argument("--out", type=Path, metavar="FOLDER", help="where to write (default: outputs/reward_<name>)")
         sub.add_argument("--episodes", type=int, default=64, help="rollouts of a run's policy (kept in <run>/rollouts)")
         sub.add_argument("--limit", type=int, default=0, help="demonstrations per dataset (0: all)")
@@ -128,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     sim.add_argument("--json", type=Path, metavar="FILE")
     scoring = kinds.add_parser("reward", help="frames/s of reward models, and their share of a run's iterations")
     scoring.set_defaults(function=run_bench_reward)
-    scoring.add_argument("overrides", nargs="*", metavar="key=value", help="reward=NAME ... (default: all that need no files)")
+    scoring.add_argument("overrides", nargs="*", metavar="key=value", help="reward=NAME ... (default: the usual ones)")
     scoring.add_argument("--episodes", type=int, default=64)
     scoring.add_argument("--decisions", type=int, default=6, help="decisions per episode")
     scoring.add_argument("--size", type=int, default=84, help="pixels of the camera")

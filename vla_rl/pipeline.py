@@ -1,8 +1,8 @@
 """A run: its folder, its phases, and how it picks up where it stopped.
 
 ``outputs/<name>/`` holds ``config.yaml``, ``versions.json``, ``phases.json``, ``metrics.jsonl``, ``dataset/``,
-``reward/``, ``checkpoints/{sft,rl}``, ``eval_*.json``, ``videos/``, ``report.html`` and ``summary.json``. Each phase leaves its
-result there and is skipped once that is complete; an interrupted phase goes on from its last checkpoint.
+``reward/``, ``checkpoints/{sft,rl}``, ``eval_*.json``, ``videos/``, ``report.html`` and ``summary.json``. Each phase
+leaves its result there and is skipped once that is complete; an interrupted phase goes on from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -190,8 +190,8 @@ def phase_eval_sft(run: Run) -> dict[str, Any]:
 
 
 def phase_reward(run: Run) -> dict[str, Any]:
-    """Train a learned reward on demonstrations and rollouts of the starting policy, judge it on rollouts it has not seen, and
-    stop where it is not good enough. Other rewards need nothing of the kind."""
+    """Train a learned reward on demonstrations and rollouts of the starting policy, judge it on rollouts it has not
+    seen, and stop where it is not good enough. Other rewards need nothing of the kind."""
     c = run.config
     if not needs_judging(c.reward_type, c.reward):
         return {"skipped": f"reward {c.reward_type} is not learned"}
@@ -233,7 +233,8 @@ def reward_demonstrations(run: Run) -> list[Trajectory]:
     if not c.reward_check.demonstrations or not (c.dataset or (run.dir / "dataset").is_dir()):
         return []
     dataset = _demonstrations(run)
-    return demonstration_trajectories(dataset, stride=c.reward_check.stride, limit=c.reward_check.demonstrations, seed=c.seed)
+    check = c.reward_check
+    return demonstration_trajectories(dataset, stride=check.stride, limit=check.demonstrations, seed=c.seed)
 
 
 def _reward_context(run: Run, policy: Any) -> RewardContext:

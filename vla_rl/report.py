@@ -392,8 +392,9 @@ def _run_warnings(r: RunData) -> list[str]:
 
 def _reward_hacking(r: RunData, gap: float = 0.2) -> list[str]:
     """A warning where the reward model's opinion of how episodes end has outgrown success by more than ``gap``."""
-    pairs = [(m["reward/progress_end"], m["rollout/success"]) for m in r.metrics
-             if m["phase"] == "rl" and m.get("reward/progress_end") is not None and m.get("rollout/success") is not None]  # fmt: skip
+    keys = ("reward/progress_end", "rollout/success")
+    rows = [m for m in r.metrics if m["phase"] == "rl" and all(m.get(k) is not None for k in keys)]
+    pairs = [tuple(m[k] for k in keys) for m in rows]
     if len(pairs) < 4:
         return []
     part = max(1, min(10, len(pairs) // 3))
@@ -403,8 +404,8 @@ def _reward_hacking(r: RunData, gap: float = 0.2) -> list[str]:
         return []
     return [
         f"The reward model may be exploited: its mean progress at the end of an episode went from {first[0]:.2f} to "
-        f"{last[0]:.2f} while success went from {percent(first[1])} to {percent(last[1])}. Watch the videos; refit the reward "
-        f"(reward_check.refit_every) or lower its weight."
+        f"{last[0]:.2f} while success went from {percent(first[1])} to {percent(last[1])}. Watch the videos; refit the "
+        f"reward (reward_check.refit_every) or lower its weight."
     ]
 
 

@@ -1,7 +1,7 @@
 """Trajectories to train and judge reward models on: from demonstrations, from a run, or from rollouts saved earlier.
 
-A source is a folder: a LeRobotDataset v3 (``meta/info.json``), rollouts that `save_rollouts` wrote (``state.json``), or a run
-(``config.yaml``), whose policy is rolled out once; those rollouts are kept in ``<run>/rollouts``.
+A source is a folder: a LeRobotDataset v3 (``meta/info.json``), rollouts that `save_rollouts` wrote (``state.json``), or a
+run (``config.yaml``), whose policy is rolled out once; those rollouts are kept in ``<run>/rollouts``.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def demonstration_trajectories(
     """One trajectory per episode with a decision every ``stride`` control steps, whose chunk is the actions until the next.
 
     The last recorded frame stands for the final observation (a dataset holds none after the last action). Episodes of other
-    tools have no success flag: they count as successes, and their instruction as the task. ``limit`` (0: all) draws that many
-    episodes. Demonstrations of a single frame are left out.
+    tools have no success flag: they count as successes, and their instruction as the task. ``limit`` (0: all) draws that
+    many episodes. Demonstrations of a single frame are left out.
     """
     order = list(range(len(dataset.episodes)))
     if limit and limit < len(order):
@@ -115,7 +115,9 @@ def load_rollouts(folder: Path) -> list[Trajectory]:
     return [trajectory_from_state(t) for t in load_state(folder)["trajectories"]]
 
 
-def roll_out(engine: Any, tasks: Sequence[TaskSpec], episodes: int, seed: int, progress: Any = None) -> tuple[list[Trajectory], int]:
+def roll_out(
+    engine: Any, tasks: Sequence[TaskSpec], episodes: int, seed: int, progress: Any = None
+) -> tuple[list[Trajectory], int]:
     """(trajectories, control steps) of sampled actions on training initial states."""
     result = engine.run(rollout_episodes(tasks, episodes, seed), progress=progress)
     return result.trajectories, int(result.stats["control_steps"])
@@ -133,7 +135,13 @@ class Source:
 
 
 def load_source(
-    folder: str | Path, *, stride: int = 4, limit: int = 0, episodes: int = 64, checkpoint: str = "", overrides: Sequence[str] = ()
+    folder: str | Path,
+    *,
+    stride: int = 4,
+    limit: int = 0,
+    episodes: int = 64,
+    checkpoint: str = "",
+    overrides: Sequence[str] = (),
 ) -> Source:
     """Read a source (see the module). For a run, ``checkpoint`` names which of its checkpoints acts ("": rl, else sft).
 
@@ -150,8 +158,8 @@ def load_source(
     if (folder / "config.yaml").is_file():
         return _of_run(folder, episodes, checkpoint, overrides)
     raise UserError(
-        f"{folder} is neither a dataset (no meta/info.json), nor a run (no config.yaml), nor rollouts (no state.json). Name a "
-        f"folder that 'vla-rl collect', 'vla-rl train' or 'vla-rl reward score --save-rollouts' wrote."
+        f"{folder} is neither a dataset (no meta/info.json), nor a run (no config.yaml), nor rollouts (no state.json). Name "
+        f"a folder that 'vla-rl collect', 'vla-rl train' or 'vla-rl reward score --save-rollouts' wrote."
     )
 
 
@@ -166,7 +174,8 @@ def _of_run(folder: Path, episodes: int, checkpoint: str, overrides: Sequence[st
         found = Path(config.checkpoint)
     if found is None:
         raise UserError(
-            f"{folder} holds no checkpoint {' or '.join(names)} to roll out: finish its phase sft, or name another checkpoint"
+            f"{folder} holds no checkpoint {' or '.join(names)} to roll out: finish its phase sft, or name another "
+            "checkpoint"
         )
     kept = folder / ROLLOUTS / f"{found.name}-{episodes}"
     if (kept / "state.json").is_file():

@@ -2,11 +2,12 @@
 
 The curves are judged, not the rewards: a reward that adds the simulator's own success would look perfect otherwise.
 
-Definitions. VOC: Spearman correlation of progress with time on successes (VLAC §5.1; SC in SRPO's benchmark is the same); VROC:
-the same judged from reversed input; VOC-F1: their harmonic mean; NR: share of steps judged as going back, on successes; Mono:
-share of strictly rising steps on successes; AUC: chance that a success ends higher than a failure. MMD (biased, RBF kernel,
-median distance as width), JS (base 2, 10 bins over 0 … 1) and SMD (difference of means over the pooled standard deviation)
-compare the ends of successes and of failures. Calibration error: mean over 10 bins of |mean end − success rate|, weighted.
+Definitions. VOC: Spearman correlation of progress with time on successes (VLAC §5.1; SC in SRPO's benchmark is the same);
+VROC: the same judged from reversed input; VOC-F1: their harmonic mean; NR: share of steps judged as going back, on
+successes; Mono: share of strictly rising steps on successes; AUC: chance that a success ends higher than a failure. MMD
+(biased, RBF kernel, median distance as width), JS (base 2, 10 bins over 0 … 1) and SMD (difference of means over the pooled
+standard deviation) compare the ends of successes and of failures. Calibration error: mean over 10 bins of |mean end −
+success rate|, weighted.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ BINS = 10
 class RewardCheckConfig:
     """Training and judging a learned reward before RL (phase ``reward``), and refitting it during RL.
 
-    Demonstrations (at most ``demonstrations`` of them, a frame every ``stride`` control steps) and ``episodes`` rollouts of the
-    policy RL starts from are the data; a ``held_out_share`` of the rollouts is for judging alone. The verdict is bad where
-    AUC < ``min_auc``, VOC < ``min_voc``, the share of invalid curves > ``max_invalid``; ``on_bad`` stop or warn.
+    Demonstrations (at most ``demonstrations`` of them, a frame every ``stride`` control steps) and ``episodes`` rollouts of
+    the policy RL starts from are the data; a ``held_out_share`` of the rollouts is for judging alone. The verdict is bad
+    where AUC < ``min_auc``, VOC < ``min_voc``, the share of invalid curves > ``max_invalid``; ``on_bad`` stop or warn.
     ``refit_every`` iterations (0: never) the reward is trained on the run's own rollouts, of which the last
     ``buffer_episodes`` are kept, and the old one stays where AUC on held-out ones falls by more than ``guard_tolerance``.
     """
@@ -60,10 +61,17 @@ class RewardCheckConfig:
     def __post_init__(self) -> None:
         if self.on_bad not in ON_BAD:
             raise ConfigError(f"reward_check.on_bad is {self.on_bad!r}, choose one of {', '.join(ON_BAD)}")
-        if self.stride < 1 or self.demonstrations < 0 or self.episodes < 2 or self.refit_every < 0 or self.buffer_episodes < 8:
+        if (
+            self.stride < 1
+            or self.demonstrations < 0
+            or self.episodes < 2
+            or self.refit_every < 0
+            or self.buffer_episodes < 8
+        ):
             raise ConfigError(
-                "reward_check needs stride >= 1, demonstrations >= 0, episodes >= 2, refit_every >= 0 and buffer_episodes >= 8, "
-                f"got {self.stride}, {self.demonstrations}, {self.episodes}, {self.refit_every} and {self.buffer_episodes}"
+                "reward_check needs stride >= 1, demonstrations >= 0, episodes >= 2, refit_every >= 0 and buffer_episodes "
+                f">= 8, got {self.stride}, {self.demonstrations}, {self.episodes}, {self.refit_every} and "
+                f"{self.buffer_episodes}"
             )
         if not 0.0 < self.held_out_share < 1.0 or not 0.0 <= self.min_auc <= 1.0 or not -1.0 <= self.min_voc <= 1.0:
             raise ConfigError(
@@ -161,7 +169,9 @@ def standardised_difference(a: Sequence[float], b: Sequence[float]) -> float:
     return difference / pooled if pooled > 0 else math.copysign(math.inf, difference) if difference else 0.0
 
 
-def calibration(ends: Sequence[float], success: Sequence[bool], bins: int = BINS) -> tuple[float, float, list[dict[str, float]]]:
+def calibration(
+    ends: Sequence[float], success: Sequence[bool], bins: int = BINS
+) -> tuple[float, float, list[dict[str, float]]]:
     """(expected calibration error, Brier score, rows) of the end of progress as a probability of success.
 
     A row: ``low`` of the bin, ``mean`` end in it, ``rate`` of success, ``count``.
@@ -222,7 +232,18 @@ class Quality:
 
     def text(self) -> str:
         """Table and verdict as plain text."""
-        names = ("voc", "vroc", "negative_rate", "monotonic", "auc", "mmd", "js", "smd", "calibration_error", "invalid_share")
+        names = (
+            "voc",
+            "vroc",
+            "negative_rate",
+            "monotonic",
+            "auc",
+            "mmd",
+            "js",
+            "smd",
+            "calibration_error",
+            "invalid_share",
+        )
         heads = ("VOC", "VROC", "NR", "Mono", "AUC", "MMD", "JS", "SMD", "ECE", "invalid")
         width = max([len("all tasks"), *(len(t) for t in self.tasks)])
         lines = [f"{'':<{width}} {'n':>5} {'wins':>5} " + " ".join(f"{h:>7}" for h in heads)]
@@ -241,8 +262,8 @@ def judge(
     """
     if not hasattr(reward, "progress"):
         raise UserError(
-            f"reward {name!r} has no progress(trajectories), so there is nothing to judge: it scores whole trajectories from "
-            f"the task's own success"
+            f"reward {name!r} has no progress(trajectories), so there is nothing to judge: it scores whole trajectories "
+            f"from the task's own success"
         )
     if not trajectories:
         raise UserError(f"the quality of reward {name!r} needs trajectories, got none")
@@ -332,8 +353,8 @@ def decide(f: Figures, check: RewardCheckConfig) -> tuple[str, list[str]]:
         bad.append(f"{f.invalid_share:.0%} of the curves are invalid, more than {check.max_invalid:.0%}")
     if f.auc < check.min_auc:
         bad.append(
-            f"AUC {f.auc:.2f} (95 % {f.auc_low:.2f} to {f.auc_high:.2f}) is below {check.min_auc:.2f}: how an episode ends in its "
-            f"eyes says too little about success"
+            f"AUC {f.auc:.2f} (95 % {f.auc_low:.2f} to {f.auc_high:.2f}) is below {check.min_auc:.2f}: how an episode ends "
+            f"in its eyes says too little about success"
         )
     if f.voc < check.min_voc:
         bad.append(f"VOC {f.voc:.2f} is below {check.min_voc:.2f}: progress hardly rises over successful episodes")
@@ -341,7 +362,9 @@ def decide(f: Figures, check: RewardCheckConfig) -> tuple[str, list[str]]:
         return "bad", bad
     missing = [w for w, n in (("successful", f.successes), ("failed", f.trajectories - f.successes)) if n == 0]
     if missing:
-        return "unknown", [f"there is no {missing[0]} episode among the {f.trajectories}, so success and failure cannot be told apart"]
+        return "unknown", [
+            f"there is no {missing[0]} episode among the {f.trajectories}, so success and failure cannot be told apart"
+        ]
     return "good", [f"AUC {f.auc:.2f} (95 % {f.auc_low:.2f} to {f.auc_high:.2f}), VOC {f.voc:.2f}"]
 
 
@@ -368,7 +391,9 @@ def render_quality(quality: Quality) -> str:
             grid = np.linspace(0, 1, 21)
             mean = np.mean([np.interp(grid, np.linspace(0, 1, len(c)), c) for c in chosen], axis=0)
             curves.append(Series("mean", grid.tolist(), mean.tolist(), style))
-    progress = line_chart(curves, width=1040, height=300, y_range=(0.0, 1.0), x_label="share of the episode", label="progress")
+    progress = line_chart(
+        curves, width=1040, height=300, y_range=(0.0, 1.0), x_label="share of the episode", label="progress"
+    )
     rows = quality.calibration
     dots = Series(
         "bins",
@@ -395,8 +420,8 @@ def render_quality(quality: Quality) -> str:
         f'<p class="sub">{escape("; ".join(quality.reasons))}</p></header>'
         f'<section><h2>Progress</h2><p class="lead">Each line is an episode; the strong ones are the means of successes '
         f"(coloured) and failures (grey).</p>{progress}</section>"
-        f'<section><h2>Calibration</h2><p class="lead">Share of episodes that succeed against progress at their end, with 95 % '
-        f"intervals.</p>{reliability}</section>"
+        f'<section><h2>Calibration</h2><p class="lead">Share of episodes that succeed against progress at their end, with '
+        f"95 % intervals.</p>{reliability}</section>"
         f'<section><h2>Figures</h2><div style="overflow-x:auto"><table><tr>{head}</tr>{body}</table></div></section>'
     )
 

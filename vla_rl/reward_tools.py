@@ -65,7 +65,9 @@ def fit_and_judge(
         train, held = split_held_out(rollouts, check.held_out_share, seed)
         figures = reward.fit([*demonstrations, *train], progress)
     if not held:
-        raise UserError(f"reward {name!r} has no rollouts left to be judged on: raise reward_check.episodes ({check.episodes})")
+        raise UserError(
+            f"reward {name!r} has no rollouts left to be judged on: raise reward_check.episodes ({check.episodes})"
+        )
     return judge(reward, held, name, check), figures
 
 
@@ -73,20 +75,21 @@ def enforce(quality: Quality, check: RewardCheckConfig, page: Path) -> None:
     """Raise `UserError` for a bad verdict, unless ``check.on_bad`` is warn."""
     if quality.verdict == "bad" and check.on_bad == "stop":
         raise UserError(
-            f"the reward {quality.reward!r} is not good enough to train on: {'; '.join(quality.reasons)}. Figures and plots: "
-            f"{page}. Give it more or better data (reward_check.episodes, reward_check.demonstrations, reward.updates), take "
-            f"another reward, or train on it anyway with reward_check.on_bad=warn"
+            f"the reward {quality.reward!r} is not good enough to train on: {'; '.join(quality.reasons)}. Figures and "
+            f"plots: {page}. Give it more or better data (reward_check.episodes, reward_check.demonstrations, "
+            f"reward.updates), take another reward, or train on it anyway with reward_check.on_bad=warn"
         )
 
 
 def co_evolving(reward: Any, check: RewardCheckConfig, seeds: Sequence[Trajectory]) -> Any:
-    """The reward, refitted during RL where ``check.refit_every`` says so. Raises `ConfigError` for one that is not learned."""
+    """The reward, refitted during RL where ``check.refit_every`` says so. Raises `ConfigError` for one that is not
+    learned."""
     if not check.refit_every:
         return reward
     if not is_learned(reward):
         raise ConfigError(
-            f"reward_check.refit_every={check.refit_every} refits a learned reward, and {type(reward).__name__} is none: set "
-            f"it to 0, or choose reward=pairwise, process, classifier, value_progress or preference"
+            f"reward_check.refit_every={check.refit_every} refits a learned reward, and {type(reward).__name__} is none: "
+            f"set it to 0, or choose reward=pairwise, process, classifier, value_progress or preference"
         )
     return CoEvolvingReward(
         reward,
@@ -121,7 +124,9 @@ def score_trajectories(reward: Any, trajectories: Sequence[Trajectory]) -> list[
     ]
 
 
-def run_score(kind: str, config: Any, source: Source, out: Path, *, videos: int = 8, preferences: Path | None = None) -> None:
+def run_score(
+    kind: str, config: Any, source: Source, out: Path, *, videos: int = 8, preferences: Path | None = None
+) -> None:
     """Score a source; writes ``scores.json``, ``reward_quality.html`` (curves), ``progress.mp4``; prints a table."""
     reward = build_reward(kind, config, RewardContext(embodiment=source.embodiment))
     scored = score_trajectories(reward, source.trajectories)
@@ -249,8 +254,8 @@ def bench_reward(
     kinds: Sequence[tuple[str, Any]], *, episodes: int = 64, decisions: int = 6, size: int = 84, repeats: int = 3,
     run: Path | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Frames/s of scoring ``episodes`` trajectories (best of ``repeats``; embeddings not cached), and, of a ``run``, the share of
-    its iterations that waited for scores. Prints a table; returns a JSON-ready dict."""
+    """Frames/s of scoring ``episodes`` trajectories (best of ``repeats``; embeddings not cached), and, of a ``run``, the
+    share of its iterations that waited for scores. Prints a table; returns a JSON-ready dict."""
     result: dict[str, Any] = {"episodes": episodes, "frames": episodes * (decisions + 1), "pixels": size, "rewards": {}}
     iteration = None
     if run is not None:

@@ -33,8 +33,8 @@ _GROUP_ADVANTAGES = ("grpo", "rloo")
 # ------------------------------------------------------------------------------------------------------------- building
 @dataclass(frozen=True)
 class RewardContext:
-    """What surrounds a reward model: the algorithm's config, the robot, the policy RL starts from, and how far apart (control
-    steps) the frames of demonstrations are."""
+    """What surrounds a reward model: the algorithm's config, the robot, the policy RL starts from, and how far apart
+    (control steps) the frames of demonstrations are."""
 
     algorithm: Any = None
     embodiment: EmbodimentSpec | None = None
@@ -90,8 +90,9 @@ def linked_to_algorithm(config: Any, algorithm: Any) -> Any:
     advantage = getattr(algorithm, "advantage", "gae")
     if shaping.mode == "potential" and advantage in _GROUP_ADVANTAGES and shaping.weight:
         raise ConfigError(
-            f"reward.shaping.mode=potential tells the episodes of a group nothing apart, and algorithm.advantage={advantage} "
-            f"compares nothing else: set reward.shaping.mode=final or delta, or algorithm.advantage=gae"
+            f"reward.shaping.mode=potential tells the episodes of a group nothing apart, and "
+            f"algorithm.advantage={advantage} compares nothing else: set reward.shaping.mode=final or delta, or "
+            "algorithm.advantage=gae"
         )
     changes: dict[str, Any] = {}
     if shaping.gamma < 0:
@@ -134,7 +135,8 @@ def load_reward(folder: Path | str, kind: str, reward: Any) -> None:
         ) from error
     if stored != kind:
         raise CheckpointError(
-            f"reward.checkpoint={folder} holds a reward of type {stored!r}, the config asks for {kind!r}: use reward={stored}"
+            f"reward.checkpoint={folder} holds a reward of type {stored!r}, the config asks for {kind!r}: use "
+            f"reward={stored}"
         )
     reward.load_state_dict(load_state(folder / STATE_FOLDER))
 
@@ -145,8 +147,8 @@ class CombinedConfig:
     """``parts``: {name: {weight: 1.0, type: <reward, default: the name>, and that reward's own keys}}.
 
     ``normalise``: what each part is divided by before it is weighted and summed: "running_std" (the running standard
-    deviation of its sums over trajectories), "range" (the largest such sum so far) or "none". Only the scale changes, so that
-    what pays still pays. For GDPO give the parts' names as ``algorithm.reward_names`` too.
+    deviation of its sums over trajectories), "range" (the largest such sum so far) or "none". Only the scale changes, so
+    that what pays still pays. For GDPO give the parts' names as ``algorithm.reward_names`` too.
     """
 
     parts: dict[str, Any] = field(default_factory=lambda: {"success": {"weight": 1.0}})
@@ -245,13 +247,16 @@ class CombinedReward:
         able = [p for p in self.parts.values() if hasattr(p.reward, "progress") and p.weight > 0]
         if not able:
             raise UserError(
-                f"none of the parts {', '.join(self.parts)} with a positive weight estimates progress: judge a learned reward"
+                f"none of the parts {', '.join(self.parts)} with a positive weight estimates progress: judge a learned "
+                "reward"
             )
         total = sum(p.weight for p in able)
         curves = [[p.weight / total * c for c in p.reward.progress(trajectories)] for p in able]
         return [torch.stack(list(rows)).sum(0) for rows in zip(*curves)]
 
-    def fit(self, trajectories: Sequence[Trajectory], progress: Callable[[int, float], None] | None = None) -> dict[str, float]:
+    def fit(
+        self, trajectories: Sequence[Trajectory], progress: Callable[[int, float], None] | None = None
+    ) -> dict[str, float]:
         """Train the parts that are not trained yet, or all learned ones where all are."""
         able = {n: p.reward for n, p in self.parts.items() if is_learned(p.reward)}
         chosen = {n: r for n, r in able.items() if not is_fitted(r)} or able
@@ -307,7 +312,9 @@ class RewardScorer:
         self.reward.prepare(trajectory)  # type: ignore[attr-defined]
         return time.perf_counter() - started
 
-    def score(self, trajectories: Sequence[Trajectory], names: Sequence[str] = ()) -> tuple[list[Tensor], Any, dict[str, float]]:
+    def score(
+        self, trajectories: Sequence[Trajectory], names: Sequence[str] = ()
+    ) -> tuple[list[Tensor], Any, dict[str, float]]:
         """(rewards [t] per trajectory, what `Algorithm.update` gets, metrics).
 
         With ``names`` (the algorithm's several rewards) the second is {name: float32 [n]}, else float32 [n]. Metrics:
@@ -336,12 +343,12 @@ class RewardScorer:
 
 # ---------------------------------------------------------------------------------------------------------- co-evolving
 class CoEvolvingReward:
-    """Refits a learned reward on the run's own labelled rollouts every ``every`` scored batches (SPARK's idea), and keeps the
-    old one where its quality on held-out trajectories falls.
+    """Refits a learned reward on the run's own labelled rollouts every ``every`` scored batches (SPARK's idea), and keeps
+    the old one where its quality on held-out trajectories falls.
 
-    One in ``hold_out`` trajectories is never trained on. ``quality`` maps (reward, trajectories) to a number, higher is better,
-    NaN where it cannot be told (then the old reward stays). Buffers hold the last ``buffer`` trajectories; they start empty
-    again after a resume, the reward itself does not.
+    One in ``hold_out`` trajectories is never trained on. ``quality`` maps (reward, trajectories) to a number, higher is
+    better, NaN where it cannot be told (then the old reward stays). Buffers hold the last ``buffer`` trajectories; they
+    start empty again after a resume, the reward itself does not.
     """
 
     learned = True

@@ -149,7 +149,9 @@ def train_rl(
             rolled_out: list[Trajectory] = []
             for sampling_round in range(config.max_sampling_rounds if buffer is not None else 1):
                 episodes = propose_episodes(config, curriculum, tasks, counters.iteration, sampling_round, seed)
-                result = engine.run(episodes, policy_version=counters.iteration, progress=bar.inner, on_trajectory=scorer.begin)
+                result = engine.run(
+                    episodes, policy_version=counters.iteration, progress=bar.inner, on_trajectory=scorer.begin
+                )
                 rolled_out += result.trajectories
                 record_outcomes(curriculum, result.trajectories)
                 if buffer is None:
@@ -158,7 +160,9 @@ def train_rl(
                     rewards, _, figures = scorer.score(result.trajectories)
                     metrics |= figures
                     scored |= {t.rollout_id: r for t, r in zip(result.trajectories, rewards)}
-                    buffer.add(result.trajectories, {t.rollout_id: float(r.sum()) for t, r in zip(result.trajectories, rewards)})
+                    buffer.add(
+                        result.trajectories, {t.rollout_id: float(r.sum()) for t, r in zip(result.trajectories, rewards)}
+                    )
                 else:
                     buffer.add(result.trajectories)
                 if len(buffer) >= groups:
