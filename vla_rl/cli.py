@@ -274,8 +274,14 @@ def _reward_sources(arguments: argparse.Namespace) -> tuple[Any, list[Any]]:
     return config, [load_source(folder, stride=config.reward_check.stride, **reading) for folder in folders]
 
 
+def _only(sources: Sequence[Any]) -> Any:
+    if len(sources) > 1:
+        raise UserError(f"score and quality read one source, got {len(sources)}: run the command once for each")
+    return sources[0]
+
+
 def _reward_folder(arguments: argparse.Namespace, config: Any) -> Path:
-    return arguments.out or Path(config.output_dir) / f"reward_{config.reward_type}"
+    return arguments.out or Path(config.output_dir) / f"reward_{config.reward_type.replace(':', '.')}"
 
 
 def run_reward_score(arguments: argparse.Namespace) -> None:
@@ -283,7 +289,7 @@ def run_reward_score(arguments: argparse.Namespace) -> None:
 
     config, sources = _reward_sources(arguments)
     options = {"videos": arguments.videos, "preferences": arguments.preferences}
-    run_score(config.reward_type, config.reward, sources[0], _reward_folder(arguments, config), **options)
+    run_score(config.reward_type, config.reward, _only(sources), _reward_folder(arguments, config), **options)
 
 
 def run_reward_fit(arguments: argparse.Namespace) -> None:
@@ -292,13 +298,17 @@ def run_reward_fit(arguments: argparse.Namespace) -> None:
 
     config, sources = _reward_sources(arguments)
     folder = _reward_folder(arguments, config)
-    with Progress() as progress:
+    with Progress() as progress, progress.task("fit", getattr(config.reward, "updates", 1)) as bar:
+
+        def update(done: int, loss: float) -> None:
+            bar.update(done, loss=loss)
+
         quality = run_fit(
-            config.reward_type, config.reward, sources, folder, config.reward_check, seed=config.seed, progress=progress
+            config.reward_type, config.reward, sources, folder, config.reward_check, seed=config.seed, progress=update
         )
-    if quality is not None:
-        print(quality.text())
-    print(f"wrote {folder}")
+    print(f"{config.reward_type}: trained on {', '.join(s.what for s in sources)}")
+    print("not judged: there were only demonstrations, no rollouts (data=RUN adds some)" if quality is None else quality.text())
+    print(f"use it: vla-rl train run=quickstart reward={config.reward_type} reward.checkpoint={folder}")
 
 
 def run_reward_quality(arguments: argparse.Namespace) -> int:
@@ -306,17 +316,17 @@ def run_reward_quality(arguments: argparse.Namespace) -> int:
 
     config, sources = _reward_sources(arguments)
     folder = _reward_folder(arguments, config)
-    quality = run_quality(config.reward_type, config.reward, sources[0], folder, config.reward_check)
+    quality = run_quality(config.reward_type, config.reward, _only(sources), folder, config.reward_check)
     return int(quality.verdict == "bad")
 
 
 def run_bench_reward(arguments: argparse.Namespace) -> None:
     from vla_rl.config import compose
-    from vla_rl.reward_tools import bench_reward
+    from vla_rl.reward_tools import BENCHED, bench_reward
 
     named = [o for o in arguments.overrides if o.startswith("reward=")]
     options = [o for o in arguments.overrides if not o.startswith("reward=")]
-    chosen = named or [f"reward={name}" for name in ("success", "srpo", "pairwise", "process", "classifier")]
+    chosen = named or [f"reward={name}" for name in BENCHED]
     configs = [compose(["~run", choice, *options]) for choice in chosen]
     document = bench_reward(
         [(c.reward_type, c.reward) for c in configs],

@@ -23,6 +23,7 @@ from vla_rl.types import EpisodeSpec, Observation, Trajectory
 from vla_rl.video import Clip, grid, have_video, write_mp4
 
 Progress = Callable[[int, float], None]
+BENCHED = ("success", "srpo", "pairwise", "process", "classifier", "value_progress")
 
 
 # ---------------------------------------------------------------------------------------------------- the phase of a run
