@@ -20,7 +20,7 @@ import numpy as np
 
 from sim.gl import ensure_backend
 from sim.libero import package
-from sim.libero.tasks import MAX_GOALS, MAX_OBJECTS, Task
+from sim.libero.tasks import GOAL_DIM, MAX_GOALS, MAX_OBJECTS, OBJECT_DIM, Task
 from vla_rl.errors import MissingDependency, UserError
 from vla_rl.specs import CameraSpec
 
@@ -36,7 +36,6 @@ OPENING_DRAWS = 2
 _FINGER_TRAVEL = 0.08  # metres between the fingers when open
 _PLACEMENTS = 100  # attempts to place everything without overlap
 _MAX_GEOMS = 1000  # that robosuite draws
-OBJECT_DIM, GOAL_DIM, HAND_DIM = 17, 9, 15
 
 Edits = Mapping[str, tuple[np.ndarray, np.ndarray]]
 """Changes of a model: {field of `mujoco.MjModel`: (rows, values)}, for instance {"body_pos": ([7], [[0, 0, 1]])}."""

@@ -32,7 +32,17 @@ import numpy as np
 
 from sim.gl import free_context, make_context
 from sim.libero.init_states import read_init_states
-from sim.libero.tasks import MAX_GOALS, MAX_OBJECTS, SUITES, Problem, Task, find_tasks
+from sim.libero.tasks import (
+    GOAL_DIM,
+    HAND_DIM,
+    MAX_GOALS,
+    MAX_OBJECTS,
+    OBJECT_DIM,
+    SUITES,
+    Problem,
+    Task,
+    find_tasks,
+)
 from vla_rl import splits
 from vla_rl.errors import ConfigError
 from vla_rl.specs import CameraSpec, EmbodimentSpec, EpisodeSpec, SlotObservation, SlotStep, TaskSpec
@@ -52,7 +62,7 @@ _CHOICES = {
 }
 _CACHED_STATES = 4096
 _ATTEMPTS = 20  # at a sampled state that does not fulfil the goal already
-_PRIVILEGED = 15 + 17 * MAX_OBJECTS + 9 * MAX_GOALS  # see sim.libero.backend.TaskScene.privileged
+_PRIVILEGED = HAND_DIM + OBJECT_DIM * MAX_OBJECTS + GOAL_DIM * MAX_GOALS  # see sim.libero.backend.TaskScene.privileged
 
 
 @dataclass

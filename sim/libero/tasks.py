@@ -21,6 +21,7 @@ HORIZONS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "li
 SUITES = tuple(HORIZONS)
 PREDICATES = {"in": 2, "on": 2, "open": 1, "close": 1, "turnon": 1, "turnoff": 1, "up": 1}  # name -> arguments
 MAX_OBJECTS, MAX_GOALS = 8, 3  # the most that a published task has
+HAND_DIM, OBJECT_DIM, GOAL_DIM = 15, 17, 9  # numbers of the privileged state for the hand, each object, each goal part
 
 
 @dataclass(frozen=True)
