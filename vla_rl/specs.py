@@ -103,7 +103,8 @@ class EpisodeSpec:
 
     ``split`` is "train" or "held_out"; together with ``task_id`` and ``init_state_id`` it fixes the initial state.
     ``instruction_index`` picks a paraphrase of that split. ``group_id`` ties together rollouts that are compared with
-    each other (GRPO); ``seed`` drives the policy's sampling (and any env noise).
+    each other (GRPO); ``seed`` drives the policy's sampling (and any env noise). ``perturbation`` is "name:level" of one
+    that the simulator's class declares (see `Perturbation`), or empty.
     """
 
     task_id: str
@@ -113,6 +114,26 @@ class EpisodeSpec:
     group_id: int = 0
     instruction_index: int = 0
     rollout_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    perturbation: str = ""
+
+    @property
+    def perturbed(self) -> tuple[str, int]:
+        """Name and level of ``perturbation``; ("", 0) for none."""
+        name, _, level = self.perturbation.partition(":")
+        return name, int(level or 0)
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """One way in which a simulator can change an episode, and its ``levels`` from mild to strong.
+
+    A simulator class lists its own in a class attribute ``perturbations`` {name: Perturbation}. A ``control`` shows what an
+    evaluation measures at all, and is not a factor that a policy ought to withstand; it runs only where it is named.
+    """
+
+    text: str
+    levels: tuple[int, ...] = (1, 2, 3, 4, 5)
+    control: bool = False
 
 
 # ------------------------------------------------------------------------------------------- one slot, numpy, no batch

@@ -38,7 +38,8 @@ _PLACEMENTS = 100  # attempts to place everything without overlap
 _MAX_GEOMS = 1000  # that robosuite draws
 
 Edits = Mapping[str, tuple[np.ndarray, np.ndarray]]
-"""Changes of a model: {field of `mujoco.MjModel`: (rows, values)}, for instance {"body_pos": ([7], [[0, 0, 1]])}."""
+"""Changes of a model: {field of `mujoco.MjModel`: (rows, values)}, for instance {"body_pos": ([7], [[0, 0, 1]])}; of "tex_data",
+whole textures."""
 
 
 @dataclass
@@ -67,6 +68,7 @@ class World:
         self._pristine = {name: getattr(model, name).copy() for name in POSES}
         self._scratch = mujoco.MjData(model)
         self._context: Any = None
+        self._stale: set[int] = set()  # textures that have changed since they were uploaded
 
     def apply(self, edits: Edits) -> None:
         """Put ``edits`` in force and take back the ones in force until now."""
@@ -79,7 +81,12 @@ class World:
             if name not in self._pristine:
                 self._pristine[name] = array.copy()
             array[rows] = values
+        self._stale |= self._textures(self._edits) | self._textures(edits)
         self._edits = edits
+
+    def _textures(self, edits: Edits) -> set[int]:
+        """The textures that ``edits`` change; they change whole ones, so that the first number of each is among the rows."""
+        return set(np.flatnonzero(np.isin(self.model.tex_adr, edits["tex_data"][0])).tolist()) if "tex_data" in edits else set()
 
     def reset_poses(self) -> None:
         """Put bodies that LIBERO itself has moved in the model back to where the XML has them."""
@@ -97,6 +104,9 @@ class World:
         mujoco.mj_camlight(model, data)
         self._gl.make_current()
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)  # worlds share the GL context
+        for texture in self._stale:
+            mujoco.mjr_uploadTexture(model, self._context, texture)
+        self._stale.clear()
         images = {}
         for camera in self._cameras:
             self._camera.fixedcamid = self._camera_id[camera.name]
@@ -129,13 +139,6 @@ class World:
         self._camera_id = {model.camera(i).name: i for i in range(model.ncam)}
         self._perturb = mujoco.MjvPerturb()
 
-    def refresh_textures(self) -> None:
-        """Upload the model's textures again, after ``model.tex_data`` has been changed."""
-        self._open_renderer()
-        self._gl.make_current()
-        for texture in range(self.model.ntex):
-            mujoco.mjr_uploadTexture(self.model, self._context, texture)
-
     def close(self) -> None:
         if self._context is not None:
             self._gl.make_current()
@@ -163,7 +166,7 @@ class TaskScene:
         self.controller = ArmController(self.model, robot, exact, absolute)
         self._contact_masks: dict[int, np.ndarray] = {}
         self.env.check_contact = self._check_contact
-        self._placed: tuple[int, Edits, np.ndarray, Any] | None = None  # of the latest seed: official states share one
+        self._placed: tuple[Any, Edits, np.ndarray, Any] | None = None  # of the latest seed: official states share one
         self._own = self.env.sim.data  # the one that LIBERO's environment resets itself in
         self.env.object_property_initializers *= OPENING_DRAWS
         fixtures = [self.env.sim.model.body_name2id(f.root_body) for f in self.env.fixtures_dict.values()]
@@ -193,8 +196,9 @@ class TaskScene:
         """
         from sim.libero.controller import ObservationClock, Seen
 
-        if self._placed is None or self._placed[0] != seed:
-            self._placed = (seed, *self._place(seed))
+        wanted = (seed, tuple(self.env.robots[0].init_qpos))
+        if self._placed is None or self._placed[0] != wanted:
+            self._placed = (wanted, *self._place(seed))
         _, edits, qpos, control = self._placed
         control = control.copy()
         wrapped, data = self._own, self._own._data
@@ -255,6 +259,18 @@ class TaskScene:
         qpos = np.array(env.sim.data.qpos)
         self.world.reset_poses()
         return edits, qpos, self.controller.fresh_state(env.robots[0])
+
+    @contextmanager
+    def posture(self, arm: np.ndarray | None) -> Iterator[None]:
+        """Joint positions [7] where resets put the arm, and which its controller prefers, for a while; None: as usual."""
+        robot, controller = self.env.robots[0], self.controller
+        usual = robot.init_qpos, controller.rest
+        if arm is not None:
+            robot.init_qpos, controller.rest = arm, arm
+        try:
+            yield
+        finally:
+            robot.init_qpos, controller.rest = usual
 
     def restore(self, wrapped: Any, snapshot: Snapshot) -> None:
         """Put a slot's physics into ``snapshot``; derived quantities follow with the next control step."""

@@ -310,15 +310,18 @@ class LiberoSimulator:
             return self._cache[key]
         scene = self.scene(episode.task_id)
         if states is not None:
-            snapshot = scene.settled(
-                seed=self.config.scene_seed, state=states[number % len(states)], steps=self.config.settle_steps
-            )
+            snapshot = self._official(scene, episode)
         else:
             snapshot = self._sampled(scene, episode)
         self._cache[key] = snapshot
         while len(self._cache) > _CACHED_STATES:
             self._cache.popitem(last=False)
         return snapshot
+
+    def _official(self, scene: TaskScene, episode: EpisodeSpec) -> Snapshot:
+        states = _official_states(str(scene.task.init_file))
+        state = states[episode.init_state_id % len(states)]
+        return scene.settled(seed=self.config.scene_seed, state=state, steps=self.config.settle_steps)
 
     def _sampled(self, scene: TaskScene, episode: EpisodeSpec) -> Snapshot:
         for attempt in range(_ATTEMPTS):

@@ -1,0 +1,139 @@
+"""Robustness evaluation on LIBERO after LIBERO-Plus: seven factors, applied to loaded scenes, episode by episode.
+
+`PerturbedLibero` is `LiberoSimulator` for episodes without a ``perturbation``, byte for byte. With one ("camera:3": factor and
+level) it starts the same initial state changed by that factor; no scene is rebuilt, and slots with other factors share it. What
+is drawn at random follows from task, split, initial state and factor, so an episode repeats exactly, and the levels of one
+episode push in the same direction. docs/robustness.md says what each level does and what differs from the benchmark.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sim import perturb_image
+from sim.libero.perturb_language import paraphrase
+from sim.libero.simulator import LiberoConfig, LiberoSimulator
+from sim.libero.tasks import suite_tasks
+from vla_rl import splits
+from vla_rl.errors import ConfigError
+from vla_rl.specs import EpisodeSpec, Perturbation, SlotObservation, SlotStep
+
+if TYPE_CHECKING:
+    from sim.libero.backend import Snapshot, TaskScene
+
+CAMERA = "agentview"  # what LIBERO-Plus moves and blurs; the wrist camera stays as it is
+_ON_PICTURES = ("camera", "noise")
+
+
+class PerturbedLibero(LiberoSimulator):
+    """See the module's text."""
+
+    perturbations = {
+        "camera": Perturbation("agent view from elsewhere: turned, farther away, tilted"),
+        "robot": Perturbation("arm starts elsewhere, at rest"),
+        "language": Perturbation("instruction in other words"),
+        "light": Perturbation("lights dimmer or brighter, coloured, turned; shadows"),
+        "background": Perturbation("table, floor and walls in other colours or textures"),
+        "noise": Perturbation("agent view blurred or in fog"),
+        "layout": Perturbation("objects elsewhere"),
+        "robot_benchmark": Perturbation("robot as LIBERO-Plus runs it: largely undone by its reset", control=True),
+        "no_instruction": Perturbation("empty instruction", (1,), control=True),
+        "other_instruction": Perturbation("instruction of another task", (1,), control=True),
+    }
+
+    def __init__(self, config: LiberoConfig) -> None:
+        super().__init__(config)
+        self._postures: dict[int, np.ndarray] = {}
+
+    def start(self, slot: int, episode: EpisodeSpec) -> SlotObservation:
+        """As `LiberoSimulator.start`. `ConfigError` for a perturbation that does not exist or cannot show here."""
+        self._check(episode)
+        self._postures.pop(slot, None)
+        observation = super().start(slot, episode)
+        factor, scene = episode.perturbed[0], self.scene(episode.task_id)
+        if factor == "robot":  # the arm is drawn towards where it starts, as in LIBERO-Plus
+            self._postures[slot] = self.physics(slot).qpos[scene.controller.qpos_index].copy()
+        elif factor == "robot_benchmark":
+            self._postures[slot] = self._benchmark_posture(episode, scene)
+        return observation
+
+    def step(self, slot: int, actions: np.ndarray) -> SlotStep:
+        if slot not in self._postures:
+            return super().step(slot, actions)
+        with self.scene(self.episode(slot).task_id).posture(self._postures[slot]):
+            return super().step(slot, actions)
+
+    def edit_initial_state(self, episode: EpisodeSpec, scene: TaskScene, snapshot: Snapshot) -> Snapshot:
+        """The snapshot under the episode's perturbation."""
+        from sim.libero import perturb_scene
+
+        factor, level = episode.perturbed
+        rng = self._rng(episode)
+        scene.world.apply(snapshot.edits)  # else the model may hold what another slot has edited
+        if factor == "camera":
+            edits = perturb_scene.camera_edits(scene.model, CAMERA, level, rng)
+        elif factor == "light":
+            edits = perturb_scene.light_edits(scene.model, level, rng)
+        elif factor == "background":
+            edits = perturb_scene.background_edits(scene, level, rng)
+        elif factor == "robot":
+            return perturb_scene.displaced_arm(scene, snapshot, level, rng)
+        elif factor == "robot_benchmark":
+            with scene.posture(self._benchmark_posture(episode, scene)):
+                return self._official(scene, episode)
+        elif factor == "layout":
+            return perturb_scene.displaced_objects(scene, snapshot, level, rng)
+        else:
+            return snapshot
+        return replace(snapshot, edits={**snapshot.edits, **edits})
+
+    def instruction_of(self, episode: EpisodeSpec) -> str:
+        instruction = super().instruction_of(episode)
+        factor, level = episode.perturbed
+        if factor == "language":
+            return paraphrase(instruction, level, self._rng(episode))
+        if factor == "no_instruction":
+            return ""
+        if factor == "other_instruction":
+            others = sorted({task.instruction for task in suite_tasks(self.config.suite)} - {instruction})
+            return others[self._rng(episode).integers(len(others))]
+        return instruction
+
+    def picture_of(self, slot: int, images: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        s = self.slot(slot)
+        factor, level = s.episode.perturbed
+        if factor != "noise":
+            return images
+        kind = perturb_image.KINDS[self._rng(s.episode).integers(len(perturb_image.KINDS))]
+        severity = level * perturb_image.SEVERITIES / len(self.perturbations[factor].levels)
+        return {**images, CAMERA: perturb_image.corrupt(images[CAMERA], kind, severity, self._rng(s.episode, s.elapsed))}
+
+    def _benchmark_posture(self, episode: EpisodeSpec, scene: TaskScene) -> np.ndarray:
+        from sim.libero.perturb_scene import arm_offset
+
+        return scene.controller.rest + arm_offset(episode.perturbed[1], self._rng(episode))
+
+    def _rng(self, episode: EpisodeSpec, control_step: int = -1) -> np.random.Generator:
+        parts = (episode.perturbed[0], episode.task_id, episode.split, episode.init_state_id, control_step)
+        return np.random.default_rng(splits.stable_seed("perturb", *parts))
+
+    def _check(self, episode: EpisodeSpec) -> None:
+        if not episode.perturbation:
+            return
+        factor, level = episode.perturbed
+        if factor not in self.perturbations or level not in self.perturbations[factor].levels:
+            known = ", ".join(f"{name} ({min(p.levels)} to {max(p.levels)})" for name, p in self.perturbations.items())
+            raise ConfigError(f"perturbation {episode.perturbation!r} of libero is unknown: use name:level, one of {known}.")
+        if factor in _ON_PICTURES and CAMERA not in self.config.cameras:
+            raise ConfigError(
+                f"perturbation {factor!r} of libero changes the camera {CAMERA}, which is not among {self.config.cameras}: "
+                f"leave it out, or set env.cameras=[{CAMERA}]."
+            )
+        if factor == "robot_benchmark" and not self.is_official(episode.split):
+            raise ConfigError(
+                f"perturbation {factor!r} of libero is about official initial states, but those of the split {episode.split!r} "
+                f"are sampled: evaluate with --split held_out, or set env.init_states=official."
+            )
