@@ -111,11 +111,12 @@ def test_trained_rewards_are_saved_and_found_again(tmp_path):
     config = PairwiseConfig(updates=2, batch_size=4, network=NetworkConfig(**NETWORK))
     reward = build_reward("pairwise", config)
     assert not is_fitted(reward)
-    figures = reward.fit(episodes(2))
+    ts = episodes(2)
+    figures = reward.fit(ts)
     save_reward(tmp_path / "r", "pairwise", config, reward, figures)
     again = build_reward("pairwise", dataclasses.replace(config, checkpoint=str(tmp_path / "r")))
     assert is_fitted(again)
-    torch.testing.assert_close(again.score(episodes(2)), reward.score(episodes(2)))
+    torch.testing.assert_close(again.score(ts), reward.score(ts))
     with pytest.raises(CheckpointError, match="use reward=pairwise"):
         load_reward(tmp_path / "r", "process", reward)
     with pytest.raises(CheckpointError, match="no trained reward"):
@@ -215,12 +216,13 @@ def test_refit_is_kept_only_where_quality_holds():
         quality.append(len(trajectories))
         return judge(model, trajectories).figures.auc
 
-    good = CoEvolvingReward(Known(), auc, every=2, buffer=8)
+    good = CoEvolvingReward(Known(), auc, every=2, buffer=16)
     good.score(ts)
     assert good.reward.fits == 0
     good.score(ts)
     assert good.reward.fits == 1 and good.metrics()["reward/refit_accepted"] == 1.0
-    assert len(good._train) == 8 and len(good._held) == 2
+    assert len(good._train) == 16 and len(good._held) == 4
+    assert not {t.rollout_id for t in good._train} & {t.rollout_id for t in good._held}
 
     class Worse(Known):
         def fit(self, ts, progress=None):

@@ -307,7 +307,7 @@ def run_reward_fit(arguments: argparse.Namespace) -> None:
             config.reward_type, config.reward, sources, folder, config.reward_check, seed=config.seed, progress=update
         )
     print(f"{config.reward_type}: trained on {', '.join(s.what for s in sources)}")
-    print("not judged: there were only demonstrations, no rollouts (data=RUN adds some)" if quality is None else quality.text())
+    print("not judged: no rollouts were given, only demonstrations (add data=RUN)" if quality is None else quality.text())
     print(f"use it: vla-rl train run=quickstart reward={config.reward_type} reward.checkpoint={folder}")
 
 

@@ -23,6 +23,7 @@ from vla_rl.checkpoint import CheckpointError, load_state, save_state
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.interfaces import RewardModel
 from vla_rl.metrics import write_json
+from vla_rl.splits import stable_seed
 from vla_rl.types import EmbodimentSpec, Trajectory
 
 REWARD_FILE, STATE_FOLDER = "reward.json", "state"
@@ -346,7 +347,7 @@ class CoEvolvingReward:
     """Refits a learned reward on the run's own labelled rollouts every ``every`` scored batches (SPARK's idea), and keeps
     the old one where its quality on held-out trajectories falls.
 
-    One in ``hold_out`` trajectories is never trained on. ``quality`` maps (reward, trajectories) to a number, higher is
+    One in ``hold_out`` trajectories (chosen by rollout id) is never trained on. ``quality`` maps (reward, trajectories) to a number, higher is
     better, NaN where it cannot be told (then the old reward stays). Buffers hold the last ``buffer`` trajectories; they
     start empty again after a resume, the reward itself does not.
     """
@@ -369,16 +370,15 @@ class CoEvolvingReward:
         self._seed = list(seed_trajectories)
         self._train: list[Trajectory] = []
         self._held: list[Trajectory] = []
-        self._seen = self._batches = 0
+        self._batches = 0
         self._metrics: dict[str, float] = {}
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
         rewards = self.reward.score(trajectories)
         self._metrics = metrics_of(self.reward)
         for t in trajectories:
-            target = self._held if self._seen % self.hold_out == 0 else self._train
-            target.append(t)
-            self._seen += 1
+            held = stable_seed("held out", t.rollout_id) % self.hold_out == 0
+            (self._held if held else self._train).append(t)
         self._train = self._train[-self.buffer :]
         self._held = self._held[-max(1, self.buffer // self.hold_out) :]
         self._batches += 1
@@ -416,8 +416,8 @@ class CoEvolvingReward:
         return self.reward.progress(trajectories)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"reward": self.reward.state_dict(), "batches": self._batches, "seen": self._seen}
+        return {"reward": self.reward.state_dict(), "batches": self._batches}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.reward.load_state_dict(state["reward"])
-        self._batches, self._seen = int(state["batches"]), int(state["seen"])
+        self._batches = int(state["batches"])
