@@ -36,7 +36,8 @@ from vla_rl.report import write_report
 from vla_rl.reward_data import ROLLOUTS, demonstration_trajectories, load_rollouts, roll_out, save_rollouts
 from vla_rl.reward_quality import write_quality
 from vla_rl.reward_tools import co_evolving, enforce, fit_and_judge, needs_judging
-from vla_rl.rewards import RewardContext, build_reward, is_learned, load_reward, save_reward
+from vla_rl.robustness import choose, compare_robustness, run_robustness
+from vla_rl.rewards import RewardContext, build_reward, is_learned, load_reward, reads_policy, save_reward
 from vla_rl.rollout import RolloutEngine
 from vla_rl.trainer import UNLIMITED, train_rl, train_sft
 from vla_rl.types import EmbodimentSpec, TaskSpec, Trajectory
@@ -68,7 +69,11 @@ class Run:
 
     @property
     def eval_tasks(self) -> list[TaskSpec]:
-        return self.train_tasks + select_tasks(self.env.tasks, self.config.held_out_tasks or None)
+        return self.train_tasks + self.held_out_tasks
+
+    @property
+    def held_out_tasks(self) -> list[TaskSpec]:
+        return select_tasks(self.env.tasks, self.config.held_out_tasks or None)
 
     @property
     def device(self) -> torch.device:
@@ -119,7 +124,8 @@ def run_pipeline(config: RunConfig, *, fresh: bool = False) -> Path:
 
 # What may differ when a run is resumed: it says how and where to compute, not what.
 MACHINE_KEYS = (
-    "output_dir:", "threads:", "device:", "wandb:", "phases:", "collect.workers:", "slots.", "rollout.max_retries:"
+    "output_dir:", "threads:", "device:", "wandb:", "phases:", "collect.workers:", "slots.", "rollout.max_retries:",
+    "reward_check.on_bad:",
 )  # fmt: skip
 
 
@@ -196,7 +202,7 @@ def phase_reward(run: Run) -> dict[str, Any]:
     if not needs_judging(c.reward_type, c.reward):
         return {"skipped": f"reward {c.reward_type} is not learned"}
     policy = load_policy(start_checkpoint(run), policy_factory, expected_embodiment=run.env.embodiment).to(run.device)
-    reward = build_reward(c.reward_type, c.reward, _reward_context(run, policy))
+    reward = build_reward(c.reward_type, _seeded(c.reward, c.seed), _reward_context(run, policy))
     with run.progress.task("rollouts", 1) as bar:
         rollouts, steps = roll_out(run.engine(policy), run.train_tasks, c.reward_check.episodes, c.seed, bar.inner)
     save_rollouts(run.dir / ROLLOUTS / "start", rollouts)
@@ -217,7 +223,7 @@ def phase_reward(run: Run) -> dict[str, Any]:
 def rl_reward(run: Run, policy: Any) -> Any:
     """The reward of the phase rl: as phase reward trained it, refitted on the way where the config says so."""
     c = run.config
-    reward = build_reward(c.reward_type, c.reward, _reward_context(run, policy))
+    reward = build_reward(c.reward_type, _seeded(c.reward, c.seed), _reward_context(run, policy))
     if is_learned(reward) and (run.dir / REWARD_FOLDER).is_dir():
         load_reward(run.dir / REWARD_FOLDER, c.reward_type, reward)
     seeds = []
@@ -239,7 +245,7 @@ def reward_demonstrations(run: Run) -> list[Trajectory]:
 
 def _reward_context(run: Run, policy: Any) -> RewardContext:
     """A copy of the policy serves image features: those of the policy itself would drift while it learns."""
-    frozen = copy.deepcopy(policy) if getattr(getattr(run.config.reward, "encoder", None), "type", "") == "policy" else None
+    frozen = copy.deepcopy(policy) if reads_policy(run.config.reward) else None
     return RewardContext(run.config.algorithm, run.env.embodiment, frozen, run.config.reward_check.stride)
 
 
@@ -360,40 +366,75 @@ def pick_device(name: str) -> torch.device:
 
 
 def select_tasks(tasks: Sequence[TaskSpec], wanted: Sequence[str] | None, exclude: Sequence[str] = ()) -> list[TaskSpec]:
-    """The named tasks in the suite's order; all of them for an empty list, none for None."""
-    known = {task.task_id for task in tasks}
+    """The named tasks in the suite's order; all of them for an empty list, none for None.
+
+    Of an id like ``suite/3`` the last part is enough.
+    """
+    known = {name: task.task_id for task in tasks for name in (task.task_id.rpartition("/")[2], task.task_id)}
     missing = [name for name in [*(wanted or []), *exclude] if name not in known]
     if missing:
-        raise ConfigError(f"unknown task {missing[0]!r}. This env has: {', '.join(sorted(known))}")
+        raise ConfigError(f"unknown task {missing[0]!r}. This env has: {', '.join(sorted(t.task_id for t in tasks))}")
     if wanted is None:
         return []
-    return [t for t in tasks if (not wanted or t.task_id in wanted) and t.task_id not in exclude]
+    chosen, left_out = {known[name] for name in wanted}, {known[name] for name in exclude}
+    return [t for t in tasks if (not wanted or t.task_id in chosen) and t.task_id not in left_out]
 
 
 def evaluate_checkpoints(
-    config: RunConfig, paths: Sequence[Path], *, episodes: int, per_task: int | None = None, video: Path | None = None
+    config: RunConfig,
+    paths: Sequence[Path],
+    *,
+    episodes: int,
+    per_task: int | None = None,
+    video: Path | None = None,
+    perturb: Sequence[str] = (),
+    levels: Sequence[int] = (),
+    held_out_tasks: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Evaluate one checkpoint, or two on the same episodes with a paired comparison; prints tables, returns JSON.
 
-    ``episodes`` are spread over the tasks, unless ``per_task`` says how many each gets.
+    ``episodes`` are spread over the tasks, unless ``per_task`` says how many each gets. ``perturb`` names perturbations under
+    which they run again (see `vla_rl.robustness.choose`). ``held_out_tasks`` are those that training left out.
     """
+    declared = getattr(build.implementation("env", config.env_type), "perturbations", {})
+    chosen = choose(declared, perturb, levels, config.env_type) if perturb else {}
     with contextlib.closing(open_env(config)) as env, Progress() as progress:
         tasks = select_tasks(env.tasks, config.tasks)
-        settings = dataclasses.replace(config.evaluate, episodes_per_task=per_task or max(1, -(-episodes // len(tasks))))
-        results = []
+        settings = dataclasses.replace(
+            config.evaluate,
+            episodes_per_task=max(1, -(-episodes // len(tasks))) if per_task is None else per_task,
+            video_episodes=config.evaluate.video_episodes if video is not None else 0,
+        )
+        results, robust = [], []
         for path in paths:
             policy = open_policy(config, path, env.embodiment).to(pick_device(config.device))
             with progress.task("evaluate", 1) as bar:
                 engine = RolloutEngine(env, policy, config.rollout)
                 results.append(evaluate(engine, tasks, settings, progress=bar.inner))
+            results[-1].held_out_tasks = [t.task_id for t in tasks if t.task_id in held_out_tasks]
             progress.say(f"{path}\n{results[-1].table()}")
+            if chosen:
+
+                def bars(name: str) -> Any:
+                    return progress.task(f"evaluate {name}", 1)
+
+                robust.append(run_robustness(engine, tasks, settings, declared, chosen, results[-1], bars))
+                progress.say(f"{path}\n{robust[-1].table()}")
         if video is not None:
             write_videos(results[0], video)
+            for name, result in robust[0].factors.items() if robust else ():
+                write_videos(result, video.with_name(f"{video.stem}_{name}{video.suffix}"))
+        perturbed = [r.to_dict() for r in robust]
         if len(results) == 1:
-            return results[0].to_dict()
+            return results[0].to_dict() | ({"robustness": perturbed[0]} if perturbed else {})
         comparison = compare(*results)
         progress.say(comparison_text(comparison, str(paths[0]), str(paths[1])))
-        return {"results": [r.to_dict() for r in results], "comparison": comparison.to_dict()}
+        document = {"results": [r.to_dict() for r in results], "comparison": comparison.to_dict()}
+        if robust:
+            table, figures = compare_robustness(*robust)
+            progress.say(table)
+            document |= {"robustness": perturbed, "robustness_comparison": figures}
+        return document
 
 
 def _seeded(config: Any, seed: int) -> Any:
@@ -439,7 +480,9 @@ def _demonstrations(run: Run) -> DemonstrationDataset:
 def _evaluate(run: Run, policy: Any, label: str, **changes: Any) -> EvaluationResult:
     settings = dataclasses.replace(run.config.evaluate, **changes)
     with run.progress.task(f"evaluate {label}", 1) as bar:
-        return evaluate(run.engine(policy), run.eval_tasks, settings, progress=bar.inner)
+        result = evaluate(run.engine(policy), run.eval_tasks, settings, progress=bar.inner)
+    result.held_out_tasks = [task.task_id for task in run.held_out_tasks]
+    return result
 
 
 def _last_good(folder: Path, phase: str) -> str:

@@ -53,7 +53,7 @@ def build_reward(kind: str, config: Any, context: RewardContext | None = None) -
     target = build.implementation("reward", kind)
     if kind == "combined":
         model = target(config, lambda part, part_config: build_reward(part, part_config, context))
-    elif getattr(getattr(config, "encoder", None), "type", "") == "policy":
+    elif reads_policy(config):
         model = target(config, image_features(context.policy))
     else:
         model = target(config)
@@ -66,6 +66,14 @@ def build_reward(kind: str, config: Any, context: RewardContext | None = None) -
 
         model.set_references(trajectories_of_dataset(config.reference, context.embodiment, stride=context.stride))
     return model
+
+
+def reads_policy(config: Any) -> bool:
+    """Whether a reward's config (or one of its parts) asks for the policy's own image features."""
+    parts = getattr(config, "parts", None) or {}
+    return getattr(getattr(config, "encoder", None), "type", "") == "policy" or any(
+        (part.get("encoder") or {}).get("type") == "policy" for part in parts.values()
+    )
 
 
 def image_features(policy: Any) -> Callable[[Tensor], Tensor]:
@@ -347,9 +355,9 @@ class CoEvolvingReward:
     """Refits a learned reward on the run's own labelled rollouts every ``every`` scored batches (SPARK's idea), and keeps
     the old one where its quality on held-out trajectories falls.
 
-    One in ``hold_out`` trajectories (chosen by rollout id) is never trained on. ``quality`` maps (reward, trajectories) to a number, higher is
-    better, NaN where it cannot be told (then the old reward stays). Buffers hold the last ``buffer`` trajectories; they
-    start empty again after a resume, the reward itself does not.
+    One in ``hold_out`` trajectories (chosen by rollout id) is never trained on. ``quality`` maps (reward, trajectories) to
+    a number, higher is better, NaN where it cannot be told (then the old reward stays). Buffers hold the last ``buffer``
+    trajectories; they start empty again after a resume, the reward itself does not.
     """
 
     learned = True
