@@ -17,6 +17,7 @@ from PIL import Image
 
 from policies.openvla import OpenVLA, OpenVLAConfig, OpenVLAL1
 from policies.openvla import images as image_path
+from policies.openvla.bench import generate_tokens
 from policies.openvla.tokens import ActionCodec, PromptTokenizer
 from vla_rl.errors import ConfigError, EmbodimentMismatch, UserError
 from vla_rl.types import Observation
@@ -148,6 +149,9 @@ def test_official_path_in_order():
     assert (decoded.int() - turned.int()).abs().max() > 0  # noise does not survive JPEG
     stepwise = image_path.center_crop(image_path.resize_lanczos(decoded.permute(0, 3, 1, 2), 28))
     torch.testing.assert_close(out, stepwise, rtol=0, atol=0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # as in an update; eight bits of mantissa are too few for pixels
+        again = image_path.prepare(images, 28, jpeg_lanczos=True, crop=True, rotate=True)
+    torch.testing.assert_close(again, out, rtol=0, atol=0)
     plain = image_path.prepare(images, 28, jpeg_lanczos=False, crop=True, rotate=False)
     torch.testing.assert_close(plain, image_path.resize_bicubic(images.permute(0, 3, 1, 2), 28), rtol=0, atol=0)
 
@@ -256,7 +260,7 @@ def test_cached_decoding_equals_transformers_generate(folder):
     policy, observation = load(folder, decoding="autoregressive", chunk_length=1), observe()
     mine = policy.act(observation, deterministic=True).replay["action_tokens"].view(3, 7)
     for i in range(3):
-        assert policy.generate_with_transformers(observation[i : i + 1])[0].tolist() == mine[i].tolist()
+        assert generate_tokens(policy, observation[i : i + 1])[0].tolist() == mine[i].tolist()
 
 
 @pytest.mark.parametrize("options", [{}, {"value_head": True}, AUTOREGRESSIVE], ids=["parallel", "value", "autoregressive"])

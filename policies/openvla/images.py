@@ -67,8 +67,9 @@ def crop_matrix(size: int, area: float = CROP_AREA) -> Tensor:
 
 
 def apply_axes(images: Tensor, matrix_y: Tensor, matrix_x: Tensor) -> Tensor:
-    """Resample float images [n 3 H W] by one matrix per axis."""
-    return matrix_y.to(images) @ images @ matrix_x.to(images).T
+    """Resample float images [n 3 H W] by one matrix per axis, in their own precision whatever autocast says."""
+    with torch.autocast(images.device.type, enabled=False):
+        return matrix_y.to(images) @ images @ matrix_x.to(images).T
 
 
 def resize_lanczos(images: Tensor, size: int) -> Tensor:
@@ -90,13 +91,14 @@ def center_crop(images: Tensor) -> Tensor:
     return (out * 255.5).floor_().clamp_(max=255).to(torch.uint8)
 
 
-def prepare(images: Tensor, size: int, *, jpeg_lanczos: bool, crop: bool, rotate: bool) -> Tensor:
-    """Camera images uint8 [n H W 3] → uint8 [n 3 size size] as the model's processor gets them."""
+def prepare(
+    images: Tensor, size: int, *, jpeg_lanczos: bool, crop: bool, rotate: bool, device: torch.device | str = "cpu"
+) -> Tensor:
+    """Camera images uint8 [n H W 3] → uint8 [n 3 size size] on ``device``, as the model's processor gets them."""
     images = images.flip(1, 2) if rotate else images
     if jpeg_lanczos:
-        device = images.device
-        images = through_jpeg(images.contiguous()).to(device)
-    planes = images.permute(0, 3, 1, 2)
+        images = through_jpeg(images)
+    planes = images.to(device, non_blocking=True).permute(0, 3, 1, 2)
     if jpeg_lanczos:
         planes = resize_lanczos(planes, size) if planes.shape[2:] != (size, size) else planes.contiguous()
         return center_crop(planes) if crop else planes

@@ -78,7 +78,6 @@ class OpenVLABase(nn.Module):
     """What both kinds of head share. ``statistics`` is one entry of upstream's ``norm_stats``: "action" and "proprio"."""
 
     policy_type: str
-    Config = OpenVLAConfig
 
     def __init__(
         self, config: OpenVLAConfig, embodiment: EmbodimentSpec, source: Source, statistics: tuple[str, Mapping[str, Any]]
@@ -97,8 +96,6 @@ class OpenVLABase(nn.Module):
             self.statistics["action"], embodiment, self.architecture.action_bins, config.normalization, config.gripper,
             config.action_space == "unit",
         )  # fmt: skip
-        if config.gripper == "libero":
-            gripper_dims(embodiment)
         with torch.device("meta"):
             self.vision_backbone = VisionBackbone(self.architecture)
             width = self.architecture.width
@@ -354,9 +351,9 @@ class OpenVLABase(nn.Module):
                 )
             prepared.append(
                 image_path.prepare(
-                    image if self.config.jpeg_lanczos else image.to(self.device, non_blocking=True), size,
-                    jpeg_lanczos=self.config.jpeg_lanczos, crop=self.config.center_crop, rotate=self.config.rotate_images,
-                ).to(self.device)
+                    image, size, jpeg_lanczos=self.config.jpeg_lanczos, crop=self.config.center_crop,
+                    rotate=self.config.rotate_images, device=self.device,
+                )
             )  # fmt: skip
         return torch.stack(prepared, dim=1)
 
@@ -625,33 +622,6 @@ class OpenVLA(OpenVLABase):
             entropy=-(log_probs.exp() * log_probs).sum(-1),
             value=value,
         )
-
-    @torch.no_grad()
-    def generate_with_transformers(self, observation: Observation, *, use_cache: bool = True) -> Tensor:
-        """Greedy action tokens int64 [b n] by transformers' ``generate`` on the action tokens: the plain form of `act`.
-
-        The prompts of the batch need one length. Without ``use_cache`` every token runs the whole sequence again.
-        """
-        from transformers import LogitsProcessor
-
-        class OnlyActions(LogitsProcessor):
-            def __call__(inner, input_ids: Tensor, scores: Tensor) -> Tensor:
-                kept = torch.full_like(scores, -torch.inf)
-                kept[:, first:end] = scores[:, first:end]
-                return kept
-
-        first = self.architecture.first_action_id
-        end = first + self.architecture.action_bins
-        with self._autocast():
-            prefix = self._prefix(observation)
-            if prefix.padded:
-                raise ValueError("generate_with_transformers needs prompts of one length")
-            ids = self.language_model.generate(
-                inputs_embeds=prefix.x, attention_mask=prefix.valid.long(), max_new_tokens=self.action_tokens,
-                min_new_tokens=self.action_tokens, do_sample=False, use_cache=use_cache, pad_token_id=STOP_ID,
-                logits_processor=[OnlyActions()],
-            )  # fmt: skip
-        return ids - first
 
     def encode_actions(self, actions: Tensor) -> Tensor:
         """Action tokens int64 [b h a] of physical actions."""

@@ -149,7 +149,7 @@ class ActionCodec:
         """Un-normalise: 0.5 (x + 1)(q99 - q01 + 1e-8) + q01 where the mask is set; then gripper and units."""
         x = np.where(self.mask, 0.5 * (normalized + 1) * (self.high - self.low + 1e-8) + self.low, normalized)
         if self.gripper == "libero":
-            dims = self._gripper_dims()
+            dims = gripper_dims(self.embodiment)
             x[..., dims] = -np.sign(2 * x[..., dims] - 1)
         if self.unit:
             low, high = np.asarray(self.embodiment.action_low), np.asarray(self.embodiment.action_high)
@@ -163,13 +163,10 @@ class ActionCodec:
             low, high = np.asarray(self.embodiment.action_low), np.asarray(self.embodiment.action_high)
             x = 2 * (x - low) / (high - low) - 1
         if self.gripper == "libero":
-            dims = self._gripper_dims()
+            dims = gripper_dims(self.embodiment)
             x[..., dims] = np.clip((1 - x[..., dims]) / 2, 0.0, 1.0)
         scaled = np.clip(2 * (x - self.low) / (self.high - self.low + 1e-8) - 1, -1.0, 1.0)
         return np.where(self.mask, np.where(self.low == self.high, 0.0, scaled), x)
-
-    def _gripper_dims(self) -> list[int]:
-        return gripper_dims(self.embodiment)
 
 
 def gripper_dims(embodiment: EmbodimentSpec) -> list[int]:

@@ -1,0 +1,190 @@
+"""Decoding and training speed of OpenVLA with random weights, against the plain form of the same model in the same run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import LogitsProcessor
+
+from policies.normalization import VectorStats
+from policies.openvla.config import OpenVLAConfig
+from policies.openvla.policy import OpenVLA
+from policies.openvla.tokens import STOP_ID
+from vla_rl.types import EmbodimentSpec, Observation
+
+# Dense bfloat16 multiplications and additions a second, from the vendor's data sheets.
+PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
+MakeObservation = Callable[[EmbodimentSpec, int], Observation]
+
+
+def random_policy(embodiment: EmbodimentSpec, architecture: str, device: str, **options: Any) -> OpenVLA:
+    """A policy with random weights on ``device``, in bfloat16 at the 7B size."""
+    large = {"weights": "bfloat16"} if architecture == "7b" else {"precision": "float32"}
+    config = OpenVLAConfig(**{"architecture": architecture, "image_path": "bicubic", **large, **options})
+    stats = VectorStats.from_bounds(embodiment.action_low, embodiment.action_high).to_dict()
+    proprio = VectorStats.identity(embodiment.proprio_dim).to_dict()
+    policy = OpenVLA.from_statistics(config, embodiment, stats, proprio, seed=0, device=device)
+    return policy.to(device).eval()
+
+
+class OnlyActions(LogitsProcessor):
+    """Leaves transformers' ``generate`` nothing but the action tokens."""
+
+    def __init__(self, policy: OpenVLA):
+        self.first = policy.architecture.first_action_id
+        self.end = self.first + policy.architecture.action_bins
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        kept = torch.full_like(scores, -torch.inf)
+        kept[:, self.first : self.end] = scores[:, self.first : self.end]
+        return kept
+
+
+@torch.no_grad()
+def generate_tokens(policy: OpenVLA, observation: Observation, *, use_cache: bool = True) -> torch.Tensor:
+    """Greedy action tokens int64 [b n] by transformers' ``generate``: the plain form of autoregressive `OpenVLA.act`.
+
+    The prompts of the batch need one length. Without ``use_cache`` every token runs the whole sequence again.
+    """
+    with policy._autocast():
+        prefix = policy._prefix(observation)
+        if prefix.padded:
+            raise ValueError("generate_tokens needs prompts of one length")
+        ids = policy.language_model.generate(
+            inputs_embeds=prefix.x,
+            attention_mask=prefix.valid.long(),
+            max_new_tokens=policy.action_tokens,
+            min_new_tokens=policy.action_tokens,
+            do_sample=False,
+            use_cache=use_cache,
+            pad_token_id=STOP_ID,
+            logits_processor=[OnlyActions(policy)],
+        )
+    return ids - policy.architecture.first_action_id
+
+
+def bench_decoding(
+    embodiment: EmbodimentSpec,
+    make_observation: MakeObservation,
+    architecture: str = "nano",
+    *,
+    batch_sizes: Sequence[int] = (1, 8, 32),
+    repeats: int = 5,
+    device: str = "cpu",
+    verbose: bool = True,
+) -> dict[str, Any]:
+    """Seconds a decision of autoregressive (7 tokens, one control step) and parallel decoding (56 tokens, eight steps).
+
+    Two plain forms of the autoregressive one, both transformers' ``generate``: "no_reuse" runs image and prompt prefix again
+    for every token; "one_row" reuses them, but takes one row at a time, as upstream's ``predict_action`` does. Variants take
+    turns within each repeat. ``equal`` says whether all forms chose the same tokens.
+    """
+    one_step = random_policy(embodiment, architecture, device, decoding="autoregressive", chunk_length=1)
+    parallel = random_policy(embodiment, architecture, device, chunk_length=8)
+    result: dict[str, Any] = {"architecture": architecture, "parameters": one_step.num_parameters(), "batches": {}}
+    for batch in batch_sizes:
+        observation = make_observation(embodiment, batch)
+        tokens: dict[str, torch.Tensor] = {}
+
+        def cached(o: Observation = observation, kept: dict = tokens) -> None:
+            kept["cached"] = one_step.act(o, deterministic=True).replay["action_tokens"].flatten(1).long().cpu()
+
+        def rows(o: Observation = observation, kept: dict = tokens) -> None:
+            kept["one_row"] = torch.cat([generate_tokens(one_step, o[i : i + 1]) for i in range(len(o))]).cpu()
+
+        def again(o: Observation = observation, kept: dict = tokens) -> None:
+            kept["no_reuse"] = generate_tokens(one_step, o, use_cache=False).cpu()
+
+        def at_once(o: Observation = observation) -> None:
+            parallel.act(o, deterministic=True).chunk.actions.cpu()
+
+        calls = {"cached": cached, "no_reuse": again, "one_row": rows, "parallel": at_once}
+        seconds = take_turns(calls, repeats)
+        row: dict[str, Any] = {f"{name}_ms": float(np.median(times) * 1e3) for name, times in seconds.items()}
+        row["equal"] = all(torch.equal(tokens["cached"], tokens[name]) for name in ("no_reuse", "one_row"))
+        row |= {f"ratio_{name}": row[f"{name}_ms"] / row["cached_ms"] for name in ("no_reuse", "one_row")}
+        row["decisions_per_second"] = {n: batch / row[f"{n}_ms"] * 1e3 for n in ("cached", "parallel")}
+        result["batches"][str(batch)] = row
+    if verbose:
+        _print(result)
+    return result
+
+
+def take_turns(calls: dict[str, Callable[[], None]], repeats: int) -> dict[str, np.ndarray]:
+    """Seconds of each call, in rounds, so that a change of the machine's load falls on all alike; one round warms up."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    with torch.inference_mode():
+        for i in range(repeats + 1):
+            for name, call in calls.items():
+                started = time.perf_counter()
+                call()
+                if i:
+                    seconds[name].append(time.perf_counter() - started)
+    return {name: np.array(times) for name, times in seconds.items()}
+
+
+def bench_training(
+    embodiment: EmbodimentSpec,
+    make_observation: MakeObservation,
+    architecture: str = "7b",
+    *,
+    batch: int = 8,
+    updates: int = 5,
+    device: str = "cuda",
+    verbose: bool = True,
+) -> dict[str, Any]:
+    """Tokens/s and model FLOPs utilisation of one RL update (evaluate, backward, AdamW), full and with LoRA of rank 32.
+
+    FLOPs a token: 2 N forward for N weights of matrices, and backward 4 N where weights are trained, 2 N where they are not
+    (LoRA); attention's own products and checkpointed recomputation are not counted. Utilisation is against `PEAK_FLOPS`.
+    """
+    result: dict[str, Any] = {}
+    for kind, options in (("lora", {"lora_rank": 32}), ("full", {})):
+        policy = random_policy(embodiment, architecture, device, chunk_length=8, gradient_checkpointing=True, **options)
+        observation = make_observation(embodiment, batch)
+        with torch.inference_mode():
+            stored = policy.act(observation, seeds=range(batch)).replay
+        replay = {name: tensor.clone() for name, tensor in stored.items()}
+        optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=1e-6, fused=True)
+        times = []
+        for i in range(updates + 1):
+            started = time.perf_counter()
+            loss = -policy.evaluate(observation, replay).log_prob.mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            float(loss.detach())  # waits for a GPU
+            if i:
+                times.append(time.perf_counter() - started)
+        seconds = float(np.median(times))
+        prefix = policy._prefix(observation).x.shape[1]
+        tokens = batch * (prefix + policy.action_tokens + 1)
+        vision_tokens = batch * len(policy.cameras) * policy.vision_backbone.patches
+        language = sum(p.numel() for n, p in policy.language_model.model.layers.named_parameters() if p.ndim > 1)
+        vision = sum(p.numel() for n, p in policy.vision_backbone.named_parameters() if p.ndim > 1)
+        flops = (6 if kind == "full" else 4) * (language * tokens + vision * vision_tokens)
+        row = {"tokens_per_second": tokens / seconds, "seconds": seconds, "flops_per_second": flops / seconds}
+        peak = next((v for n, v in PEAK_FLOPS.items() if device != "cpu" and n in torch.cuda.get_device_name()), None)
+        row["utilisation"] = None if peak is None else flops / seconds / peak
+        result[kind] = row
+        if verbose:
+            share = "" if peak is None else f", {row['utilisation']:.0%} of the GPU's peak"
+            print(f"{kind} update of {batch}: {seconds * 1e3:.0f} ms, {row['tokens_per_second']:.0f} tokens/s{share}")
+        del policy, optimizer
+    return result
+
+
+def _print(result: dict[str, Any]) -> None:
+    print(f"OpenVLA {result['architecture']}, {result['parameters'] / 1e6:.1f} M random weights: ms a decision")
+    print(
+        f"{'batch':>7} {'cached':>9} {'no reuse':>9} {'ratio':>6} {'one row':>9} {'ratio':>6} {'parallel':>9}  same tokens"
+    )
+    for batch, row in result["batches"].items():
+        print(
+            f"{batch:>7} {row['cached_ms']:>9.1f} {row['no_reuse_ms']:>9.1f} {row['ratio_no_reuse']:>6.2f} "
+            f"{row['one_row_ms']:>9.1f} {row['ratio_one_row']:>6.2f} {row['parallel_ms']:>9.1f}  {row['equal']}"
+        )
