@@ -531,6 +531,7 @@ class LeRobotPolicy(nn.Module):
         """lerobot's training loss of the family, as a mean over valid control steps, in training mode (dropout, crops).
 
         ``actions`` [b h a] in physical units, ``valid`` [b h]. Noise and times come from torch's global generator.
+        Metrics, in normalised units: ``mse`` of the denoising target, or ACT's ``l1`` and ``kl``.
         """
         if tuple(actions.shape[1:]) != (self.chunk_length, self.embodiment.action_dim):
             raise EmbodimentMismatch(
@@ -538,8 +539,7 @@ class LeRobotPolicy(nn.Module):
                 f"{self.embodiment.action_dim}: load the data with that chunk length"
             )
         self.model.train()
-        loss = self.head.loss(self._batch(observation, actions, valid), valid.to(self.device))
-        return loss, {self.stored.family: float(loss.detach())}
+        return self.head.loss(self._batch(observation, actions, valid), valid.to(self.device))
 
     # ---------------------------------------------------------------------------------------------------- checkpoints
     def config_dict(self) -> dict[str, Any]:

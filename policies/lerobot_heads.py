@@ -37,7 +37,9 @@ class ChainHead(Protocol):
     default_steps: int
     default_noise: float
 
-    def loss(self, batch: dict[str, Any], valid: Tensor) -> Tensor: ...
+    def loss(self, batch: dict[str, Any], valid: Tensor) -> tuple[Tensor, dict[str, float]]:
+        """Training loss over the control steps that ``valid`` [b h] marks, and its parts."""
+        ...
 
     def chain(self, steps: int, form: str, noise_level: float) -> Chain:
         """The table of ``steps`` steps; ``form`` is one of a flow's, ``noise_level`` its a, or η of DDIM."""
@@ -62,6 +64,11 @@ def _mean_over_valid(losses: Tensor, valid: Tensor) -> Tensor:
     return (losses * weight).sum() / weight.sum().clamp(min=1.0)
 
 
+def _denoising_loss(losses: Tensor, valid: Tensor) -> tuple[Tensor, dict[str, float]]:
+    loss = _mean_over_valid(losses, valid)
+    return loss, {"mse": float(loss.detach())}
+
+
 # ----------------------------------------------------------------------------------------------------------------- ACT
 class RegressionHead:
     """ACT (Zhao et al. 2023, arXiv 2304.13705): a chunk in one forward, trained as a conditional VAE with an L1 loss."""
@@ -70,15 +77,15 @@ class RegressionHead:
         self.policy = policy
         self.chunk_length, self.executed = policy.config.chunk_size, policy.config.n_action_steps
 
-    def loss(self, batch: dict[str, Any], valid: Tensor) -> Tensor:
+    def loss(self, batch: dict[str, Any], valid: Tensor) -> tuple[Tensor, dict[str, float]]:
         """L1 over valid control steps plus ``kl_weight`` · KL(latent ‖ N(0, I)), which sums over latent dimensions."""
         inputs = {**batch, IMAGES: _images(self.policy, batch)} if self.policy.config.image_features else batch
         predicted, (mean, log_variance) = self.policy.model(inputs)
-        loss = _mean_over_valid(F.l1_loss(predicted, batch[ACTION], reduction="none"), valid)
-        if self.policy.config.use_vae:
-            kl = -0.5 * (1 + log_variance - mean**2 - log_variance.exp()).sum(-1).mean()
-            loss = loss + self.policy.config.kl_weight * kl
-        return loss
+        l1 = _mean_over_valid(F.l1_loss(predicted, batch[ACTION], reduction="none"), valid)
+        if not self.policy.config.use_vae:
+            return l1, {"l1": float(l1.detach())}
+        kl = -0.5 * (1 + log_variance - mean**2 - log_variance.exp()).sum(-1).mean()
+        return l1 + self.policy.config.kl_weight * kl, {"l1": float(l1.detach()), "kl": float(kl.detach())}
 
     def predict(self, batch: dict[str, Any]) -> Tensor:
         """Normalised actions [b T a]."""
@@ -116,7 +123,7 @@ class DiffusionHead:
             out[IMAGES] = torch.stack([repeat(x) for x in _images(self.policy, batch)], dim=2)
         return out
 
-    def loss(self, batch: dict[str, Any], valid: Tensor) -> Tensor:
+    def loss(self, batch: dict[str, Any], valid: Tensor) -> tuple[Tensor, dict[str, float]]:
         """Denoising error (of ε or of the clean sample, as the checkpoint predicts) over valid control steps."""
         actions = batch[ACTION]
         if self.first_step:  # steps before the present one have no target: their copies are left out of the mean
@@ -127,7 +134,7 @@ class DiffusionHead:
         noisy = self.model.noise_scheduler.add_noise(actions, noise, timesteps)
         predicted = self.model.unet(noisy, timesteps, global_cond=self.condition(batch))
         target = noise if self.policy.config.prediction_type == "epsilon" else actions
-        return _mean_over_valid(F.mse_loss(predicted, target, reduction="none"), valid)
+        return _denoising_loss(F.mse_loss(predicted, target, reduction="none"), valid)
 
     def condition(self, batch: dict[str, Any]) -> Tensor:
         return self.model._prepare_global_conditioning(self._history(batch))
@@ -194,9 +201,9 @@ class FlowHead(abc.ABC):
     def condition(self, batch: dict[str, Any]) -> _Prefix:
         """The prefix, run once."""
 
-    def loss(self, batch: dict[str, Any], valid: Tensor) -> Tensor:
+    def loss(self, batch: dict[str, Any], valid: Tensor) -> tuple[Tensor, dict[str, float]]:
         """Velocity error over valid control steps."""
-        return _mean_over_valid(self._velocity_losses(batch), valid)
+        return _denoising_loss(self._velocity_losses(batch), valid)
 
     def chain(self, steps: int, form: str, noise_level: float) -> Chain:
         return flow_chain(steps, form, noise_level)
