@@ -133,25 +133,28 @@ class LearnedReward:
         self.network.eval()
 
     # ---------------------------------------------------------------------------------------------------------- scoring
-    @torch.no_grad()
-    def features(self, table: FrameTable, rows: Tensor | None = None) -> Tensor:
-        """Features [n width] of (all) rows, in slices that bound the memory."""
+    @property
+    def fitted_network(self) -> FrameNetwork:
+        """The network; raises `NotFitted` where there is none yet."""
         if self.network is None:
             raise NotFitted(
                 f"the {self.kind} reward is not trained yet: run 'vla-rl reward fit reward={self.kind} data=FOLDER' and "
                 f"give reward.checkpoint=<its folder>, or let 'vla-rl train' do it in its phase 'reward'"
             )
+        return self.network
+
+    @torch.no_grad()
+    def features(self, table: FrameTable, rows: Tensor | None = None) -> Tensor:
+        """Features [n width] of (all) rows, in slices that bound the memory."""
         rows = torch.arange(len(table)) if rows is None else rows
-        return torch.cat([self.network(table, part) for part in rows.split(512)])
+        return torch.cat([self.fitted_network(table, part) for part in rows.split(512)])
 
     @torch.no_grad()
     def progress(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
         """Progress float32 [t+1] per trajectory, before each decision and at the end."""
         if not trajectories:
             return []
-        if self.network is None:
-            self.features(None)  # type: ignore[arg-type]
-        table = FrameTable.of(trajectories, self.network.cameras)
+        table = FrameTable.of(trajectories, self.fitted_network.cameras)
         if table.proprio.shape[1] != len(self.network.proprio_mean):
             raise UserError(
                 f"the {self.kind} reward was trained with {len(self.network.proprio_mean)} proprio dimensions, rollout "
@@ -169,15 +172,14 @@ class LearnedReward:
             return []
         todo = [t for t in trajectories if t.rollout_id not in self._prepared]
         curves = self._prepared | {t.rollout_id: c for t, c in zip(todo, self.progress(todo))}
-        curves = {t.rollout_id: curves[t.rollout_id] for t in trajectories}
         self._prepared = {}
-        ends = torch.stack([c[-1] for c in curves.values()])
+        ends = torch.stack([curves[t.rollout_id][-1] for t in trajectories])
         won = torch.tensor([t.success for t in trajectories])
         self._metrics = {
             "reward/progress_end": float(ends.nanmean()),
             "reward/progress_end_failures": float(ends[~won].nanmean()) if (~won).any() else float("nan"),
             "reward/progress_end_successes": float(ends[won].nanmean()) if won.any() else float("nan"),
-            "reward/invalid_share": float(torch.stack([~c.isfinite().all() for c in curves.values()]).float().mean()),
+            "reward/invalid_share": sum(not curves[t.rollout_id].isfinite().all() for t in trajectories) / len(trajectories),
         }
         return [shaped_reward(t, curves[t.rollout_id], self.config.shaping) for t in trajectories]
 

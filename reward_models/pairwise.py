@@ -212,6 +212,5 @@ class PairwiseCritic(LearnedReward):
             return self.head.delta(features[i], features[j]).cpu()
 
     def _features_of(self, trajectories: Sequence[Trajectory]) -> tuple[FrameTable, Tensor]:
-        cameras = self.network.cameras if self.network is not None else ()
-        table = FrameTable.of(trajectories, cameras)
+        table = FrameTable.of(trajectories, self.fitted_network.cameras)
         return table, self.features(table)

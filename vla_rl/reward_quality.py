@@ -12,11 +12,12 @@ success rate|, weighted.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.resources
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from vla_rl.charts import Series, line_chart, percent
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.metrics import write_json
 from vla_rl.statistics import wilson_interval
-from vla_rl.types import Trajectory
+from vla_rl.types import Observation, Trajectory
 
 ON_BAD = ("stop", "warn")
 BINS = 10
@@ -83,12 +84,9 @@ class RewardCheckConfig:
 # ----------------------------------------------------------------------------------------------------- pure functions
 def ranks(values: np.ndarray) -> np.ndarray:
     """Ranks 1 … n; equal values share their mean rank."""
-    order = np.argsort(values, kind="stable")
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
-    out = ((ends - counts + 1 + ends) / 2.0)[inverse]
-    assert len(order) == len(out)
-    return out
+    return ((ends - counts + 1 + ends) / 2.0)[inverse]
 
 
 def spearman(values: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray | None = None) -> float:
@@ -226,7 +224,7 @@ class Quality:
     curves: list[tuple[list[float], bool]] = field(default_factory=list, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        data = asdict(self)
+        data = dataclasses.asdict(self)
         data.pop("curves")
         return data
 
@@ -296,10 +294,6 @@ def _reverse(reward: Any, trajectories: Sequence[Trajectory]) -> list[Tensor]:
 
 def backwards(trajectory: Trajectory) -> Trajectory:
     """The same observations in reverse order, under another rollout id (for judging only; actions are not reversed)."""
-    import dataclasses
-
-    from vla_rl.types import Observation
-
     both = Observation.cat([trajectory.observations, trajectory.final_observation])
     order = torch.arange(len(both) - 1, -1, -1)
     return dataclasses.replace(
