@@ -108,6 +108,18 @@ def test_lora_merges_into_an_upstream_checkpoint(folder, tmp_path):
     torch.testing.assert_close(merged.action_logits(observation)[0], expected, rtol=1e-4, atol=1e-4)
 
 
+def test_lora_on_bfloat16_weights_is_trained_in_float32(folder):
+    policy = load(folder, weights="bfloat16", lora_rank=2, value_head=True)
+    output = policy.act(observe(), deterministic=True)
+    evaluation = policy.evaluate(observe(), output.replay)
+    torch.testing.assert_close(evaluation.log_prob.detach(), output.behavior_log_prob, rtol=0, atol=0.1)
+    (evaluation.log_prob.sum() + evaluation.value.sum()).backward()
+    trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+    assert {p.dtype for p in trained.values()} == {torch.float32}
+    assert all(torch.isfinite(p.grad).all() for name, p in trained.items() if ".lora_B." in name)
+    assert any(p.grad.abs().max() > 0 for name, p in trained.items() if ".lora_B." in name)
+
+
 def test_lora_targets_and_frozen_vision(folder):
     names = load(folder, freeze_vision=True, lora_rank=2, lora_targets=["q_proj", "fc1"]).lora_target_names()
     assert all(n.rpartition(".")[2] in ("base_layer", "q_proj", "fc1", "default") for n in names)
