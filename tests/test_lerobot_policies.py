@@ -470,7 +470,7 @@ def test_bad_input(folders: dict[str, Path]) -> None:
 
     policy = load(folders["smolvla"])
     one = observation(1)
-    for text, message in (("  ", "empty instruction"), ("x" * 25, "has 25 tokens, this policy reads at most 24")):
+    for text, message in (("  ", "empty instruction"), ("x" * 24, "has 25 tokens, this policy reads at most 24")):
         with pytest.raises(UserError, match=message):
             policy.act(Observation(one.images, one.proprio, (text,)))
     with pytest.raises(EmbodimentMismatch, match=r"reads camera 'wrist'"):
