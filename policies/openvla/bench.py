@@ -45,10 +45,10 @@ class OnlyActions(LogitsProcessor):
 
 
 @torch.no_grad()
-def generate_tokens(policy: OpenVLA, observation: Observation, *, use_cache: bool = True) -> torch.Tensor:
+def generate_tokens(policy: OpenVLA, observation: Observation) -> torch.Tensor:
     """Greedy action tokens int64 [b n] by transformers' ``generate``: the plain form of autoregressive `OpenVLA.act`.
 
-    The prompts of the batch need one length. Without ``use_cache`` every token runs the whole sequence again.
+    The prompts of the batch need one length.
     """
     with policy._autocast():
         prefix = policy._prefix(observation)
@@ -60,11 +60,27 @@ def generate_tokens(policy: OpenVLA, observation: Observation, *, use_cache: boo
             max_new_tokens=policy.action_tokens,
             min_new_tokens=policy.action_tokens,
             do_sample=False,
-            use_cache=use_cache,
             pad_token_id=STOP_ID,
             logits_processor=[OnlyActions(policy)],
         )
     return ids - policy.architecture.first_action_id
+
+
+@torch.no_grad()
+def tokens_without_reuse(policy: OpenVLA, observation: Observation) -> torch.Tensor:
+    """Greedy action tokens int64 [b n] by transformers' forward over the whole sequence for every token.
+
+    The prompts of the batch need one length. Images pass the vision towers once.
+    """
+    first, bins = policy.architecture.first_action_id, policy.architecture.action_bins
+    tokens = []
+    with policy._autocast():
+        x = policy._prefix(observation).x
+        for _ in range(policy.action_tokens):
+            logits = policy.language_model(inputs_embeds=x, use_cache=False, logits_to_keep=1).logits[:, -1]
+            tokens.append(logits[:, first : first + bins].argmax(-1))
+            x = torch.cat([x, policy._embed_actions(tokens[-1][:, None])], dim=1)
+    return torch.stack(tokens, dim=1)
 
 
 def bench_decoding(
@@ -79,9 +95,9 @@ def bench_decoding(
 ) -> dict[str, Any]:
     """Seconds a decision of autoregressive (7 tokens, one control step) and parallel decoding (56 tokens, eight steps).
 
-    Two plain forms of the autoregressive one, both transformers' ``generate``: "no_reuse" runs image and prompt prefix again
-    for every token; "one_row" reuses them, but takes one row at a time, as upstream's ``predict_action`` does. Variants take
-    turns within each repeat. ``equal`` says whether all forms chose the same tokens.
+    Two plain forms of the autoregressive one: "no_reuse" runs the whole sequence through the language model for every token;
+    "one_row" is transformers' ``generate``, which reuses the prefix, but row by row, as upstream runs its models.
+    Variants take turns within each repeat. ``equal`` says whether all forms chose the same tokens.
     """
     one_step = random_policy(embodiment, architecture, device, decoding="autoregressive", chunk_length=1)
     parallel = random_policy(embodiment, architecture, device, chunk_length=8)
@@ -97,7 +113,7 @@ def bench_decoding(
             kept["one_row"] = torch.cat([generate_tokens(one_step, o[i : i + 1]) for i in range(len(o))]).cpu()
 
         def again(o: Observation = observation, kept: dict = tokens) -> None:
-            kept["no_reuse"] = generate_tokens(one_step, o, use_cache=False).cpu()
+            kept["no_reuse"] = tokens_without_reuse(one_step, o).cpu()
 
         def at_once(o: Observation = observation) -> None:
             parallel.act(o, deterministic=True).chunk.actions.cpu()
