@@ -31,6 +31,7 @@ RIM_INSET = 0.004  # from the rim's outer edge to the middle of its wall
 SIDE = 0.085  # metres: half-width of the corridor that hand and load need
 ANGLES = np.deg2rad(np.arange(-90, 90, 15))  # of the hand's turn about the vertical
 SUPPORTED = ("in", "on")
+UP = np.array([0.0, 0.0, 1.0])
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,15 @@ class Shapes:
         signs = np.stack(np.meshgrid(*[(-1.0, 1.0)] * 3), axis=-1).reshape(8, 3)
         return centre + signs * half
 
+    def clearance(self, points: np.ndarray, without: int) -> np.ndarray:
+        """Distance (m) [k] of ``points`` [k, 3] from the nearest shape that does not belong to the root ``without``."""
+        geoms = self.geoms[self.root != without]
+        rotation = self.data.geom_xmat[geoms].reshape(-1, 3, 3)
+        centre = self.data.geom_xpos[geoms] + np.einsum("nij,nj->ni", rotation, self.model.geom_aabb[geoms, :3])
+        local = np.einsum("nij,kni->knj", rotation, points[:, None] - centre)
+        outside = np.maximum(np.abs(local) - self.model.geom_aabb[geoms, 3:], 0.0)
+        return np.linalg.norm(outside, axis=-1).min(axis=1, initial=np.inf)
+
     def boxes(self, without: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
         """Lower and upper corners [n, 3] (m, world) of boxes around every shape but those of the roots ``without``."""
         geoms = self.geoms[~np.isin(self.root, without)]
@@ -105,7 +115,6 @@ def plan_grasp(shapes: Shapes, body: int, points: np.ndarray, rest_axis: np.ndar
     position, rotation = shapes.data.xpos[body], shapes.data.xmat[body].reshape(3, 3)
     world = points @ rotation.T + position
     bottom, top = float(world[:, 2].min()), float(world[:, 2].max())
-    low, high = shapes.boxes(without=(body,))
     best: tuple[float, np.ndarray, np.ndarray, bool] | None = None
     spans = [float(np.ptp(world[:, :2] @ direction)) for direction in _directions(rest_axis)]
     hollow = min(spans) > WIDEST
@@ -118,9 +127,10 @@ def plan_grasp(shapes: Shapes, body: int, points: np.ndarray, rest_axis: np.ndar
             places = [_middle(world, direction)]
         for place in places:
             fit = max(0.0, span - WIDEST) * 100.0 if not hollow else 0.0
-            cost = fit + 0.6 * abs(float(angle)) + 3.0 * _blocked(place, height, direction, low, high)
+            point, axis = np.array([*place, height]), np.array([*direction, 0.0])
+            cost = fit + 0.6 * abs(float(angle)) + 3.0 * _blocked(shapes, body, point, axis)
             if best is None or cost < best[0] - 1e-9:
-                best = cost, np.array([*place, height]), np.array([*direction, 0.0]), bool(abs(angle) > 1e-6)
+                best = cost, point, axis, bool(abs(angle) > 1e-6)
     _, place, axis, turned = best
     return Grasp((place - position) @ rotation, axis @ rotation, turned)
 
@@ -146,13 +156,16 @@ def _rim(world: np.ndarray, top: float, direction: np.ndarray) -> np.ndarray:
     return middle + (float(reach.max()) - RIM_INSET) * direction
 
 
-def _blocked(place: np.ndarray, height: float, direction: np.ndarray, low: np.ndarray, high: np.ndarray) -> float:
-    """How many of the open fingers' and the palm's parts would hit a box on the way down."""
-    fingers = place + np.outer([-FINGER_AT, FINGER_AT], direction)
-    palm = place + np.outer([-0.09, -0.06, -0.03, 0.0, 0.03, 0.06, 0.09], direction)
-    hits = (distance_to_boxes(fingers, low, high) < 0.014) & (high[:, 2] > height - FINGERTIP + 0.002)
-    touching = (distance_to_boxes(palm, low, high) < 0.03) & (high[:, 2] > height + PALM_HEIGHT)
-    return float(hits.any(axis=1).sum()) + 0.5 * float(touching.any(axis=1).sum())
+def _blocked(shapes: Shapes, body: int, place: np.ndarray, direction: np.ndarray) -> float:
+    """How many of the open fingers (1 each) and parts of the palm (0.5 each) would be inside something but the object."""
+    sides = np.repeat([-1.0, 1.0], 6)
+    along = sides * FINGER_AT + np.tile([-0.008, 0.008], 6)
+    fingers = place + np.outer(along, direction) + np.outer(np.tile([0.006, 0.006, 0.022, 0.022, 0.045, 0.045], 2), UP)
+    palm = place + np.outer(np.tile([-0.09, -0.06, -0.03, 0.0, 0.03, 0.06, 0.09], 2), direction)
+    palm += np.outer(np.repeat([PALM_HEIGHT + 0.03, PALM_HEIGHT + 0.06], 7), UP)
+    hits = (shapes.clearance(fingers, without=body) < 0.011).reshape(2, 6).any(axis=1)
+    touching = (shapes.clearance(palm, without=body) < 0.03).reshape(2, 7).any(axis=0)
+    return float(hits.sum()) + 0.5 * float(touching.sum())
 
 
 class PickAndPlace:
