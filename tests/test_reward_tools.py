@@ -15,7 +15,7 @@ from reward_helpers import episodes, trajectory
 from reward_models.pairwise import PairwiseConfig
 from reward_models.process import ProcessConfig
 from reward_models.success import TaskSuccess, TaskSuccessConfig
-from vla_rl import cli, reward_data, reward_tools
+from vla_rl import cli, pipeline, reward_data, reward_tools
 from vla_rl.algorithms.advantages import GroupBuffer
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.checkpoint import CheckpointError
@@ -349,12 +349,19 @@ def test_a_run_trains_judges_and_refits_its_reward(run):
     assert "reward/refit_accepted" in rows[1] and "reward/progress_end" in rows[0]
 
 
-def test_a_bad_reward_stops_a_run(run, tmp_path):
-    over = ["phases=[reward]", "reward_check.on_bad=stop", "reward_check.min_auc=1.0", "reward_check.min_voc=1.0"]
-    config = compose([*TOY, *PAIRWISE, f"checkpoint={run / 'checkpoints' / 'sft'}", *over, f"output_dir={tmp_path}"])
-    config.dataset = str(run / "dataset")
-    with pytest.raises(UserError, match=r"not good enough to train on.*reward_check.on_bad=warn"):
+def test_a_bad_reward_stops_a_run(run, tmp_path, monkeypatch):
+    def judged_badly(*arguments):
+        quality, figures = reward_tools.fit_and_judge(*arguments)
+        return dataclasses.replace(quality, verdict="bad", reasons=["it is made up"]), figures
+
+    monkeypatch.setattr(pipeline, "fit_and_judge", judged_badly)
+    start = [f"checkpoint={run / 'checkpoints' / 'sft'}", f"dataset={run / 'dataset'}", "phases=[reward]"]
+    config = compose([*TOY, *PAIRWISE, *start, f"output_dir={tmp_path}", "reward_check.on_bad=stop"])
+    with pytest.raises(UserError, match=r"it is made up.*reward_check.on_bad=warn"):
         run_pipeline(config)
+    config.reward_check.on_bad = "warn"  # the same run goes on
+    run_pipeline(config)
+    assert json.loads((config.run_dir / "phases.json").read_text())["reward"]["verdict"] == "bad"
 
 
 def test_commands_fit_score_and_judge(run, tmp_path, capsys):
