@@ -99,6 +99,8 @@ def bench_policy(
     if verbose:
         _print(result)
     result["heads"] = bench_heads(embodiment, bench_observation, preset_name, device=device, verbose=verbose)
+    if preset_name == "nano":  # autoregressive decoding of the big models' layout, at the same small scale
+        result["decoding"] = bench_decoding(embodiment, bench_observation, "nano", device=device, verbose=verbose)
     return result
 
 
