@@ -90,7 +90,7 @@ def bench_tabletop(
     document["ratios"] = ratios(document)
     print(table(document))
     if json_file is not None:
-        write_json(Path(json_file), document)
+        _write_json(Path(json_file), document)
     return document
 
 
@@ -401,6 +401,6 @@ def memory_mb() -> float:
         return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024 / 1e6
 
 
-def write_json(path: Path, document: dict[str, Any]) -> None:
+def _write_json(path: Path, document: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
