@@ -2,8 +2,8 @@
 
 The kinds are those of LIBERO-Plus (motion blur, Gaussian blur, zoom blur, fog, glass blur), which takes them from
 Hendrycks and Dietterich, "Benchmarking neural network robustness to common corruptions and perturbations" (2019), with
-severities 1 to 10. Widths are meant for pictures of 256 pixels and scale with the picture, so that one severity hides as much at any
-size. A blur is two small matrix products; glass is one gather.
+severities 1 to 10. Widths are meant for pictures of 256 pixels and scale with the picture, so that one severity hides as
+much at any size. A blur is two small matrix products; glass is one gather.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def corrupt(image: np.ndarray, kind: str, severity: float, rng: np.random.Genera
     elif kind == "zoom_blur":
         pixels = _zoom(pixels, 1.0 + 0.055 * severity)
     elif kind == "motion_blur":
-        pixels = _motion(pixels, (5.0 + 30.0 * (severity - 1) / (SEVERITIES - 1)) * scale, rng.uniform(-np.pi / 4, np.pi / 4))
+        radius = 5.0 + 30.0 * (severity - 1) / (SEVERITIES - 1)
+        pixels = _motion(pixels, radius * scale, rng.uniform(-np.pi / 4, np.pi / 4))
     elif kind == "fog":
         pixels = _fog(pixels, 0.5 * severity, rng)
     elif kind == "glass_blur":

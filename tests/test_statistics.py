@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from vla_rl.statistics import (
     clopper_pearson_interval,
     compare_paired,
+    difference_interval,
     mcnemar_exact,
     paired_difference_interval,
     wilson_interval,
@@ -118,3 +119,11 @@ def test_bad_counts(call):
     with pytest.raises(ValueError, match="negative"):
         mcnemar_exact(-1, 2)
     assert wilson_interval(0, 0) == clopper_pearson_interval(0, 0) == (0.0, 1.0)
+
+
+def test_difference_of_independent_rates_is_newcombes():
+    """Table II of Newcombe 1998: 56 of 70 against 48 of 80, method 10."""
+    low, high = difference_interval(56, 70, 48, 80)
+    assert (low, high) == (pytest.approx(0.0524, abs=5e-5), pytest.approx(0.3339, abs=5e-5))
+    assert difference_interval(0, 0, 3, 5) == (-1.0, 1.0)
+    assert difference_interval(48, 80, 56, 70) == (pytest.approx(-high), pytest.approx(-low))

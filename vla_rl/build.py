@@ -42,7 +42,7 @@ REGISTRY: dict[str, dict[str, Entry]] = {
     },
     "env": {
         "tabletop": Entry("sim.tabletop.simulator:TabletopSimulator", "sim.tabletop.simulator:TabletopConfig"),
-        "libero": Entry("sim.libero.simulator:LiberoSimulator", "sim.libero.simulator:LiberoConfig"),
+        "libero": Entry("sim.libero.perturb:PerturbedLibero", "sim.libero.simulator:LiberoConfig"),
         "toy": Entry("sim.toy:ToyReach", "sim.toy:ToyConfig"),
     },
     "collector": {

@@ -67,6 +67,10 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--tasks", nargs="+", metavar="TASK", help="only these tasks")
     evaluate.add_argument("--episodes", type=int, default=100, help="episodes in all, spread over the tasks")
     evaluate.add_argument("--episodes-per-task", type=int, metavar="N", help="this many for each task instead")
+    evaluate.add_argument(
+        "--perturb", metavar="FACTORS", help="the same episodes again, perturbed: all, or names such as camera,light"
+    )
+    evaluate.add_argument("--levels", type=int, nargs="+", metavar="N", help="of --perturb, spread over the episodes")
     evaluate.add_argument("--split", default="held_out", choices=["held_out", "train"])
     evaluate.add_argument("--seed", type=int, default=0)
     evaluate.add_argument("--sample", action="store_true", help="sample actions instead of the most likely ones")
@@ -181,13 +185,22 @@ def run_eval(arguments: argparse.Namespace) -> None:
     config.tasks = arguments.tasks or []
     if arguments.tasks and hasattr(config.env, "tasks"):  # an env that builds only the tasks it is asked for
         config.env.tasks = list(arguments.tasks)
-    config.held_out_tasks = []
+    held_out, config.held_out_tasks = config.held_out_tasks, []
     config.evaluate.split = arguments.split
     config.evaluate.seed = arguments.seed
     config.evaluate.deterministic = not arguments.sample
     paths = [arguments.checkpoint] + ([arguments.compare] if arguments.compare else [])
+    if arguments.levels and not arguments.perturb:
+        raise ConfigError("--levels belongs to --perturb: add --perturb all, or leave it out")
     document = evaluate_checkpoints(
-        config, paths, episodes=arguments.episodes, per_task=arguments.episodes_per_task, video=arguments.video
+        config,
+        paths,
+        episodes=arguments.episodes,
+        per_task=arguments.episodes_per_task,
+        video=arguments.video,
+        perturb=[name for name in (arguments.perturb or "").split(",") if name],
+        levels=arguments.levels or (),
+        held_out_tasks=held_out,
     )
     document["env"] = {"type": config.env_type, **dataclasses.asdict(config.env)}
     if hasattr(config.env, "initial_states"):
@@ -204,7 +217,8 @@ def _eval_config(checkpoint: Path, suite: str | None, overrides: Sequence[str]) 
     libero = [f"env.suite={suite}", "env.tasks=[]"] if (suite or "").startswith("libero_") else []
     if recorded.is_file():
         config = configs.load(recorded)
-        if suite is None or (libero and config.env_type == "libero"):  # cameras and control stay those it has learnt with
+        # Cameras and control stay those it has learnt with.
+        if suite is None or (suite.startswith("libero") and config.env_type == "libero"):
             return configs.override(config, [*libero, *overrides])
     plain = [] if any(o.startswith("run=") for o in overrides) else ["~run"]
     return configs.compose([*plain, f"env={'libero' if libero else suite or 'tabletop'}", *libero, *overrides])

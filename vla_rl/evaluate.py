@@ -24,7 +24,7 @@ from vla_rl.interfaces import Env
 from vla_rl.metrics import write_json
 from vla_rl.rollout import RolloutEngine
 from vla_rl.splits import check_split, stable_seed
-from vla_rl.statistics import PairedComparison, compare_paired, wilson_interval
+from vla_rl.statistics import PairedComparison, compare_paired, difference_interval, wilson_interval
 from vla_rl.types import EmbodimentSpec, EpisodeSpec, TaskSpec, Trajectory
 from vla_rl.video import Clip, grid, have_video, write_mp4
 
@@ -70,6 +70,7 @@ class EpisodeOutcome:
     control_steps: int
     decisions: int
     mean_jerk: float | None = None
+    perturbation: str = ""
 
     @property
     def key(self) -> tuple[str, int, str]:
@@ -92,6 +93,7 @@ class EvaluationResult:
     latency_s: float  # one observation alone, median: what a robot would wait
     engine: dict[str, float] = field(default_factory=dict)
     clips: list[Clip] = field(default_factory=list)
+    held_out_tasks: list[str] = field(default_factory=list)  # those among them that the policy was not trained on
 
     @property
     def episodes(self) -> int:
@@ -126,6 +128,8 @@ class EvaluationResult:
         return {
             "total": summarise(self.outcomes),
             "tasks": self.per_task(),
+            "held_out_tasks": list(self.held_out_tasks),
+            "task_gap": task_gap(self.outcomes, self.held_out_tasks),
             "split": self.split,
             "seed": self.seed,
             "deterministic": self.deterministic,
@@ -151,7 +155,8 @@ class EvaluationResult:
             "latency_s",
         )
         outcomes = [EpisodeOutcome(**o) for o in data["outcomes"]]
-        return cls(outcomes, engine=dict(data.get("engine", {})), **{name: data[name] for name in names})
+        optional = {"engine": dict(data.get("engine", {})), "held_out_tasks": list(data.get("held_out_tasks", []))}
+        return cls(outcomes, **optional, **{name: data[name] for name in names})
 
     def save(self, path: str | Path) -> None:
         write_json(Path(path), self.to_dict())
@@ -187,6 +192,8 @@ class EvaluationResult:
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
         lines.insert(1, "  ".join("─" * width for width in widths))
         how = "most likely actions" if self.deterministic else "sampled actions"
+        if gap := task_gap(self.outcomes, self.held_out_tasks):
+            lines.append(task_gap_text(gap))
         lines.append(
             f"{self.split} initial states, {how}; {self.seconds_per_decision * 1e3:.2f} ms per decision in batches, "
             f"{self.latency_s * 1e3:.1f} ms for one alone; {self.seconds:.1f} s in all"
@@ -218,6 +225,29 @@ def summarise(outcomes: Sequence[EpisodeOutcome]) -> dict[str, Any]:
     }
 
 
+def task_gap(outcomes: Sequence[EpisodeOutcome], held_out_tasks: Sequence[str]) -> dict[str, Any] | None:
+    """`summarise` of the tasks that were trained on and of the ``held_out_tasks``, and how far these lie below those.
+
+    "gap" with "gap_low" and "gap_high" (95 %) is a difference of rates; None where either side has no episode.
+    """
+    trained = summarise([o for o in outcomes if o.task_id not in held_out_tasks])
+    held_out = summarise([o for o in outcomes if o.task_id in held_out_tasks])
+    if not trained["episodes"] or not held_out["episodes"]:
+        return None
+    low, high = difference_interval(trained["successes"], trained["episodes"], held_out["successes"], held_out["episodes"])
+    gap = trained["rate"] - held_out["rate"]
+    return {"trained": trained, "held_out": held_out, "gap": gap, "gap_low": low, "gap_high": high}
+
+
+def task_gap_text(gap: Mapping[str, Any]) -> str:
+    """The gap as one line."""
+    trained, held_out = (f"{s['successes']}/{s['episodes']} = {s['rate']:.0%}" for s in (gap["trained"], gap["held_out"]))
+    return (
+        f"tasks trained on: {trained}; held-out tasks: {held_out}; gap {gap['gap'] * 100:+.0f} points "
+        f"(95 % interval {gap['gap_low'] * 100:+.1f} to {gap['gap_high'] * 100:+.1f})"
+    )
+
+
 # -------------------------------------------------------------------------------------------------------------- running
 def evaluation_episodes(tasks: Sequence[TaskSpec], config: EvaluateConfig) -> list[EpisodeSpec]:
     """The fixed episodes of an evaluation: initial states 0, 1, 2 … of the split, tasks and instructions in turn."""
@@ -246,8 +276,9 @@ def evaluate(
     config: EvaluateConfig | None = None,
     *,
     progress: Callable[[int, int, int], None] | None = None,
+    episodes: Sequence[EpisodeSpec] | None = None,
 ) -> EvaluationResult:
-    """Run ``config.episodes_per_task`` episodes of every task and say how they went.
+    """Run ``config.episodes_per_task`` episodes of every task, or the given ``episodes`` of them, and say how they went.
 
     ``progress`` gets (episodes finished, all episodes, successes). Episodes run in portions whose images fit in 1 GiB.
 
@@ -258,7 +289,7 @@ def evaluate(
     if not tasks:
         raise ConfigError("there is no task to evaluate on; name at least one")
     env, spec = engine.env, engine.env.embodiment
-    episodes = evaluation_episodes(tasks, config)
+    episodes = evaluation_episodes(tasks, config) if episodes is None else episodes
     portion = _portion(engine, tasks)
     outcomes: list[EpisodeOutcome] = []
     clips: list[Clip] = []
@@ -327,6 +358,7 @@ def outcome(trajectory: Trajectory, spec: EmbodimentSpec) -> EpisodeOutcome:
         control_steps=trajectory.num_control_steps,
         decisions=len(trajectory),
         mean_jerk=mean_jerk(executed_actions(trajectory), spec),
+        perturbation=trajectory.episode.perturbation,
     )
 
 

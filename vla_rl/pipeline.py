@@ -36,8 +36,8 @@ from vla_rl.report import write_report
 from vla_rl.reward_data import ROLLOUTS, demonstration_trajectories, load_rollouts, roll_out, save_rollouts
 from vla_rl.reward_quality import write_quality
 from vla_rl.reward_tools import co_evolving, enforce, fit_and_judge, needs_judging
-from vla_rl.robustness import choose, compare_robustness, run_robustness
 from vla_rl.rewards import RewardContext, build_reward, is_learned, load_reward, reads_policy, save_reward
+from vla_rl.robustness import choose, compare_robustness, run_robustness
 from vla_rl.rollout import RolloutEngine
 from vla_rl.trainer import UNLIMITED, train_rl, train_sft
 from vla_rl.types import EmbodimentSpec, TaskSpec, Trajectory
@@ -393,8 +393,8 @@ def evaluate_checkpoints(
 ) -> dict[str, Any]:
     """Evaluate one checkpoint, or two on the same episodes with a paired comparison; prints tables, returns JSON.
 
-    ``episodes`` are spread over the tasks, unless ``per_task`` says how many each gets. ``perturb`` names perturbations under
-    which they run again (see `vla_rl.robustness.choose`). ``held_out_tasks`` are those that training left out.
+    ``episodes`` are spread over the tasks, unless ``per_task`` says how many each gets. ``perturb`` names perturbations
+    under which they run again (see `vla_rl.robustness.choose`). ``held_out_tasks`` are those that training left out.
     """
     declared = getattr(build.implementation("env", config.env_type), "perturbations", {})
     chosen = choose(declared, perturb, levels, config.env_type) if perturb else {}

@@ -28,7 +28,7 @@ from vla_rl.charts import (
     stacked_bar,
 )
 from vla_rl.errors import UserError
-from vla_rl.evaluate import EvaluationResult, compare, summarise
+from vla_rl.evaluate import EvaluationResult, compare, summarise, task_gap, task_gap_text
 from vla_rl.metrics import METRICS_FILE, read_metrics, write_json
 from vla_rl.statistics import PairedComparison, compare_paired
 
@@ -215,6 +215,12 @@ def pooled(runs: Sequence[RunData], name: str) -> dict[str, Any]:
     return summarise([o for r in runs for o in r.evaluations[name].outcomes])
 
 
+def pooled_task_gap(runs: Sequence[RunData], name: str) -> dict[str, Any] | None:
+    """`task_gap` over the episodes of all runs; None without held-out tasks, or where runs hold out different ones."""
+    held_out = {tuple(r.evaluations[name].held_out_tasks) for r in runs}
+    return task_gap([o for r in runs for o in r.evaluations[name].outcomes], held_out.pop()) if len(held_out) == 1 else None
+
+
 def paired(runs: Sequence[RunData], before: str, after: str) -> PairedComparison | None:
     """Before against after on the episodes both saw, over all runs; None where they share none."""
     a: list[bool] = []
@@ -237,7 +243,12 @@ def summary(runs: Sequence[RunData]) -> dict[str, Any]:
     """The figures of the page, for scripts: success with intervals per evaluation, in all and per run; cost."""
     names = evaluation_names(runs)
     evaluations = {
-        name: {**pooled(runs, name), "split": runs[0].evaluations[name].split, "tasks": _task_rows(runs, name)}
+        name: {
+            **pooled(runs, name),
+            "split": runs[0].evaluations[name].split,
+            "tasks": _task_rows(runs, name),
+            "task_gap": pooled_task_gap(runs, name),
+        }
         for name in names
     }
     comparison = paired(runs, names[0], names[-1]) if len(names) > 1 else None
@@ -549,6 +560,9 @@ def _success(runs: Sequence[RunData]) -> str:
     lead = f"Evaluated with {how} on {where}. Lines mark 95 % Wilson intervals. {', '.join(details)}."
     if len(runs) > 1:
         lead += " Each run's own rows come first; the last rows pool the episodes of all runs."
+    for name in names:
+        if gap := pooled_task_gap(runs, name):
+            lead += f" <b>{escape(_name(name))}</b>, {escape(task_gap_text(gap))}."
     parts = [interval_chart(rows, row_height=46 if len(rows) < 5 else 30)]
     if len(names) > 1 and paired(runs, names[0], names[-1]) is not None:
         parts.append(_squares(runs, names[0], names[-1]))

@@ -144,6 +144,21 @@ def paired_difference_interval(
     return max(-1.0, low), min(1.0, high)
 
 
+def difference_interval(
+    successes_a: int, trials_a: int, successes_b: int, trials_b: int, confidence: float = 0.95
+) -> tuple[float, float]:
+    """Interval of rate(a) − rate(b) on independent trials: Newcombe 1998 (Statistics in Medicine 17:873), method 10.
+
+    (-1, 1) where either has no trials.
+    """
+    low_a, high_a = wilson_interval(successes_a, trials_a, confidence)
+    low_b, high_b = wilson_interval(successes_b, trials_b, confidence)
+    if not trials_a or not trials_b:
+        return -1.0, 1.0
+    a, b = successes_a / trials_a, successes_b / trials_b
+    return a - b - math.hypot(a - low_a, high_b - b), a - b + math.hypot(high_a - a, b - low_b)
+
+
 def compare_paired(a: Sequence[bool], b: Sequence[bool], confidence: float = 0.95) -> PairedComparison:
     """Compare outcomes ``a[i]`` and ``b[i]`` of the same episode i.
 

@@ -38,8 +38,8 @@ _PLACEMENTS = 100  # attempts to place everything without overlap
 _MAX_GEOMS = 1000  # that robosuite draws
 
 Edits = Mapping[str, tuple[np.ndarray, np.ndarray]]
-"""Changes of a model: {field of `mujoco.MjModel`: (rows, values)}, for instance {"body_pos": ([7], [[0, 0, 1]])}; of "tex_data",
-whole textures."""
+"""Changes of a model: {field of `mujoco.MjModel`: (rows, values)}, for instance {"body_pos": ([7], [[0, 0, 1]])}.
+Those of "tex_data" are whole textures."""
 
 
 @dataclass
@@ -85,8 +85,10 @@ class World:
         self._edits = edits
 
     def _textures(self, edits: Edits) -> set[int]:
-        """The textures that ``edits`` change; they change whole ones, so that the first number of each is among the rows."""
-        return set(np.flatnonzero(np.isin(self.model.tex_adr, edits["tex_data"][0])).tolist()) if "tex_data" in edits else set()
+        """The textures that ``edits`` change: whole ones, so the first number of each is among the rows."""
+        if "tex_data" not in edits:
+            return set()
+        return set(np.flatnonzero(np.isin(self.model.tex_adr, edits["tex_data"][0])).tolist())
 
     def reset_poses(self) -> None:
         """Put bodies that LIBERO itself has moved in the model back to where the XML has them."""

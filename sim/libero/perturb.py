@@ -1,15 +1,15 @@
 """Robustness evaluation on LIBERO after LIBERO-Plus: seven factors, applied to loaded scenes, episode by episode.
 
-`PerturbedLibero` is `LiberoSimulator` for episodes without a ``perturbation``, byte for byte. With one ("camera:3": factor and
-level) it starts the same initial state changed by that factor; no scene is rebuilt, and slots with other factors share it. What
-is drawn at random follows from task, split, initial state and factor, so an episode repeats exactly, and the levels of one
-episode push in the same direction. docs/robustness.md says what each level does and what differs from the benchmark.
+`PerturbedLibero` is `LiberoSimulator` for episodes without a ``perturbation``, byte for byte. With one ("camera:3": factor
+and level) it starts the same initial state changed by that factor; no scene is rebuilt, and slots with other factors share
+it. What is drawn at random follows from task, split, initial state and factor, so an episode repeats exactly, and the levels
+of one episode push in the same direction. docs/robustness.md says what each level does and what differs from the benchmark.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -31,7 +31,7 @@ _ON_PICTURES = ("camera", "noise")
 class PerturbedLibero(LiberoSimulator):
     """See the module's text."""
 
-    perturbations = {
+    perturbations: ClassVar[dict[str, Perturbation]] = {
         "camera": Perturbation("agent view from elsewhere: turned, farther away, tilted"),
         "robot": Perturbation("arm starts elsewhere, at rest"),
         "language": Perturbation("instruction in other words"),
@@ -134,6 +134,6 @@ class PerturbedLibero(LiberoSimulator):
             )
         if factor == "robot_benchmark" and not self.is_official(episode.split):
             raise ConfigError(
-                f"perturbation {factor!r} of libero is about official initial states, but those of the split {episode.split!r} "
-                f"are sampled: evaluate with --split held_out, or set env.init_states=official."
+                f"perturbation {factor!r} of libero is about official initial states, but those of split "
+                f"{episode.split!r} are sampled: evaluate with --split held_out, or set env.init_states=official."
             )

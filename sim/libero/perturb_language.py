@@ -1,8 +1,8 @@
 """Other words for LIBERO's instructions, by templates: padding, synonyms, descriptions instead of nouns, another order.
 
 LIBERO-Plus has its paraphrases written by a language model; these follow its kinds (synonyms, descriptions instead of
-nouns, politeness padding) from tables that cover the words of all 130 tasks. Level 1 pads, 2 replaces verbs, 3 verbs and nouns,
-4 nouns by descriptions, 5 all of it with the order turned round where the sentence allows it.
+nouns, politeness padding) from tables that cover the words of all 130 tasks. Level 1 pads, 2 replaces verbs, 3 verbs and
+nouns, 4 nouns by descriptions; 5 does that and also turns the order round, or replaces verbs and pads where it cannot.
 """
 
 from __future__ import annotations
