@@ -56,6 +56,7 @@ class OpenVLAConfig:
     rotate_images: bool = False  # by 180 degrees, for an env that shows LIBERO's cameras as MuJoCo renders them
     # acting and learning
     temperature: float = 1.0  # of sampling and of every reported log-prob
+    noise_correlation: float = 0.0  # of sampling, between the control steps of a chunk; see `policies.trunk.chunk_uniforms`
     value_head: bool = False  # on the hidden state that predicts the first action token
     weights: str = "float32"  # dtype the parameters are kept in
     precision: str = "auto"  # of the computation; auto: bfloat16 autocast where the hardware multiplies it natively
@@ -77,6 +78,8 @@ class OpenVLAConfig:
             raise ConfigError(f"policy.chunk_length is {self.chunk_length}, it must be at least 1")
         if len(self.cameras) > 3:
             raise ConfigError(f"policy.cameras names {len(self.cameras)} cameras ({self.cameras}); OpenVLA-OFT reads 1 to 3")
+        if not 0.0 <= self.noise_correlation < 1.0:
+            raise ConfigError(f"policy.noise_correlation is {self.noise_correlation}, it must be at least 0 and below 1")
         if not self.temperature > 0:
             raise ConfigError(
                 f"policy.temperature is {self.temperature}, it must be above 0 (for no sampling act with deterministic=True)"

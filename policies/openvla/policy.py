@@ -56,7 +56,7 @@ from policies.openvla.tokens import (
     normalize_proprio,
     stand_in_tokenizer,
 )
-from policies.trunk import counter_uniforms, native_bfloat16, sample_inverse_cdf
+from policies.trunk import chunk_uniforms, native_bfloat16, sample_inverse_cdf
 from vla_rl.errors import ConfigError, EmbodimentMismatch, MissingPackage, UserError
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyEvaluation, PolicyOutput
 
@@ -214,6 +214,7 @@ class OpenVLABase(nn.Module):
     def _load_published(self, new_parts: Sequence[str]) -> None:
         folder = Path(self.config.checkpoint)
         stored = read_weights(folder, self.weights_dtype)
+        stored |= {name: tensor.float() for name, tensor in stored.items() if name.startswith("value_head.")}
         self._check_parts(stored, folder)
         own = self.state_dict()
         absent = [p for p in new_parts if hasattr(self, p) and not any(name.startswith(f"{p}.") for name in stored)]
@@ -240,13 +241,17 @@ class OpenVLABase(nn.Module):
     def _check_recorded(self) -> None:
         """What some checkpoints record about themselves must agree with the options."""
         recorded = self.source.config
-        for name, mine in (("chunk_length", self.config.chunk_length), ("use_proprio", self.config.use_proprio)):
-            for key in (name, "num_actions_chunk") if name == "chunk_length" else (name,):
-                if key in recorded and recorded[key] != mine:
-                    raise ConfigError(
-                        f"policy.{name} is {mine}, but {self.source.where} records {key} = {recorded[key]}: set "
-                        f"policy.{name}={str(recorded[key]).lower()}"
-                    )
+        for key, option in (
+            ("chunk_length", "chunk_length"),
+            ("num_actions_chunk", "chunk_length"),
+            ("use_proprio", "use_proprio"),
+        ):
+            mine = getattr(self.config, option)
+            if key in recorded and recorded[key] != mine:
+                raise ConfigError(
+                    f"policy.{option} is {mine}, but {self.source.where} records {key} = {recorded[key]}: set "
+                    f"policy.{option}={str(recorded[key]).lower()}"
+                )
 
     def _finish(self) -> Any:
         """Freeze, add LoRA, switch checkpointing on."""
@@ -594,7 +599,7 @@ class OpenVLA(OpenVLABase):
             seeds = torch.randint(2**62, (b,)).tolist() if seeds is None else seeds
             if len(seeds) != b:
                 raise ValueError(f"act got {len(seeds)} seeds for {b} observations")
-            uniforms = torch.from_numpy(counter_uniforms(seeds, h * a)).to(self.device)
+            uniforms = chunk_uniforms(seeds, h, a, self.config.noise_correlation).flatten(1).to(self.device)
         pixels = self.pixels(observation)
         if self.config.decoding == "autoregressive":
             tokens, log_prob, value = self._decode(observation, pixels, uniforms)
