@@ -186,6 +186,8 @@ def run_eval(arguments: argparse.Namespace) -> None:
     if arguments.tasks and hasattr(config.env, "tasks"):  # an env that builds only the tasks it is asked for
         config.env.tasks = list(arguments.tasks)
     held_out, config.held_out_tasks = config.held_out_tasks, []
+    if (arguments.suite or "").startswith("libero_"):  # a bare number may mean a task of another suite
+        held_out = [name for name in held_out if name.startswith(f"{arguments.suite}/")]
     config.evaluate.split = arguments.split
     config.evaluate.seed = arguments.seed
     config.evaluate.deterministic = not arguments.sample

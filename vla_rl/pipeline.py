@@ -411,7 +411,9 @@ def evaluate_checkpoints(
             with progress.task("evaluate", 1) as bar:
                 engine = RolloutEngine(env, policy, config.rollout)
                 results.append(evaluate(engine, tasks, settings, progress=bar.inner))
-            results[-1].held_out_tasks = [t.task_id for t in tasks if t.task_id in held_out_tasks]
+            results[-1].held_out_tasks = [
+                t.task_id for t in tasks if {t.task_id, t.task_id.rpartition("/")[2]} & set(held_out_tasks)
+            ]
             progress.say(f"{path}\n{results[-1].table()}")
             if chosen:
 
