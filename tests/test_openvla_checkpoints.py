@@ -108,7 +108,7 @@ def test_lora_merges_into_an_upstream_checkpoint(folder, tmp_path):
     torch.testing.assert_close(merged.action_logits(observation)[0], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_lora_on_bfloat16_weights_is_trained_in_float32(folder):
+def test_lora_on_bfloat16_weights_is_trained_in_float32(folder, tmp_path):
     policy = load(folder, weights="bfloat16", lora_rank=2, value_head=True)
     output = policy.act(observe(), deterministic=True)
     evaluation = policy.evaluate(observe(), output.replay)
@@ -118,6 +118,9 @@ def test_lora_on_bfloat16_weights_is_trained_in_float32(folder):
     assert {p.dtype for p in trained.values()} == {torch.float32}
     assert all(torch.isfinite(p.grad).all() for name, p in trained.items() if ".lora_B." in name)
     assert any(p.grad.abs().max() > 0 for name, p in trained.items() if ".lora_B." in name)
+    policy.save_pretrained(tmp_path / "merged")
+    again = load(tmp_path / "merged", weights="bfloat16", value_head=True).act(observe(), deterministic=True)
+    torch.testing.assert_close(again.value, output.value, rtol=0, atol=0.05)
 
 
 def test_lora_targets_and_frozen_vision(folder):
