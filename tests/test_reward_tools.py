@@ -413,8 +413,7 @@ def test_rollout_episodes_are_unique_and_of_the_train_split():
 
 
 def test_bench_counts_frames(run):
-    document = reward_tools.bench_reward(
-        [("success", TaskSuccessConfig()), ("srpo", srpo())], episodes=4, decisions=3, size=16, run=run
-    )
+    kinds = [("success", TaskSuccessConfig()), ("srpo", srpo()), ("process", ProcessConfig())]
+    document = reward_tools.bench_reward(kinds, episodes=4, decisions=3, size=16, repeats=1, run=run)
     assert document["frames"] == 16 and document["rewards"]["srpo"]["frames_per_second"] > 0
     assert 0 <= document["run"]["share"] < 1 and 0 < document["rewards"]["srpo"]["share_of_iteration"] < 1

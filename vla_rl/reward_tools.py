@@ -266,6 +266,9 @@ def bench_reward(
     for kind, config in kinds:
         if hasattr(config, "updates"):  # what it learns of noise does not matter, how fast it scores does
             config = dataclasses.replace(config, updates=1)
+        if hasattr(config, "milestones"):  # the synthetic robot's dimensions have no names
+            named = dataclasses.replace(config.milestones, gripper=[3], position=[0, 1, 2])
+            config = dataclasses.replace(config, milestones=named)
         reward = build_reward(kind, config)
         if is_learned(reward) and not is_fitted(reward):
             reward.fit(synthetic_trajectories(8, decisions, size, seed=1))
