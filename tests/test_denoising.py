@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from pathlib import Path
 
@@ -15,8 +16,10 @@ from policies.denoising.base import counter_normals
 from policies.denoising.policy import DenoisingVLA, DenoisingVLAConfig
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.checkpoint import load_policy, save_checkpoint
+from vla_rl.config import compose
 from vla_rl.errors import ConfigError, EmbodimentMismatch
 from vla_rl.interfaces import DistillablePolicy, ImitationPolicy, LikelihoodPolicy
+from vla_rl.pipeline import run_pipeline
 from vla_rl.types import CameraSpec, EmbodimentSpec, EpisodeSpec, Observation, RolloutBatch, Trajectory
 
 SPEC = EmbodimentSpec(
@@ -397,3 +400,13 @@ def test_what_cannot_be_trained_is_refused():
         policy = make()
         policy.log_prob_axes = ("token", "control_step", "action_dim")
         PPO(PPOConfig(ratio_level="denoising_step"), policy)
+
+
+@pytest.mark.slow
+def test_rl_through_the_chain_makes_the_toy_policy_succeed(tmp_path: Path):
+    folder = run_pipeline(compose(["run=toy_flow", f"output_dir={tmp_path}"]))
+    before, after = (json.loads((folder / f"eval_{name}.json").read_text())["total"] for name in ("sft", "rl"))
+    # Measured with seed 0 and these settings: from 41.5 % to 77.5 % of 200 episodes.
+    assert before["episodes"] == after["episodes"] == 200
+    assert before["rate"] <= 0.65, "the start is meant to be weak"
+    assert after["rate"] - before["rate"] >= 0.15

@@ -51,6 +51,18 @@ def test_student_is_a_policy_that_acts_and_is_saved(form: str, steps: int, metho
     torch.testing.assert_close(a, b)
 
 
+def test_a_student_that_acted_follows_new_weights():
+    student, observation = make().make_student(1).eval(), observe(2)
+    first = student.act(observation, seeds=[1, 2]).chunk.actions
+    other = make().make_student(1).eval()
+    with torch.no_grad():
+        other.expert.modulation.weight += 0.1 * torch.randn_like(other.expert.modulation.weight)
+    student.load_state_dict(other.state_dict())
+    now, wanted = (s.act(observation, seeds=[1, 2]).chunk.actions for s in (student, other))
+    torch.testing.assert_close(now, wanted)
+    assert not torch.allclose(now, first)
+
+
 def test_lcm_parametrisation_by_hand():
     """σ = 0.5, s = 10·t: at t = 0.1, c_skip = 0.25/1.25 and c_out = 1/√1.25; at t = 0 the identity."""
     expert = ActionExpert(2, 3, 8, 8, 1, 2, 4)

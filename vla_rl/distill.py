@@ -83,6 +83,7 @@ def distill(config: RunConfig, checkpoint: Path, settings: DistillConfig, folder
             observations = collect_observations(engine, tasks, settings, progress)
             record["observations"] = len(observations)
             record |= train_student(student, teacher, observations, settings, progress)
+        student.eval()
         save_checkpoint(folder, student)
         if settings.evaluate_episodes:
             plan = dataclasses.replace(

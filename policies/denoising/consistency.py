@@ -130,6 +130,20 @@ class ConsistencyVLA(DenoisingBase):
             values = torch.tensor(getattr(config, f"step_{name}s"), dtype=torch.float32)
             self.register_buffer(f"grid_{name}", values, persistent=False)
         self._target: ActionExpert | None = None  # the averaged copy that method "lcm" learns from
+        self._kept_modulation: tuple[tuple[torch.device, int], Tensor] | None = None
+
+    def train(self, mode: bool = True) -> ConsistencyVLA:
+        self._kept_modulation = None
+        return super().train(mode)
+
+    def _modulation(self) -> Tensor:
+        """The expert's modulation at the grid's times; kept while the policy only acts, since its weights then stay."""
+        if self.training:
+            return self.expert.modulate(self.grid_time)
+        key = (self.device, self.expert.modulation.weight._version)  # another one after loading weights
+        if self._kept_modulation is None or self._kept_modulation[0] != key:
+            self._kept_modulation = (key, self.expert.modulate(self.grid_time))
+        return self._kept_modulation[1]
 
     @property
     def grid(self) -> Grid:
@@ -158,7 +172,7 @@ class ConsistencyVLA(DenoisingBase):
 
     def solve(self, cache: Cache, first_noise: Tensor) -> Tensor:
         """Actions (normalised) [b s h a] from ``first_noise`` [b s h a], in ``denoising_steps`` steps."""
-        modulation, x = self.expert.modulate(self.grid_time), first_noise
+        modulation, x = self._modulation(), first_noise
         action = x
         for i, (time, signal, noise) in enumerate(zip(*self.grid, strict=True)):
             if i:  # to the next point between the action found and the noise that explains x
