@@ -30,7 +30,6 @@ def plain_act(policy: DenoisingVLA, observation: Observation, first_noise: Tenso
     return policy.denormalize(x[:, 0])
 
 
-@torch.inference_mode()
 def bench_heads(
     embodiment: EmbodimentSpec,
     make_observation: Callable[[EmbodimentSpec, int], Observation],
@@ -60,7 +59,8 @@ def bench_heads(
     for batch in batch_sizes:
         observation, seeds = make_observation(embodiment, batch), list(range(batch))
         noise = counter_normals(seeds, h * a).view(batch, 1, h, a).to(device)
-        cache, _ = teacher.encode(observation)
+        with torch.inference_mode():
+            cache, _ = teacher.encode(observation)
 
         def teacher_head(cache: Any = cache, noise: Tensor = noise) -> Tensor:
             own = teacher.as_expert(cache)
@@ -74,8 +74,9 @@ def bench_heads(
             "teacher, head alone": teacher_head,
             "student, head alone": lambda c=cache, n=noise: student.denormalize(student.solve(c, n)),
         }
-        torch.testing.assert_close(calls["plain teacher"](), calls["teacher"](), rtol=1e-3, atol=1e-4)
-        times = _alternate(calls, repeats)
+        with torch.inference_mode():
+            torch.testing.assert_close(calls["plain teacher"](), calls["teacher"](), rtol=1e-3, atol=1e-4)
+            times = _alternate(calls, repeats)
         rows = {}
         for name, seconds in times.items():
             p50, p95, p99 = np.percentile(seconds, (50, 95, 99)) * 1e3

@@ -138,9 +138,10 @@ class ConsistencyVLA(DenoisingBase):
 
     def _modulation(self) -> Tensor:
         """The expert's modulation at the grid's times; kept while the policy only acts, since its weights then stay."""
-        if self.training:
+        weight = self.expert.modulation.weight
+        if self.training or weight.is_inference():  # (tensors made in inference mode count no versions)
             return self.expert.modulate(self.grid_time)
-        key = (self.device, self.expert.modulation.weight._version)  # another one after loading weights
+        key = (self.device, weight._version)  # another one after loading weights
         if self._kept_modulation is None or self._kept_modulation[0] != key:
             self._kept_modulation = (key, self.expert.modulate(self.grid_time))
         return self._kept_modulation[1]
