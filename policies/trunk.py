@@ -500,7 +500,7 @@ class VisionLanguageTrunk(nn.Module):
 
     @torch.inference_mode()
     def image_features(self, frames: Tensor) -> Tensor:
-        """What the vision tower makes of frames uint8 [n H W 3] of the first camera: its mean token, float32 [n vit_width]."""
+        """The vision tower's mean token float32 [n vit_width] for frames uint8 [n H W 3] of the first camera."""
         camera = self.cameras[0]
         if tuple(frames.shape[1:]) != (camera.height, camera.width, 3):
             raise EmbodimentMismatch(
