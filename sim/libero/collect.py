@@ -79,11 +79,11 @@ class Blind(LiberoSimulator):
 
 
 def measure_expert(
-    simulator: LiberoSimulator, task_id: str, episodes: int, noise: float, *, split: str = "train"
+    simulator: LiberoSimulator, task_id: str, episodes: int, noise: float, *, speed: float = 1.0, split: str = "train"
 ) -> tuple[int, float, int]:
     """(successes, mean and largest control steps of a success) over initial states 0, 1, 2 … of ``split``."""
     specs = [EpisodeSpec(task_id, i, split=split, seed=i) for i in range(episodes)]
-    runs = [collect_episode(simulator, spec, noise_std=noise) for spec in specs]
+    runs = [collect_episode(simulator, spec, noise_std=noise, speed=speed) for spec in specs]
     lengths = [len(run["actions"]) for run in runs if run["success"]] or [0]
     return sum(run["success"] for run in runs), float(np.mean(lengths)), max(lengths)
 
@@ -95,12 +95,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tasks", nargs="*", default=[], metavar="TASK", help="numbers or names; none: the whole suite")
     parser.add_argument("--episodes", type=int, default=20)
     parser.add_argument("--noise", nargs="+", type=float, default=[0.0])
+    parser.add_argument("--speed", type=float, default=1.0, help="share of the expert's own speed")
+    parser.add_argument("--horizon", type=int, default=0, help="control steps an episode may last; 0: the suite's own")
     parser.add_argument("--split", default="train", choices=["train", "held_out"], help="sampled or official initial states")
     parser.add_argument("--controller", default="fast", choices=["exact", "fast"])
     options = parser.parse_args(arguments)
     config = LiberoConfig(
         suite=options.suite, tasks=options.tasks, look="light", controller=options.controller, cameras=["agentview"],
-        camera_size=16, built_scenes=1,
+        camera_size=16, built_scenes=1, horizon=options.horizon,
     )  # fmt: skip
     simulator = Blind(config)
     print("| task | instruction | noise | success | mean control steps | longest |\n|---|---|---|---|---|---|")
@@ -109,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             start = f"| {task.task_id} | {task.instructions[0]} | {noise:g} |"
             try:
                 successes, mean, longest = measure_expert(
-                    simulator, task.task_id, options.episodes, noise, split=options.split
+                    simulator, task.task_id, options.episodes, noise, speed=options.speed, split=options.split
                 )
             except UserError as error:
                 print(f"{start} none: {str(error).split('. ')[0]} | | |", flush=True)

@@ -9,7 +9,7 @@ Goals of several parts are worked off one after the other.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -183,15 +183,15 @@ class PickAndPlace:
         axis = self._finger_axis()[:2]
         self._rest_axis = axis / np.linalg.norm(axis)
         self._points = {part[1]: self._shapes.points(self._body(part[1])) for part in self._parts}
-        self._part = self._parts[0]
         self._begin()
 
     def _begin(self) -> None:
         """Approach the object of the present part, with a grasp for how it lies now."""
         holds = self._state.holds()
         pending = [part for part, true in zip(self._state.problem.goal, holds) if not true]
-        self._part = self._part if self._part in pending or not pending else pending[0]
+        self._part = (pending or self._parts)[0]
         self._phase, self._steps, self._lost = "approach", 0, 0
+        self._last_bottom, self._still = np.inf, 0  # of the load, while it is lowered
         self._opening = self._state.gripper_open
         self._grasp = plan_grasp(self._shapes, self._body(self._name), self._points[self._name], self._rest_axis)
         self._planned_at = self._state.rotation(self._name)
@@ -260,7 +260,9 @@ class PickAndPlace:
             lowest = max(self._floor() + 0.02, bottom + rim + FINGERTIP + 0.004 - hand[2])
         else:
             lowest = self._floor()
-        if across < 0.02 and (bottom < lowest + 0.006 or self._settled(bottom)):
+        sinks = across > 0.02 or abs(bottom - self._last_bottom) > 0.0008
+        self._still, self._last_bottom = 0 if sinks else self._still + 1, bottom
+        if across < 0.02 and (bottom < lowest + 0.006 or self._still >= 4):  # there, or come down onto something
             self._phase, self._at = "release", hand.copy()
             return np.zeros(3), OPEN
         if across > 0.03:
@@ -271,19 +273,10 @@ class PickAndPlace:
             safe = lowest
         up = safe - bottom
         command = toward(hand, hand + np.array([*gap, 0.0]))
-        if across > 0.03:
+        command[2] = min(max(GAIN * up, -0.6 * REACH), REACH)
+        if across > 0.03:  # up first, then across
             command[:2] *= min(max(1.0 - (up - 0.012) / 0.03, 0.0), 1.0)
-            command[2] = min(max(GAIN * up, -0.5 * REACH), REACH)
-        else:
-            command[2] = min(max(GAIN * up, -0.6 * REACH), REACH)
-        self._last_bottom = bottom
         return command, CLOSE
-
-    def _settled(self, bottom: float) -> bool:
-        """Whether the load has come down onto something: it does not sink any more."""
-        stands = abs(bottom - getattr(self, "_last_bottom", np.inf)) < 0.0008
-        self._still = getattr(self, "_still", 0) + 1 if stands else 0
-        return self._still >= 4
 
     def _release(self, hand: np.ndarray) -> tuple[np.ndarray, float]:
         if self._state.gripper_open < 0.92 and self._steps < 12:
@@ -377,6 +370,6 @@ def _rotation_vector(matrix: np.ndarray) -> np.ndarray:
     return axis * (angle / length) if length > 1e-9 else np.zeros(3)
 
 
-def make_demonstrator(state: Any) -> PickAndPlace:
+def make_demonstrator(state: LiberoView) -> PickAndPlace:
     """A fresh expert for the episode that runs in the slot of ``state``."""
     return PickAndPlace(state)

@@ -1,0 +1,229 @@
+"""LIBERO's scripted experts: grasps that fit the shape and its surroundings, recovery, noise, collection."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from libero_reference import libero_problem
+
+from sim.libero.simulator import LiberoConfig
+from vla_rl import build
+from vla_rl.config import compose
+from vla_rl.errors import ConfigError
+from vla_rl.specs import EpisodeSpec
+
+pytestmark = pytest.mark.real_sim
+TASK = "libero_object/1"  # cream cheese into the basket
+FINGERS = np.array([0.0, 1.0])  # along y, as LIBERO's arm starts
+
+
+# --------------------------------------------------------------------------------------------------------------- grasps
+def world(target: str, *others: str):
+    """Shapes of a small scene, and the body of its object ``target`` (geoms in XML)."""
+    import mujoco
+
+    from sim.libero.demonstrator import Shapes
+
+    bodies = "".join(f"<body>{geoms}</body>" for geoms in others)
+    model = mujoco.MjModel.from_xml_string(
+        f"<mujoco><worldbody><geom type='plane' size='1 1 1'/><body><freejoint/>{target}</body>{bodies}</worldbody></mujoco>"
+    )
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    return Shapes(model, data), 1
+
+
+def grasp_in(shapes, body):
+    """The planned place (world) and the direction of the fingers, as an angle (degrees) from y."""
+    from sim.libero.demonstrator import plan_grasp
+
+    grasp = plan_grasp(shapes, body, shapes.points(body), FINGERS)
+    rotation = shapes.data.xmat[body].reshape(3, 3)
+    place, axis = shapes.data.xpos[body] + rotation @ grasp.place, rotation @ grasp.axis
+    return place, float(np.degrees(np.arctan2(-axis[0], axis[1]))), grasp
+
+
+def box(x: float, y: float, z: float, at: str = "0 0 0", turn: float = 0.0) -> str:
+    return f"<geom type='box' size='{x} {y} {z}' pos='{at}' euler='0 0 {turn}'/>"
+
+
+def test_a_box_that_fits_is_grasped_in_the_middle_without_turning() -> None:
+    place, angle, grasp = grasp_in(*world(box(0.04, 0.02, 0.05, "0.1 0.2 0.05")))
+    assert not grasp.turned and angle == pytest.approx(0.0)
+    np.testing.assert_allclose(place, [0.1, 0.2, 0.07], atol=1e-9)  # 3 cm below the top
+
+
+def test_a_box_too_long_for_the_fingers_is_grasped_across_its_narrow_side() -> None:
+    place, angle, grasp = grasp_in(*world(box(0.02, 0.06, 0.05, "0.1 0.2 0.05")))
+    assert grasp.turned and abs(angle) > 60.0
+    np.testing.assert_allclose(place[:2], [0.1, 0.2], atol=1e-9)
+
+
+def test_the_hand_turns_less_where_less_is_enough() -> None:
+    _, angle, _ = grasp_in(*world(box(0.06, 0.015, 0.05, "0 0 0.05", turn=30.0)))
+    assert angle == pytest.approx(15.0)  # at 0 it is too long for the fingers; its narrow side is at 30
+
+
+def test_flat_things_are_grasped_above_the_ground() -> None:
+    place, _, _ = grasp_in(*world(box(0.04, 0.02, 0.009, "0 0 0.009")))
+    assert 0.011 < place[2] < 0.018  # fingertips reach 11 mm below that point
+
+
+def test_a_vessel_is_grasped_by_its_rim_on_the_free_side() -> None:
+    wall = "".join(
+        box(0.004, 0.02, 0.025, f"{0.05 * np.cos(a)} {0.05 * np.sin(a)} 0.025", turn=np.degrees(a))
+        for a in np.arange(0, 2 * np.pi, np.pi / 8)
+    )
+    place, angle, _ = grasp_in(*world(wall))
+    assert angle == pytest.approx(0.0) and abs(place[1]) == pytest.approx(0.05, abs=0.006) and abs(place[0]) < 1e-6
+    assert place[2] == pytest.approx(0.05 - 0.012)
+    for side in (1.0, -1.0):
+        blocked, angle, _ = grasp_in(*world(wall, box(0.05, 0.02, 0.04, f"0 {side * 0.1} 0.04")))
+        assert angle == pytest.approx(0.0) and blocked[1] == pytest.approx(-side * 0.05, abs=0.006)
+
+
+def test_neighbours_make_the_hand_turn() -> None:
+    beside = [box(0.05, 0.01, 0.05, f"0 {y} 0.05") for y in (0.055, -0.055)]
+    _, angle, grasp = grasp_in(*world(box(0.015, 0.015, 0.04, "0 0 0.04"), *beside))
+    assert grasp.turned and abs(angle) >= 60.0
+
+
+def test_rotation_vector() -> None:
+    from robosuite.utils.transform_utils import quat2axisangle, quat2mat
+
+    from sim.libero.demonstrator import _rotation_vector
+
+    rng = np.random.default_rng(0)
+    for quaternion in rng.normal(size=(20, 4)):
+        quaternion /= np.linalg.norm(quaternion) * np.sign(quaternion[3])
+        expected = quat2axisangle(quaternion.copy())
+        np.testing.assert_allclose(_rotation_vector(quat2mat(quaternion)), expected, atol=1e-5)
+    np.testing.assert_array_equal(_rotation_vector(np.eye(3)), np.zeros(3))
+
+
+def test_other_goals_are_refused() -> None:
+    from sim.libero.demonstrator import PickAndPlace
+
+    class NoShapes:
+        def __init__(self, *_: object) -> None: ...
+
+    problem = SimpleNamespace(goal=(("open", "cabinet_1_top_region"),), objects={})
+    scene = SimpleNamespace(model=None, task=SimpleNamespace(task_id="libero_goal/0"))
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ConfigError, match=r"libero_goal/0.*dataset=FOLDER"):
+        patch.setattr("sim.libero.demonstrator.Shapes", NoShapes)
+        PickAndPlace(SimpleNamespace(problem=problem, scene=scene, data=None))
+
+
+# ---------------------------------------------------------------------------------------------------------- whole tasks
+@pytest.fixture(scope="module")
+def simulator():
+    """One scene for the whole file, drawn small."""
+    if problem := libero_problem():
+        pytest.skip(f"needs LIBERO: {problem}")
+    from sim.libero.collect import Blind
+
+    config = LiberoConfig(tasks=["1"], look="light", controller="fast", cameras=["agentview"], camera_size=16)
+    simulator = Blind(config)
+    yield simulator
+    simulator.close()
+
+
+def collect(simulator, init_state: int, **options):
+    from sim.libero.collect import collect_episode
+
+    return collect_episode(simulator, EpisodeSpec(TASK, init_state, split="train", seed=init_state), **options)
+
+
+def test_expert_solves_the_task_with_and_without_noise(simulator) -> None:
+    runs = [collect(simulator, i, noise_std=noise) for i in range(2) for noise in (0.0, 0.25)]
+    assert all(run["success"] for run in runs)
+    for run in runs:
+        steps = len(run["actions"])
+        assert run["actions"].shape == (steps, 7) and run["actions"].dtype == np.float32
+        assert run["proprio"].shape == (steps, 8) and np.abs(run["actions"]).max() <= 1.0
+        assert run["instruction"] == "pick up the cream cheese and place it in the basket"
+        assert set(run["actions"][:, 6]) == {-1.0, 1.0}
+        assert not run["actions"][:, 3:6].any()  # nothing here needs a turn of the hand
+
+
+def test_noise_follows_from_the_seed_and_speed_slows_the_expert(simulator) -> None:
+    first, again = (collect(simulator, 3, noise_std=0.2) for _ in range(2))
+    np.testing.assert_array_equal(first["actions"], again["actions"])
+    slow = collect(simulator, 3, speed=0.5)
+    fast = collect(simulator, 3)
+    assert slow["success"] and len(slow["actions"]) > 1.4 * len(fast["actions"])
+    assert np.abs(slow["actions"][:, :6]).max() <= 0.5 and np.abs(fast["actions"][:, :6]).max() == 1.0
+
+
+def test_expert_picks_up_again_what_it_lost(simulator) -> None:
+    from sim.libero.demonstrator import make_demonstrator
+
+    simulator.start(0, EpisodeSpec(TASK, 5, split="train", seed=5))
+    state = simulator.state(0)
+    expert, lost, phases = make_demonstrator(state), False, []
+    while True:
+        action = expert.act(state)
+        phases.append(expert._phase)
+        held = phases[-1] == "carry" and state.position("cream_cheese_1")[2] > 0.08
+        if held and not lost:  # someone takes it out of the hand and puts it elsewhere
+            lost = True
+            joint = simulator.scene(TASK).env.get_object("cream_cheese_1").joints[0]
+            start = state.data.joint(joint).qpos
+            start[:3] = [-0.05, -0.02, 0.02]
+        step = simulator.step(0, action[None])
+        if step.terminated or step.truncated:
+            break
+    assert lost and step.success
+    assert "approach" in phases[phases.index("carry") :]
+
+
+def test_absolute_control_is_refused(simulator) -> None:
+    absolute = SimpleNamespace(config=LiberoConfig(control_mode="absolute"))
+    with pytest.raises(ConfigError, match="use relative"):
+        collect(absolute, 0)
+
+
+def test_command_prints_a_table_with_a_row_per_task_and_noise(monkeypatch, simulator, capsys) -> None:
+    from sim.libero import collect as module
+
+    monkeypatch.setattr(module, "Blind", lambda config: simulator)
+    monkeypatch.setattr(simulator, "close", lambda: None)
+    module.main(["--tasks", "1", "--episodes", "1", "--noise", "0", "0.1"])
+    rows = capsys.readouterr().out.splitlines()[2:]
+    assert len(rows) == 2 and all(row.startswith(f"| {TASK} | pick up the cream cheese") for row in rows)
+    assert all("| 1 of 1 |" in row for row in rows)
+
+
+# -------------------------------------------------------------------------------------------------------------- plugged in
+def test_run_config_and_registry() -> None:
+    from sim.libero.collect import collect_episode
+
+    assert build.implementation("collector", "libero") is collect_episode
+    config = compose(["run=libero_object_nano"])
+    assert config.tasks == config.env.tasks and config.env_type == "libero" and config.env.init_states == "split"
+    assert config.collect.horizon > config.env.horizon > 0 and not config.algorithm.bootstrap_truncated
+
+
+@pytest.mark.slow
+def test_collected_datasets_load_in_lerobot(tmp_path, monkeypatch) -> None:
+    import warnings
+
+    if problem := libero_problem():
+        pytest.skip(f"needs LIBERO: {problem}")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    from vla_rl.collect import collect_demonstrations
+    from vla_rl.config import CollectConfig
+
+    env = LiberoConfig(tasks=["1"], look="light", controller="fast", camera_size=32)
+    settings = CollectConfig(episodes_per_task=1, action_noise=0.1, workers=1)
+    folder = tmp_path / "dataset"
+    counts = collect_demonstrations("libero", env, [TASK], settings, seed=0, folder=folder, progress=lambda *_, **__: None)
+    assert counts["episodes"] == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # lerobot's own imports warn
+        lerobot = pytest.importorskip("lerobot.datasets.lerobot_dataset")
+        theirs = lerobot.LeRobotDataset("local/demos", root=folder, video_backend="pyav", tolerance_s=1e-3)
+    assert len(theirs) == counts["control_steps"]
+    assert theirs[0]["action"].shape == (7,) and theirs[0]["task"].startswith("pick up the cream cheese")
