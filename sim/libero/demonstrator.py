@@ -159,7 +159,7 @@ def _rim(world: np.ndarray, top: float, direction: np.ndarray) -> np.ndarray:
 def _blocked(shapes: Shapes, body: int, place: np.ndarray, direction: np.ndarray) -> float:
     """How many of the open fingers (1 each) and parts of the palm (0.5 each) would be inside something but the object."""
     sides = np.repeat([-1.0, 1.0], 6)
-    along = sides * FINGER_AT + np.tile([-0.008, 0.008], 6)
+    along = sides * FINGER_AT + np.tile([-0.004, 0.004], 6)
     fingers = place + np.outer(along, direction) + np.outer(np.tile([0.006, 0.006, 0.022, 0.022, 0.045, 0.045], 2), UP)
     palm = place + np.outer(np.tile([-0.09, -0.06, -0.03, 0.0, 0.03, 0.06, 0.09], 2), direction)
     palm += np.outer(np.repeat([PALM_HEIGHT + 0.03, PALM_HEIGHT + 0.06], 7), UP)
