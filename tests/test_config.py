@@ -137,7 +137,7 @@ def test_wrong_type_is_named_with_its_value(override, parts):
         ("rl.dynamic_sampling=true", ["group_size"]),
         ("slots.workers=-1", ["workers", "-1"]),
         ("collect.workers=0", ["workers", "0"]),
-        ("evaluate.split=test", ["evaluate.split", "held_out, train"]),
+        ("evaluate.split=test", ["evaluate.split", "train, held_out"]),
         ("algorithm.advantage=magic", ["advantage='magic'", "grpo"]),
         ("phases=[train]", ["train", "collect", "eval_rl"]),
         ("held_out_tasks=[lift_cube]", ["lift_cube", "held_out_tasks"]),

@@ -48,7 +48,7 @@ class EvaluateConfig:
     video_episodes: int = 12
 
     def __post_init__(self) -> None:
-        check_split(self.split)
+        check_split(self.split, "evaluate.split")
         if self.episodes_per_task < 1 or self.video_episodes < 0:
             raise ConfigError(
                 "evaluate needs episodes_per_task >= 1 and video_episodes >= 0, got "

@@ -22,10 +22,10 @@ _BORDER = 1e-3  # fraction of a cell: placements keep off its border, so that fl
 _MAX_TRIES = 10_000
 
 
-def check_split(split: str) -> str:
+def check_split(split: str, key: str = "split") -> str:
     """``split`` itself; raises `ConfigError` unless it is one of `SPLITS`."""
     if split not in SPLITS:
-        raise ConfigError(f"split={split!r} is unknown: use one of {', '.join(SPLITS)}.")
+        raise ConfigError(f"{key}={split!r} is unknown: use one of {', '.join(SPLITS)}.")
     return split
 
 
