@@ -68,7 +68,7 @@ class NanoVLAConfig(TrunkConfig):
     label_smoothing: float = 0.0
     soft_label_sigma: float = 0.0  # Gaussian soft labels over neighbouring bins; in bins
     temperature: float = 1.0  # of sampling and of every reported log-prob
-    noise_correlation: float = 0.0  # of sampling, between the control steps of a chunk; see `trunk.chunk_uniforms`
+    noise_correlation: float = 0.8  # of sampling, between the control steps of a chunk; see `trunk.chunk_uniforms`
     deterministic_mode: str = "argmax"  # argmax | mean (of the bin distribution)
 
     def __post_init__(self) -> None:

@@ -102,7 +102,7 @@ def test_cached_decoding_equals_decoding_without_a_cache(changes: dict):
     policy = make(**changes)
     observation = observe(4)
     a, k = SPEC.action_dim, policy.config.action_bins
-    uniforms = torch.from_numpy(counter_uniforms(range(4), 9)).view(4, 9)
+    uniforms = chunk_uniforms(range(4), 3, a, policy.config.noise_correlation).view(4, 9)
     tokens = torch.zeros(4, 9, dtype=torch.long)
     for position in range(9):  # each token from a whole forward over all those before it
         logits, _ = policy.logits_and_value(observation, tokens.view(4, 3, a))

@@ -203,6 +203,7 @@ class LiberoSimulator:
         snapshot = self.edit_initial_state(episode, scene, self.initial_state(episode))
         s = self._slots.setdefault(slot, _Slot())
         s.begin(episode, scene, snapshot, self._horizon[episode.task_id])
+        self._drop_scenes()  # the slot may have left the last use of one
         return self.observe(slot)
 
     def step(self, slot: int, actions: np.ndarray) -> SlotStep:
