@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from sim.recording import record_demonstration
 from vla_rl import splits
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.specs import CameraSpec, EmbodimentSpec, EpisodeSpec, SlotObservation, SlotStep, TaskSpec
@@ -114,9 +115,7 @@ class ToyReach:
         task = self.tasks[target]
         texts = task.instructions if episode.split == "train" else task.held_out_instructions
         agent, *goals = _placement(episode)
-        self._slots[slot] = _Slot(
-            episode, target, texts[episode.instruction_index % len(texts)], agent, np.stack(goals)
-        )
+        self._slots[slot] = _Slot(episode, target, texts[episode.instruction_index % len(texts)], agent, np.stack(goals))
         if self.config.fault_control_step < 0:
             self._fault(episode)
         return self._observe(slot)
@@ -162,9 +161,7 @@ class ToyReach:
         left = 1.0 - s.control_step / self.config.horizon
         privileged = np.concatenate([s.agent, *s.goals, np.eye(len(COLORS))[s.target], [left]])
         image = np.stack([self._blob(s.goals[0]), self._blob(s.agent), self._blob(s.goals[1])], axis=-1)
-        return SlotObservation(
-            {CAMERA: image}, s.agent.astype(np.float32), s.instruction, privileged.astype(np.float32)
-        )
+        return SlotObservation({CAMERA: image}, s.agent.astype(np.float32), s.instruction, privileged.astype(np.float32))
 
     def _blob(self, centre: np.ndarray) -> np.ndarray:
         """A Gaussian spot uint8 [H W], so that its position can be read to a fraction of a pixel."""
@@ -210,25 +207,12 @@ def collect_episode(
     """
     rng = np.random.default_rng(episode.seed) if rng is None else rng
     observation = simulator.start(slot, episode)
-    images, proprio, actions = [], [], []
-    while True:
-        label = simulator.oracle(slot, 1)
-        images.append(observation.images[CAMERA])
-        proprio.append(observation.proprio)
-        actions.append(label[0])
-        step = simulator.step(slot, label + noise_std * rng.standard_normal(label.shape))
-        if step.terminated or step.truncated:
-            break
-        observation = step.observation
-    return {
-        "images": {CAMERA: np.stack(images)},
-        "proprio": np.stack(proprio),
-        "actions": np.stack(actions),
-        "instruction": observation.instruction,
-        "success": step.success,
-        "task_id": episode.task_id,
-        "init_state_id": episode.init_state_id,
-    }
+    return record_demonstration(
+        episode,
+        observation,
+        act=lambda: simulator.oracle(slot, 1)[0],
+        execute=lambda label: simulator.step(slot, (label + noise_std * rng.standard_normal(label.shape))[None]),
+    )
 
 
 def _placement(episode: EpisodeSpec) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -14,8 +14,9 @@ import numpy as np
 from sim.libero.demonstrator import make_demonstrator
 from sim.libero.simulator import LiberoConfig, LiberoSimulator
 from sim.libero.tasks import SUITES
+from sim.recording import record_demonstration
 from vla_rl.errors import ConfigError, UserError
-from vla_rl.specs import EpisodeSpec, SlotObservation
+from vla_rl.specs import EpisodeSpec, SlotObservation, SlotStep
 
 
 def collect_episode(
@@ -43,30 +44,18 @@ def collect_episode(
     rng = np.random.default_rng(episode.seed) if rng is None else rng
     observation = simulator.start(slot, episode)
     expert = make_demonstrator(simulator.state(slot))
-    images: dict[str, list[np.ndarray]] = {name: [] for name in observation.images}
-    proprio, actions = [], []
-    while True:
+
+    def act() -> np.ndarray:
         label = np.clip(expert.act(simulator.state(slot)), -1.0, 1.0)
         label[:6] *= speed
-        for name, picture in observation.images.items():
-            images[name].append(picture)
-        proprio.append(observation.proprio)
-        actions.append(label)
+        return label
+
+    def execute(label: np.ndarray) -> SlotStep:
         executed = label.copy()
         executed[:3] += noise_std * rng.standard_normal(3)
-        step = simulator.step(slot, executed[None])
-        if step.terminated or step.truncated:
-            break
-        observation = step.observation
-    return {
-        "images": {name: np.stack(pictures) for name, pictures in images.items()},
-        "proprio": np.stack(proprio),
-        "actions": np.stack(actions).astype(np.float32),
-        "instruction": observation.instruction,
-        "success": step.success,
-        "task_id": episode.task_id,
-        "init_state_id": episode.init_state_id,
-    }
+        return simulator.step(slot, executed[None])
+
+    return record_demonstration(episode, observation, act, execute)
 
 
 class Blind(LiberoSimulator):

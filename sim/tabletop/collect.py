@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from sim.recording import record_demonstration
 from sim.tabletop.demonstrator import Demonstrator
 from sim.tabletop.simulator import TabletopConfig, TabletopSimulator
 from sim.tabletop.tasks import TASKS
-from vla_rl.specs import EpisodeSpec
+from vla_rl.specs import EpisodeSpec, SlotStep
 
 
 def collect_episode(
@@ -41,28 +42,16 @@ def collect_episode(
     spread = noise_std * half_range
     spread[-1] = 0.0
     observation = simulator.start(slot, episode)
-    images: dict[str, list[np.ndarray]] = {name: [] for name in observation.images}
-    proprio, actions = [], []
-    while True:
+
+    def act() -> np.ndarray:
         label = np.clip(expert.act(simulator.state(slot)), -half_range, half_range)
         label[:-1] *= speed
-        for name, picture in observation.images.items():
-            images[name].append(picture)
-        proprio.append(observation.proprio)
-        actions.append(label)
-        step = simulator.step(slot, (label + spread * rng.standard_normal(len(label)))[None])
-        if step.terminated or step.truncated:
-            break
-        observation = step.observation
-    return {
-        "images": {name: np.stack(pictures) for name, pictures in images.items()},
-        "proprio": np.stack(proprio),
-        "actions": np.stack(actions).astype(np.float32),
-        "instruction": observation.instruction,
-        "success": step.success,
-        "task_id": episode.task_id,
-        "init_state_id": episode.init_state_id,
-    }
+        return label
+
+    def execute(label: np.ndarray) -> SlotStep:
+        return simulator.step(slot, (label + spread * rng.standard_normal(len(label)))[None])
+
+    return record_demonstration(episode, observation, act, execute)
 
 
 def measure_experts(
