@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from reward_models.encoders import pick_device
 from reward_models.network import FrameNetwork, FrameTable, NetworkConfig
-from reward_models.shaping import ShapingConfig, shaped_reward
+from reward_models.shaping import ShapedProgress, ShapingConfig
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.types import Trajectory
 
@@ -46,7 +46,7 @@ class LearnedConfig:
             )
 
 
-class LearnedReward:
+class LearnedReward(ShapedProgress):
     """Base of the learned rewards. A subclass gives the head, the loss on a `FrameTable`, and progress per frame."""
 
     learned: ClassVar[bool] = True
@@ -54,12 +54,11 @@ class LearnedReward:
     kind: ClassVar[str] = ""
 
     def __init__(self, config: LearnedConfig):
+        super().__init__()
         self.config = config
         self.device = pick_device(config.device)
         self.network: FrameNetwork | None = None
         self.head: nn.Module | None = None
-        self._metrics: dict[str, float] = {}
-        self._prepared: dict[str, Tensor] = {}  # rollout id → progress curve, computed while others still simulated
         self.generator = torch.Generator().manual_seed(config.seed)
 
     # ----------------------------------------------------------------------------------------------- for the subclasses
@@ -162,30 +161,13 @@ class LearnedReward:
             )
         return [c.float().cpu() for c in self.curve(self.features(table), table.lengths.tolist())]
 
-    def prepare(self, trajectory: Trajectory) -> None:
-        """Compute the curve of a trajectory ahead of `score`."""
-        self._prepared[trajectory.rollout_id] = self.progress([trajectory])[0]
-
-    def score(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
-        """Reward per decision float32 [t], as ``shaping`` says."""
-        if not trajectories:
-            return []
-        todo = [t for t in trajectories if t.rollout_id not in self._prepared]
-        curves = self._prepared | {t.rollout_id: c for t, c in zip(todo, self.progress(todo))}
-        self._prepared = {}
-        ends = torch.stack([curves[t.rollout_id][-1] for t in trajectories])
+    def score_figures(self, trajectories: Sequence[Trajectory], curves: Sequence[Tensor]) -> dict[str, float]:
+        ends = torch.stack([c[-1] for c in curves])
         won = torch.tensor([t.success for t in trajectories])
-        self._metrics = {
-            "reward/progress_end": float(ends.nanmean()),
+        return super().score_figures(trajectories, curves) | {
             "reward/progress_end_failures": float(ends[~won].nanmean()) if (~won).any() else float("nan"),
             "reward/progress_end_successes": float(ends[won].nanmean()) if won.any() else float("nan"),
-            "reward/invalid_share": sum(not curves[t.rollout_id].isfinite().all() for t in trajectories) / len(trajectories),
         }
-        return [shaped_reward(t, curves[t.rollout_id], self.config.shaping) for t in trajectories]
-
-    def metrics(self) -> dict[str, float]:
-        """Figures of the last `score`."""
-        return dict(self._metrics)
 
     # ----------------------------------------------------------------------------------------------------------- saving
     def extra_state(self) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,3 +70,44 @@ def shaped_reward(trajectory: Trajectory, potential: Tensor, config: ShapingConf
     reward = config.weight * reward
     reward[-1] += config.success_coefficient * float(trajectory.success)
     return reward
+
+
+class ShapedProgress:
+    """Base of the rewards that pay along a progress curve: curves computed ahead, shaping, figures.
+
+    A subclass gives `progress` (float32 [t+1] per trajectory) and may add to `score_figures`; ``config.shaping`` says
+    what pays.
+    """
+
+    config: Any
+    progress: Callable[[Sequence[Trajectory]], list[Tensor]]
+
+    def __init__(self) -> None:
+        self._metrics: dict[str, float] = {}
+        self._prepared: dict[str, Tensor] = {}  # rollout id → progress curve, computed while others still simulated
+
+    def prepare(self, trajectory: Trajectory) -> None:
+        """Compute the curve of a trajectory ahead of `score`."""
+        self._prepared[trajectory.rollout_id] = self.progress([trajectory])[0]
+
+    def score(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
+        """Reward per decision float32 [t], as ``shaping`` says; an invalid curve pays nothing beside the success."""
+        if not trajectories:
+            return []
+        todo = [t for t in trajectories if t.rollout_id not in self._prepared]
+        found = self._prepared | {t.rollout_id: c for t, c in zip(todo, self.progress(todo))}
+        self._prepared = {}
+        curves = [found[t.rollout_id] for t in trajectories]
+        self._metrics = self.score_figures(trajectories, curves)
+        return [shaped_reward(t, c, self.config.shaping) for t, c in zip(trajectories, curves)]
+
+    def score_figures(self, trajectories: Sequence[Trajectory], curves: Sequence[Tensor]) -> dict[str, float]:
+        """What a `score` logs."""
+        return {
+            "reward/progress_end": float(torch.stack([c[-1] for c in curves]).nanmean()),
+            "reward/invalid_share": sum(not bool(c.isfinite().all()) for c in curves) / len(curves),
+        }
+
+    def metrics(self) -> dict[str, float]:
+        """Figures of the last `score`."""
+        return dict(self._metrics)

@@ -23,7 +23,7 @@ from torch import Tensor
 from reward_models.encoders import IMAGENET_MEAN, IMAGENET_STD, pick_device
 from reward_models.frames import RewardInputError, frames_of, instruction_of
 from reward_models.progress_math import VALUE_MODES, accumulate, dead_zone, reference_indices
-from reward_models.shaping import ShapingConfig, shaped_reward
+from reward_models.shaping import ShapedProgress, ShapingConfig
 from vla_rl.errors import ConfigError, MissingDependency, MissingPackage
 from vla_rl.types import Trajectory
 
@@ -260,18 +260,17 @@ class InternVLBackend:
         return (x - mean) / std
 
 
-class VLAC:
+class VLAC(ShapedProgress):
     """See the module. ``backend`` replaces the checkpoint (tests, or a server of one's own)."""
 
     judge_first = True  # its quality is checked before RL trains on it
 
     def __init__(self, config: VLACConfig, backend: ChatBackend | None = None):
+        super().__init__()
         self.config = config
         self.backend: ChatBackend = backend or InternVLBackend(config)
         self.references: dict[str, list[Tensor]] = {}  # task → frames of a successful example
-        self._prepared: dict[str, Tensor] = {}
         self._asked = self._invalid = 0
-        self._metrics: dict[str, float] = {}
 
     def set_references(self, trajectories: Sequence[Trajectory]) -> None:
         """Take the first successful trajectory of each task as its example. Raises `RewardInputError` where there is
@@ -358,25 +357,9 @@ class VLAC:
     def reverse_progress(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
         return self._curves(trajectories, reverse=True)
 
-    def prepare(self, trajectory: Trajectory) -> None:
-        self._prepared[trajectory.rollout_id] = self.progress([trajectory])[0]
-
-    def score(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
-        """Reward per decision float32 [t], as ``shaping`` says; an invalid curve pays nothing beside the success."""
-        if not trajectories:
-            return []
-        todo = [t for t in trajectories if t.rollout_id not in self._prepared]
-        curves = self._prepared | {t.rollout_id: c for t, c in zip(todo, self.progress(todo))}
-        self._prepared = {}
-        ends = torch.stack([curves[t.rollout_id][-1] for t in trajectories])
-        self._metrics = {
-            "reward/progress_end": float(ends.nanmean()),
-            "reward/invalid_share": float(ends.isnan().float().mean()),
+    def score_figures(self, trajectories: Sequence[Trajectory], curves: Sequence[Tensor]) -> dict[str, float]:
+        """Invalid replies are counted from the start."""
+        return super().score_figures(trajectories, curves) | {
             "reward/invalid_replies": float(self._invalid),
             "reward/invalid_reply_share": self._invalid / max(1, self._asked),
         }
-        return [shaped_reward(t, curves[t.rollout_id], self.config.shaping) for t in trajectories]
-
-    def metrics(self) -> dict[str, float]:
-        """Figures of the last `score`; invalid replies are counted from the start."""
-        return dict(self._metrics)

@@ -140,3 +140,22 @@ def free_context(context: Any) -> None:
         context.free()
     except Exception:  # PyOpenGL's error classes depend on the backend, and no harm is left to be done
         context._context = None  # else the context's destructor tries again
+
+
+def draw_in_own_context(context: Any) -> None:
+    """Let a renderer of robosuite's (an `MjRenderContext`) bind its own GL context before each picture.
+
+    By itself it draws into whichever is current, and in a process with several simulators here are others.
+    """
+    if "render" in vars(context):
+        return
+    import mujoco
+
+    render = context.render
+
+    def render_here(*args: Any, **kwargs: Any) -> None:
+        context.gl_ctx.make_current()
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, context.con)
+        render(*args, **kwargs)
+
+    context.render = render_here

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import mujoco
 import numpy as np
 
+from sim.light import drop_costly_effects, skip_costly_passes
+
 LOOKS = ("exact", "light")
 CELLS = 24  # of the grid along a mesh's longest side
 FEWEST = 300  # faces; smaller meshes stay as they are
@@ -31,10 +33,7 @@ class Look:
         """Set what rendering reads off the compiled ``model``; call it before the model's `MjrContext` is made."""
         if self.name == "exact":
             return
-        model.mat_reflectance[:] = 0.0
-        model.vis.quality.offsamples = 0
-        model.vis.quality.shadowsize = 0
-        model.light_castshadow[:] = 0
+        drop_costly_effects(model)
         for mesh in range(model.nmesh):
             if model.mesh_facenum[mesh] > FEWEST:
                 thin(model, mesh)
@@ -42,9 +41,7 @@ class Look:
     def edit_drawing(self, drawing: mujoco.MjvScene) -> None:
         """Switch off what the light look does not draw."""
         if self.name == "light":
-            flags = mujoco.mjtRndFlag
-            for flag in (flags.mjRND_SKYBOX, flags.mjRND_SHADOW, flags.mjRND_REFLECTION):
-                drawing.flags[flag] = 0
+            skip_costly_passes(drawing)
 
 
 def thin(model: mujoco.MjModel, mesh: int, cells: int = CELLS) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.gl import ensure_backend
+from sim.gl import draw_in_own_context, ensure_backend
 from sim.libero import package
 from sim.libero.init_states import read_init_states
 from sim.libero.tasks import Task
@@ -66,15 +66,4 @@ def bind_context(env: Any) -> None:
     """Let an `OffScreenRenderEnv` draw, and free, in its own GL context, not in whichever is current."""
     context = env.sim._render_context_offscreen
     context.gl_ctx.make_current()
-    if "render" in vars(context):
-        return
-    import mujoco
-
-    render = context.render
-
-    def render_here(*args: Any, **kwargs: Any) -> None:
-        context.gl_ctx.make_current()
-        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, context.con)
-        render(*args, **kwargs)
-
-    context.render = render_here
+    draw_in_own_context(context)

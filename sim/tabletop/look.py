@@ -16,6 +16,8 @@ import cv2
 import mujoco
 import numpy as np
 
+from sim.light import drop_costly_effects, skip_costly_passes
+
 VISIBLE_GROUP = 1  # robosuite draws its visual geoms in group 1, and collides by those of group 0
 ROBOT_PREFIXES = ("robot0_", "gripper0_", "mount0_")
 FLAT_PREFIXES = ("floor", "wall_", "table_")
@@ -85,10 +87,7 @@ class Look:
             model.vis.global_.offheight = self.size
         if self.name == "full":
             return
-        model.mat_reflectance[:] = 0.0
-        model.vis.quality.offsamples = 0
-        model.vis.quality.shadowsize = 0
-        model.light_castshadow[:] = 0
+        drop_costly_effects(model)
         for geom in range(model.ngeom):
             body = model.body(int(model.geom_bodyid[geom])).name
             if body.startswith(ROBOT_PREFIXES):
@@ -102,9 +101,7 @@ class Look:
     def edit_drawing(self, drawing: mujoco.MjvScene) -> None:
         """Switch off what the light look does not draw."""
         if self.name == "light":
-            flags = mujoco.mjtRndFlag
-            for flag in (flags.mjRND_SKYBOX, flags.mjRND_SHADOW, flags.mjRND_REFLECTION):
-                drawing.flags[flag] = 0
+            skip_costly_passes(drawing)
 
 
 def _mean_color(file: str) -> np.ndarray:

@@ -11,7 +11,7 @@ import logging
 import warnings
 from typing import Any
 
-from sim.gl import ensure_backend
+from sim.gl import draw_in_own_context, ensure_backend
 from sim.tabletop.tasks import OBJECTS, SCENES, TABLE_HEIGHT, ObjectSpec, SceneSpec
 from vla_rl.errors import MissingPackage
 
@@ -23,7 +23,6 @@ try:
     logging.disable(logging.WARNING)  # robosuite warns about a private macro file that nobody needs
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import mujoco
         import robosuite
         from robosuite.environments.manipulation.single_arm_env import SingleArmEnv
         from robosuite.models.arenas import TableArena
@@ -86,7 +85,7 @@ class TabletopEnv(SingleArmEnv):
         super()._reset_internal()
         if self.has_offscreen_renderer:
             self.look.edit_drawing(self.sim._render_context_offscreen.scn)
-            _render_in_own_context(self.sim._render_context_offscreen)
+            draw_in_own_context(self.sim._render_context_offscreen)
         for index, name in enumerate(self.scene_spec.objects):
             x, y, z = -0.1 + 0.12 * index, 0.2, TABLE_HEIGHT + OBJECTS[name].rest_height
             self.sim.data.set_joint_qpos(self.objects[name].joints[0], [x, y, z, 1.0, 0.0, 0.0, 0.0])
@@ -96,20 +95,6 @@ class TabletopEnv(SingleArmEnv):
 
     def _check_success(self) -> bool:
         return False
-
-
-def _render_in_own_context(context: Any) -> None:
-    """Let robosuite's renderer bind its own GL context first: it draws into whichever is current, and here are others."""
-    if "render" in vars(context):
-        return
-    render = context.render
-
-    def render_here(*args: Any, **kwargs: Any) -> None:
-        context.gl_ctx.make_current()
-        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, context.con)
-        render(*args, **kwargs)
-
-    context.render = render_here
 
 
 def make_env(scene: str, controller: str, **kwargs: Any) -> TabletopEnv:
