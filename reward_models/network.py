@@ -23,7 +23,7 @@ _SHIFT = 3  # pixels of random shift in training, of ``image_size`` pixels
 @dataclass
 class NetworkConfig:
     """``cameras``: which to read (empty: all). ``backbone`` "conv" is a small network trained with the head, on images
-    pooled to ``image_size``; any other value is timm's name of an image model, used frozen, with the weights of
+    resized to ``image_size``; any other value is timm's name of an image model, used frozen, with the weights of
     ``backbone_checkpoint`` (without: random ones). ``use_proprio`` also reads proprioception, ``use_text`` the instruction.
     """
 
@@ -139,9 +139,7 @@ class FrameNetwork(nn.Module):
             with torch.no_grad():
                 return self.frozen(normalized_pixels(frames, self.size, device))
         size = self.config.image_size
-        pixels = frames.to(device).permute(0, 3, 1, 2).float() / 127.5 - 1.0
-        if pixels.shape[-2:] != (size, size):
-            pixels = F.adaptive_avg_pool2d(pixels, size)
+        pixels = resized(frames.to(device).permute(0, 3, 1, 2), size).float() / 127.5 - 1.0
         if self.training:
             top, left = torch.randint(0, 2 * _SHIFT + 1, (2,), generator=self.generator).tolist()
             padded = F.pad(pixels, (_SHIFT,) * 4, mode="replicate")
@@ -160,6 +158,15 @@ class FrameNetwork(nn.Module):
         if self.config.use_proprio:
             parts.append((table.proprio[rows].to(device) - self.proprio_mean) / self.proprio_scale)
         return self.mix(torch.cat(parts, -1))
+
+
+def resized(frames: Tensor, size: int) -> Tensor:
+    """uint8 [n 3 H W] → [n 3 size size], anti-aliased. torch has fast code for bytes on CPUs, and none on GPUs."""
+    if frames.shape[-2:] == (size, size):
+        return frames
+    if frames.device.type == "cpu":
+        return F.interpolate(frames, (size, size), mode="bilinear", antialias=True)
+    return F.interpolate(frames.float(), (size, size), mode="bilinear", antialias=True).round().clamp(0, 255)
 
 
 def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:

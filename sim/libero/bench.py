@@ -90,7 +90,7 @@ def bench_libero(
         "ms_per_step": {name: 1e3 * min(times) / count for name, times in seconds.items()},
         "control": control_cost(exact, simulators["light, fast control"], lerobot, episodes),
         "limit": {name: limit(simulator, episodes, chunk) for name, simulator in simulators.items()},
-        "ms_reset": resets(exact, lerobot, rebuilding, episodes),
+        "ms_reset": resets(exact, simulators["light, fast control"], lerobot, rebuilding, episodes),
         "ms_task_change": task_change(exact, camera_size),
         "mb_per_slot": slot_memory(exact, lerobot, episodes, camera_size),
         "agreement": agreement,
@@ -253,33 +253,48 @@ def limit(simulator: LiberoSimulator, episodes: Sequence[Recorded], chunk: int) 
     """Milliseconds per control step of physics and of one look per decision, and nothing else."""
     item = episodes[0]
     physics = _physics(simulator, item) / len(item.actions)
+    return {"ms_physics": 1e3 * physics, "ms_look": 1e3 * _look(simulator) / chunk}
+
+
+def _look(simulator: LiberoSimulator, looks: int = 5) -> float:
+    """Seconds of one look at slot 0 with every camera."""
     s = simulator.slot(0)
-    looks = 5
-    look = _timed(lambda: [s.scene.world.render(s.seen.qpos, s.snapshot.edits, True) for _ in range(looks)]) / looks
-    return {"ms_physics": 1e3 * physics, "ms_look": 1e3 * look / chunk}
+    return _timed(lambda: [s.scene.world.render(s.seen.qpos, s.snapshot.edits, True) for _ in range(looks)]) / looks
 
 
 def resets(
     exact: LiberoSimulator,
+    light: LiberoSimulator,
     lerobot: dict[str, LerobotEnv],
     rebuilding: dict[str, RebuildingEnv],
     episodes: Sequence[Recorded],
 ) -> dict[str, float]:
-    """Milliseconds to another initial state of the same task with its first picture; "cached": one used before."""
+    """Milliseconds (median) to another initial state of the same task with its first picture; "cached": one used before.
+
+    "limit": MuJoCo's stepping while things settle and the picture, and nothing else. "light": with fast control.
+    """
     task = episodes[0].episode.task_id
     begin = 20  # states that the episodes have not used
-    fresh = [
-        _timed(lambda n=n: exact.start(0, EpisodeSpec(task, n, split="held_out"))) for n in range(begin, begin + RESETS)
-    ]
-    cached = [
-        _timed(lambda n=n: exact.start(0, EpisodeSpec(task, n, split="held_out"))) for n in range(begin, begin + RESETS)
-    ]
-    theirs = [_timed(lambda n=n: lerobot[task].reset(n)) for n in (begin, begin + 1)]
-    rebuilt = _timed(lambda: rebuilding[task].reset(begin, rebuild=True))
-    return {
-        "lerobot": 1e3 * min(theirs), "rebuilding": 1e3 * rebuilt, "ours": 1e3 * float(np.median(fresh)),
-        "ours cached": 1e3 * float(np.median(cached)),
-    }  # fmt: skip
+    specs = [EpisodeSpec(task, n, split="held_out") for n in range(begin, begin + RESETS)]
+
+    def median(start: Callable[[Any], Any], items: Sequence[Any]) -> float:
+        return 1e3 * float(np.median([_timed(lambda item=item: start(item)) for item in items]))
+
+    result = {
+        "lerobot": median(lerobot[task].reset, range(begin, begin + RESETS // 2)),
+        "rebuilding": 1e3 * _timed(lambda: rebuilding[task].reset(begin, rebuild=True)),
+    }
+    for name, simulator in (("ours", exact), ("light", light)):
+        result[name] = median(lambda spec, simulator=simulator: simulator.start(0, spec), specs)
+        result[f"{name} cached"] = median(lambda spec, simulator=simulator: simulator.start(0, spec), specs)
+    look = 1e3 * _look(exact)
+    watch = Stopwatch()
+    controller = exact.slot(0).scene.controller
+    controller.step1 = watch.wrap("physics", controller.step1)
+    controller.step2 = watch.wrap("physics", controller.step2)
+    exact.start(0, EpisodeSpec(task, begin + RESETS, split="held_out"))
+    controller.untimed()
+    return result | {"limit": look + 1e3 * watch.seconds["physics"]}
 
 
 def task_change(exact: LiberoSimulator, size: int) -> dict[str, float]:
@@ -384,6 +399,9 @@ def ratios(document: dict[str, Any]) -> dict[str, Any]:
             "against_lerobot": reset["lerobot"] / reset["ours"],
             "cached_against_lerobot": reset["lerobot"] / reset["ours cached"],
             "against_rebuilding": reset["rebuilding"] / reset["ours"],
+            "limit_against_lerobot": reset["lerobot"] / reset["limit"],
+            "light_against_lerobot": reset["lerobot"] / reset["light"],
+            "light_cached_against_lerobot": reset["lerobot"] / reset["light cached"],
         },
         "task_change": {
             "against_lerobot": change["lerobot"] / change["ours"],
@@ -426,7 +444,10 @@ def table(document: dict[str, Any]) -> str:
     lines.append(
         f"reset, ms: lerobot {reset['lerobot']:.0f}, rebuilding {reset['rebuilding']:.0f}, ours {reset['ours']:.0f} "
         f"({r['reset']['against_lerobot']:.0f}x), seen before {reset['ours cached']:.0f} "
-        f"({r['reset']['cached_against_lerobot']:.0f}x, wanted {WANTED['reset']:.0f})"
+        f"({r['reset']['cached_against_lerobot']:.0f}x, wanted {WANTED['reset']:.0f}), limit {reset['limit']:.0f} "
+        f"({r['reset']['limit_against_lerobot']:.0f}x); light, fast control {reset['light']:.0f} "
+        f"({r['reset']['light_against_lerobot']:.0f}x), seen before {reset['light cached']:.0f} "
+        f"({r['reset']['light_cached_against_lerobot']:.0f}x)"
     )
     lines.append(
         f"task change, ms: lerobot {change['lerobot']:.0f}, ours {change['ours']:.0f} "
