@@ -1,6 +1,7 @@
 """Scripted demonstrations on LIBERO: noise goes into what is executed, the label stays clean (DART, Laskey et al. 2017).
 
-``python -m sim.libero.collect --suite libero_object`` measures how often the experts succeed, and prints a table.
+``python -m sim.libero.collect --suite libero_object`` measures how often the experts succeed, and prints a table;
+with ``--perturb layout:3`` on perturbed scenes, which shows whether they can still be solved.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from sim.libero.demonstrator import make_demonstrator
+from sim.libero.perturb import PerturbedLibero
 from sim.libero.simulator import LiberoConfig, LiberoSimulator
 from sim.libero.tasks import SUITES
 from sim.recording import record_demonstration
@@ -58,7 +60,7 @@ def collect_episode(
     return record_demonstration(episode, observation, act, execute)
 
 
-class Blind(LiberoSimulator):
+class Blind(PerturbedLibero):
     """Steps without drawing: for measuring experts, which look at no picture."""
 
     def observe(self, slot: int) -> SlotObservation:
@@ -68,10 +70,17 @@ class Blind(LiberoSimulator):
 
 
 def measure_expert(
-    simulator: LiberoSimulator, task_id: str, episodes: int, noise: float, *, speed: float = 1.0, split: str = "train"
+    simulator: LiberoSimulator,
+    task_id: str,
+    episodes: int,
+    noise: float,
+    *,
+    speed: float = 1.0,
+    split: str = "train",
+    perturbation: str = "",
 ) -> tuple[int, float, int]:
     """(successes, mean and largest control steps of a success) over initial states 0, 1, 2 … of ``split``."""
-    specs = [EpisodeSpec(task_id, i, split=split, seed=i) for i in range(episodes)]
+    specs = [EpisodeSpec(task_id, i, split=split, seed=i, perturbation=perturbation) for i in range(episodes)]
     runs = [collect_episode(simulator, spec, noise_std=noise, speed=speed) for spec in specs]
     lengths = [len(run["actions"]) for run in runs if run["success"]] or [0]
     return sum(run["success"] for run in runs), float(np.mean(lengths)), max(lengths)
@@ -88,6 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--horizon", type=int, default=0, help="control steps an episode may last; 0: the suite's own")
     parser.add_argument("--split", default="train", choices=["train", "held_out"], help="sampled or official initial states")
     parser.add_argument("--controller", default="fast", choices=["exact", "fast"])
+    parser.add_argument("--perturb", default="", metavar="NAME:LEVEL", help="for instance layout:3; see docs/robustness.md")
     options = parser.parse_args(arguments)
     config = LiberoConfig(
         suite=options.suite, tasks=options.tasks, look="light", controller=options.controller, cameras=["agentview"],
@@ -100,8 +110,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             start = f"| {task.task_id} | {task.instructions[0]} | {noise:g} |"
             try:
                 successes, mean, longest = measure_expert(
-                    simulator, task.task_id, options.episodes, noise, speed=options.speed, split=options.split
-                )
+                    simulator, task.task_id, options.episodes, noise, speed=options.speed, split=options.split,
+                    perturbation=options.perturb,
+                )  # fmt: skip
             except UserError as error:
                 print(f"{start} none: {str(error).split('. ')[0]} | | |", flush=True)
                 break

@@ -1,0 +1,133 @@
+"""Which reward is worth training on: the same starting policies, several rewards, episodes to 80 % held-out success.
+
+Runs `run=quickstart_hard` up to SFT once per seed, then RL from that checkpoint once per reward, and writes figures to
+benchmarks/results/reward_proof.json after each run. Runs that are complete are kept, interrupted ones go on; with --jobs 2
+two run beside each other, each on its share of the cores. A learned reward's judging episodes count as training episodes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import Queue
+
+ROOT = Path(__file__).resolve().parent.parent
+COMMAND = Path(sys.executable).with_name("vla-rl")
+GOAL = 0.8
+REWARDS = {  # further columns of the comparison are any overrides: name=override,override
+    "success": [],
+    "srpo": ["reward=srpo", "reward.all_fail=buffer"],
+    "pairwise": ["reward=pairwise", "reward_check.on_bad=warn"],
+    "process": ["reward=process", "reward_check.on_bad=warn"],
+}
+
+
+def train(name: str, overrides: list[str], cores: list[int]) -> Path:
+    """Run, resume or find the complete run ``name``; returns its folder. Raises SystemExit when the command fails."""
+    folder = ROOT / "outputs" / name
+    if (folder / "summary.json").exists():
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    command = ["taskset", "-c", ",".join(map(str, cores)), str(COMMAND), "train", "run=quickstart_hard", f"name={name}"]
+    with (ROOT / "outputs" / f"{name}.log").open("w") as log:
+        code = subprocess.run([*command, "wandb=false", *overrides], cwd=ROOT, stdout=log, stderr=log).returncode
+    if code != 0:
+        raise SystemExit(f"{name} ended with status {code}: see {log.name}")
+    return folder
+
+
+def figures(folder: Path) -> dict:
+    """Held-out success by training episodes, and how many were needed for `GOAL` (None: it was not reached)."""
+    summary, phases = (json.loads((folder / name).read_text()) for name in ("summary.json", "phases.json"))
+    judged = phases.get("reward", {}).get("episodes", 0)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    seen, curve = 0, []
+    for row in rows:
+        if row.get("phase") != "rl":
+            continue
+        if "eval/success" in row:  # of the policy before this iteration's episodes
+            curve.append((seen + judged, row["eval/success"]))
+        seen = row.get("episodes", seen)
+    final = summary["evaluations"]["rl"]
+    curve.append((seen + judged, final["rate"]))
+    reached = [episodes for episodes, rate in curve if rate >= GOAL]
+    return {
+        "curve": curve, "episodes_to_goal": reached[0] if reached else None, "final": final["rate"],
+        "interval": [final["low"], final["high"]], "judging_episodes": judged,
+        "seconds": sum(phase["seconds"] for phase in phases.values() if isinstance(phase, dict)),
+    }  # fmt: skip
+
+
+def table(document: dict) -> str:
+    """Markdown: one row per reward and seed."""
+    lines = [f"| reward | seed | start | episodes to {GOAL:.0%} | at the end (95 %) |", "|---|---|---|---|---|"]
+    for run in document["runs"]:
+        needed = run["episodes_to_goal"] if run["episodes_to_goal"] is not None else f"not in {run['curve'][-1][0]}"
+        low, high = run["interval"]
+        end = f"{run['final']:.0%} ({low:.0%} – {high:.0%})"
+        lines.append(f"| {run['reward']} | {run['seed']} | {document['start'][str(run['seed'])]:.0%} | {needed} | {end} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--rewards", nargs="+", default=list(REWARDS), help=f"of {', '.join(REWARDS)}, or name=override,…")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "reward_proof.json")
+    parser.add_argument("overrides", nargs="*", help="passed on to every RL run (after --)")
+    arguments = parser.parse_args()
+    rewards = {}
+    for text in arguments.rewards:
+        name, _, own = text.partition("=")
+        if not own and name not in REWARDS:
+            parser.error(f"reward {name!r} is unknown: use {', '.join(REWARDS)}, or name=override,override")
+        rewards[name] = own.split(",") if own else REWARDS[name]
+    available = sorted(os.sched_getaffinity(0))
+    share = max(1, len(available) // arguments.jobs)
+    free: Queue[list[int]] = Queue()
+    for job in range(arguments.jobs):
+        free.put(available[job * share : (job + 1) * share] or available)
+
+    def run(name: str, overrides: list[str]) -> Path:
+        cores = free.get()
+        try:
+            return train(name, overrides, cores)
+        finally:
+            free.put(cores)
+
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    document = {
+        "command": " ".join(["scripts/reward_proof.py", *sys.argv[1:]]), "commit": commit, "cpu_cores": len(available),
+        "jobs": arguments.jobs, "start": {}, "runs": [],
+    }  # fmt: skip
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        phases = "phases=[collect,sft,eval_sft,report]"
+        starts = {s: pool.submit(run, f"hard-sft-{s}", [f"seed={s}", phases]) for s in arguments.seeds}
+        for seed, start in starts.items():
+            summary = json.loads((start.result() / "summary.json").read_text())
+            document["start"][str(seed)] = summary["evaluations"]["sft"]["rate"]
+        runs = {}
+        for seed in arguments.seeds:
+            folder = f"outputs/hard-sft-{seed}"
+            common = [
+                f"seed={seed}", f"checkpoint={folder}/checkpoints/sft", f"dataset={folder}/dataset", "rl.eval_every=5",
+                "phases=[eval_sft,reward,rl,eval_rl,report]", *arguments.overrides,
+            ]  # fmt: skip
+            for reward, own in rewards.items():
+                runs[reward, seed] = pool.submit(run, f"hard-{reward}-{seed}", [*common, *own])
+        arguments.output.parent.mkdir(parents=True, exist_ok=True)
+        for (reward, seed), future in runs.items():
+            document["runs"].append({"reward": reward, "seed": seed, **figures(future.result())})
+            arguments.output.write_text(json.dumps(document, indent=1) + "\n")  # after each: a late failure keeps them
+    print(table(document))
+    print(f"figures: {arguments.output}")
+
+
+if __name__ == "__main__":
+    main()
