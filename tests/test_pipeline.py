@@ -159,7 +159,8 @@ def test_interrupted_twice_equals_never_interrupted(whole, tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-def test_a_real_ctrl_c_stops_with_130_and_resumes(before_rl, whole, tmp_path):
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_real_signal_stops_with_130_and_resumes(stop, before_rl, whole, tmp_path):
     arguments = ["train", *SMALL, f"output_dir={tmp_path}"]
     code = f"import sys; from vla_rl.cli import main; sys.exit(main({arguments!r}))"
     process = subprocess.Popen(
@@ -168,12 +169,14 @@ def test_a_real_ctrl_c_stops_with_130_and_resumes(before_rl, whole, tmp_path):
     deadline = time.monotonic() + 240
     while process.poll() is None and not (before_rl / "checkpoints" / "rl").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(stop)
     _, errors = process.communicate(timeout=120)
     if process.returncode:  # it may have been over before the signal came
         assert process.returncode == 130 and "the same command resumes" in errors, errors
         assert "Traceback" not in errors
     run_pipeline(small(tmp_path))
+    counters = load_training_state(before_rl / "checkpoints" / "rl")["counters"]
+    assert json.loads((before_rl / "phases.json").read_text())["rl"]["seconds"] >= counters["seconds"]
     assert_same_weights(weights(whole), weights(before_rl))
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Nothing here may reach for a hub or an account by itself.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
-        return arguments.function(arguments) or 0
+        with _terminable():
+            return arguments.function(arguments) or 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -35,6 +39,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         resumes = arguments.function in (run_quickstart, run_train, run_collect)
         print("\ninterrupted" + ("; the same command resumes" if resumes else ""), file=sys.stderr)
         return 130
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM, a scheduler's way to stop a job, ends a command as Ctrl-C does: phases write their records."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _parser() -> argparse.ArgumentParser:

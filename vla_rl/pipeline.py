@@ -107,13 +107,15 @@ def run_pipeline(config: RunConfig, *, fresh: bool = False) -> Path:
                 continue
             started, before = time.perf_counter(), record["seconds"]
             progress.say(f"{name}: {DESCRIPTIONS[name]}")
+            counted = 0.0
             try:
-                record |= PHASE_FUNCTIONS[name](run) or {}
-                record["complete"] = True
+                result = PHASE_FUNCTIONS[name](run) or {}
+                counted = result.pop("seconds", 0.0)  # by the phase itself; a killed process has not written them here
+                record |= result | {"complete": True}
             except TrainingDiverged as error:
                 raise TrainingDiverged(f"{error}{_last_good(folder, name)}") from error
             finally:
-                record["seconds"] = before + time.perf_counter() - started
+                record["seconds"] = max(counted, before + time.perf_counter() - started)
                 phases["peak_memory_bytes"] = memory.peak
                 write_json(folder / "phases.json", phases)
         # The report's own seconds and the last peak are known only now.
@@ -158,7 +160,7 @@ def phase_sft(run: Run) -> dict[str, Any]:
         logger=run.logger,
         progress=run.progress,
     )
-    return {"updates": counters.iteration}
+    return {"updates": counters.iteration, "seconds": counters.seconds}
 
 
 def phase_eval(run: Run, name: str, checkpoint: Path) -> dict[str, Any]:
@@ -282,7 +284,10 @@ def phase_rl(run: Run) -> dict[str, Any]:
         critic=critic,
         evaluate=held_out_check,
     )
-    return {"episodes": counters.episodes, "control_steps": counters.control_steps, "iterations": counters.iteration}
+    return {
+        "episodes": counters.episodes, "control_steps": counters.control_steps, "iterations": counters.iteration,
+        "seconds": counters.seconds,
+    }  # fmt: skip
 
 
 def phase_eval_rl(run: Run) -> dict[str, Any]:

@@ -681,7 +681,8 @@ def _success_curve(runs: Sequence[RunData]) -> str:
         legend.append(f'<span><i class="c thin {style}"></i>{escape(what)}</span>')
         ex, ey = r.series("rl", "eval/success")
         if ex:
-            curves.append(Series("greedy evaluation", ex, ey, "s2" if not many else style, "dots", [None] * len(ex)))
+            after = [a - 1.0 for a in ex]  # an iteration evaluates before it trains
+            curves.append(Series("greedy evaluation", after, ey, "s2" if not many else style, "dots", [None] * len(ex)))
             if not many:
                 legend.append('<span><i class="c round s2"></i>held-out evaluations in between</span>')
     if not curves:
