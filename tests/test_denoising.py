@@ -12,7 +12,7 @@ import torch
 from contracts import check_policy
 
 from policies.denoising import chain as chains
-from policies.denoising.base import counter_normals
+from policies.denoising.base import chunk_normals, counter_normals
 from policies.denoising.policy import DenoisingVLA, DenoisingVLAConfig
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.checkpoint import load_policy, save_checkpoint
@@ -49,6 +49,7 @@ FORMS = {
     },
     "rl100": DIFFUSION | {"min_std": 0.01, "max_std": 0.1, "last_step_noise": False},
     "student": {"student_steps": 1, "deterministic_start": "zero"},
+    "shared_noise": {"noise_correlation": 0.8},
 }  # fmt: skip
 
 
@@ -156,6 +157,19 @@ def test_counter_normals_are_standard_normal_and_belong_to_the_row():
     z = counter_normals(range(200), 100)
     assert abs(float(z.mean())) < 0.03 and abs(float(z.std()) - 1.0) < 0.03
     assert torch.equal(counter_normals([7], 100)[0], z[7])
+
+
+def test_control_steps_share_step_noise_and_nothing_else():
+    first, steps = chunk_normals(range(6000), 2, 3, 2, 0.8)
+    alone, apart = chunk_normals(range(6000), 2, 3, 2, 0.0)
+    assert torch.equal(first, alone) and not torch.equal(steps, apart)
+    found = torch.corrcoef(steps.reshape(6000, -1).T).view(2, 3, 2, 2, 3, 2)
+    expected = torch.zeros(2, 3, 2, 2, 3, 2)
+    for step in range(2):
+        for dim in range(2):
+            expected[step, :, dim, step, :, dim] = 0.8 + 0.2 * torch.eye(3)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.06)
+    assert abs(float(steps.std()) - 1.0) < 0.03
 
 
 # ---------------------------------------------------------------------------------------------------------- likelihood
@@ -380,6 +394,7 @@ def test_checkpoint_round_trip(name: str, tmp_path: Path):
         ({"learned_std_low": 0.2}, "learned_std_low"),
         ({"action_range": "minmax"}, "action_range"),
         ({"chunk_length": 0}, "chunk_length"),
+        ({"noise_correlation": 1.0}, "below 1"),
     ],
 )
 def test_config_errors_name_the_value(changes: dict, message: str):

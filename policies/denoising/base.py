@@ -46,6 +46,22 @@ def counter_normals(seeds: Sequence[int], count: int) -> Tensor:
     return torch.special.ndtri(torch.from_numpy(counter_uniforms(seeds, count)))
 
 
+def chunk_normals(seeds: Sequence[int], steps: int, h: int, a: int, correlation: float) -> tuple[Tensor, Tensor]:
+    """First noise [b h a] and step noise [b steps h a], standard normal.
+
+    In the step noise, two control steps of one action dimension correlate by ``correlation``: exploration then moves a whole
+    chunk one way (see `trunk.chunk_uniforms`). The first noise stays independent, as the policy was trained on it; each
+    number by itself stays standard normal, and the likelihood goes on as if they were independent.
+    """
+    own, shared = (steps + 1) * h * a, steps * a if correlation else 0
+    drawn = counter_normals(seeds, own + shared)
+    noise = drawn[:, :own].view(-1, steps + 1, h, a)
+    first, rest = noise[:, 0], noise[:, 1:]
+    if correlation:
+        rest = (1.0 - correlation) ** 0.5 * rest + correlation**0.5 * drawn[:, own:].view(-1, steps, 1, a)
+    return first, rest
+
+
 class DenoisingBase(VisionLanguageTrunk):
     """Trunk, expert, normalisation: what the policies that denoise and their students share."""
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from policies.denoising import chain as chains
-from policies.denoising.base import DenoisingBase, DenoisingConfig, counter_normals
+from policies.denoising.base import DenoisingBase, DenoisingConfig, chunk_normals
 from policies.denoising.consistency import ConsistencyConfig, ConsistencyVLA, Grid, same_noise_loss
 from policies.denoising.expert import Cache
 from policies.normalization import VectorStats
@@ -67,6 +67,7 @@ class DenoisingVLAConfig(DenoisingConfig):
     max_std: float = 0.0
     min_log_prob_std: float = 0.0
     noise_clip: float = 0.0  # limit of |z| of the step noise
+    noise_correlation: float = 0.0  # of the step noise z, between the control steps of a chunk; see `chunk_normals`
     log_prob_low: float | None = None  # clamp of each entry's log-prob
     log_prob_high: float | None = None
     advantage_discount: float = 1.0
@@ -110,6 +111,8 @@ class DenoisingVLAConfig(DenoisingConfig):
         for name in (*names, "clip_rate", "student_steps", "student_coef"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"policy.{name} is {getattr(self, name)}, it must not be negative")
+        if not 0.0 <= self.noise_correlation < 1.0:
+            raise ConfigError(f"policy.noise_correlation is {self.noise_correlation}, it must be at least 0 and below 1")
         if not 0.0 < self.advantage_discount <= 1.0:
             raise ConfigError(f"policy.advantage_discount is {self.advantage_discount}, it must lie in (0, 1]")
         if self.freeze_untrained and not self.trained_steps:
@@ -227,8 +230,8 @@ class DenoisingVLA(DenoisingBase):
             x, step_noise = self._first_noise(seeds, b), None
         else:
             seeds = torch.randint(2**62, (b,)).tolist() if seeds is None else seeds
-            normals = counter_normals(seeds, (end + 1) * h * a).to(self.device).view(b, end + 1, h, a)
-            x, step_noise = normals[:, 0], normals[:, 1:]
+            x, step_noise = chunk_normals(seeds, end, h, a, config.noise_correlation)
+            x, step_noise = x.to(self.device), step_noise.to(self.device)
             if config.noise_clip:
                 step_noise = step_noise.clamp(-config.noise_clip, config.noise_clip)
             if config.stochastic_steps == "one":
