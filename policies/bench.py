@@ -60,6 +60,7 @@ def bench_policy(
     train_updates: int = 12,
     camera_size: int = 84,
     device: str = "cpu",
+    compiled: bool = False,
     verbose: bool = True,
     **changes: Any,
 ) -> dict[str, Any]:
@@ -69,6 +70,7 @@ def bench_policy(
 
     Latencies are milliseconds per call of `act` (sampled, seeded, host to host), given as 50th, 95th and 99th
     percentile over ``repeats`` calls. An update is imitation loss, backward and AdamW. ``camera_size`` is in pixels.
+    ``compiled`` measures the heads with `torch.compile` too.
     """
     if preset_name in OPENVLA_PRESETS:
         return bench_openvla(OPENVLA_PRESETS[preset_name], device=device, verbose=verbose)
@@ -98,7 +100,9 @@ def bench_policy(
         result["train"] = _bench_training(policy, train_batch, train_updates)
     if verbose:
         _print(result)
-    result["heads"] = bench_heads(embodiment, bench_observation, preset_name, device=device, verbose=verbose)
+    result["heads"] = bench_heads(
+        embodiment, bench_observation, preset_name, device=device, compiled=compiled, verbose=verbose
+    )
     if preset_name == "nano":  # autoregressive decoding of the big models' layout, at the same small scale
         result["decoding"] = bench_decoding(embodiment, bench_observation, "nano", device=device, verbose=verbose)
     return result

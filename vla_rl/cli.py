@@ -163,6 +163,7 @@ def _parser() -> argparse.ArgumentParser:
     policy.set_defaults(function=run_bench_policy)
     policy.add_argument("--preset", default="nano", help="nano, small, 7b, openvla-nano or openvla-7b")
     policy.add_argument("--device", default="cpu")
+    policy.add_argument("--compile", action="store_true", help="measure the heads with torch.compile too (minutes)")
     policy.add_argument("--dry-run", action="store_true", help="only estimate an OpenVLA's memory (preset or run)")
     policy.add_argument("--json", type=Path, metavar="FILE")
     policy.add_argument("overrides", nargs="*", metavar="key=value", help="with --dry-run: the run, e.g. run=NAME")
@@ -382,7 +383,7 @@ def run_bench_policy(arguments: argparse.Namespace) -> None:
         if arguments.overrides:
             raise ConfigError(f"{arguments.overrides[0]}: config overrides describe a run, which goes with --dry-run")
         bench = build.attribute("policies.bench:bench_policy")
-        _write(arguments.json, bench(arguments.preset, device=arguments.device))
+        _write(arguments.json, bench(arguments.preset, device=arguments.device, compiled=arguments.compile))
         return
     options: dict[str, Any] = {}
     if arguments.overrides:
