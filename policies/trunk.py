@@ -252,7 +252,7 @@ class LlamaTrunk(nn.Module):
         present = []
         for i, layer in enumerate(self.llama.layers):
             if cache_only and i + 1 == len(self.llama.layers):
-                present.append(self._queries_keys_values(layer, rms_norm(layer.input_layernorm, x), cos, sin)[1:])
+                present.append(self._keys_values(layer, rms_norm(layer.input_layernorm, x), cos, sin))
                 return x, present
             kv = None if past is None else past[i]
             if self.checkpointing and self.training and torch.is_grad_enabled():
@@ -279,9 +279,16 @@ class LlamaTrunk(nn.Module):
         return x + F.dropout(y, self.dropout, self.training), k, v
 
     def _queries_keys_values(self, layer: nn.Module, y: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        attention, shape = layer.self_attn, (*y.shape[:2], self.heads, y.shape[2] // self.heads)
-        q, k, v = (p(y).view(shape).transpose(1, 2) for p in (attention.q_proj, attention.k_proj, attention.v_proj))
-        return rotate(q, cos, sin), rotate(k, cos, sin), v
+        q = self._split(layer.self_attn.q_proj(y))
+        return rotate(q, cos, sin), *self._keys_values(layer, y, cos, sin)
+
+    def _keys_values(self, layer: nn.Module, y: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        k, v = self._split(layer.self_attn.k_proj(y)), self._split(layer.self_attn.v_proj(y))
+        return rotate(k, cos, sin), v
+
+    def _split(self, y: Tensor) -> Tensor:
+        """[b L d] → [b heads L head]."""
+        return y.view(*y.shape[:2], self.heads, y.shape[2] // self.heads).transpose(1, 2)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:

@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     distill.add_argument("--steps", type=int, default=1, help="denoising steps of the student")
     distill.add_argument("--method", default="same_noise", help="same_noise | lcm: how the student learns")
     distill.add_argument("--episodes", type=int, default=100, help="episodes of the teacher to learn on")
-    distill.add_argument("--updates", type=int, default=2000, help="0: take over a student that learnt beside RL")
+    distill.add_argument("--updates", type=int, default=1000, help="0: take over a student that learnt beside RL")
     distill.add_argument("--learning-rate", type=float, default=5e-4)
     distill.add_argument("--evaluate-episodes", type=int, default=200, help="held-out episodes that compare both; 0: none")
     distill.add_argument("--seed", type=int, default=0)

@@ -41,9 +41,9 @@ class DistillConfig:
     steps: int = 1
     method: str = "same_noise"
     episodes: int = 100
-    updates: int = 2000
+    updates: int = 1000
     batch_size: int = 64
-    noises: int = 8
+    noises: int = 2
     learning_rate: float = 5e-4
     warmup_updates: int = 50
     grad_clip: float = 1.0

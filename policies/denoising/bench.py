@@ -21,6 +21,8 @@ from policies.denoising.policy import DenoisingVLA, DenoisingVLAConfig
 from policies.nano_vla import NanoVLA, preset
 from vla_rl.types import EmbodimentSpec, Observation
 
+_BURST = 4  # counted calls in a row
+
 
 def plain_act(policy: DenoisingVLA, observation: Observation, first_noise: Tensor) -> Tensor:
     """The deterministic decision [b h a] (physical units) with the prefix computed anew at every denoising step."""
@@ -46,10 +48,10 @@ def bench_heads(
 ) -> dict[str, Any]:
     """Measure the token head, a flow teacher with ``steps`` steps, its one-step student and the plain teacher.
 
-    ``make_observation(embodiment, batch)`` makes the inputs. Variants take turns within each repeat, so that a change of
-    the machine's load falls on all alike. ``compiled`` adds all three with ``policy.compile=true``; outputs must be equal to
-    those without. Returns a JSON-ready dict: milliseconds as percentiles, ``control_hz`` (the
-    control steps per second that decisions at the median latency can serve), and the ratios to the teacher.
+    ``make_observation(embodiment, batch)`` makes the inputs. Variants take turns in short bursts within each repeat, so that
+    a change of the machine's load falls on all alike. ``compiled`` adds all three with ``policy.compile=true``; outputs must
+    be equal to those without. Returns a JSON-ready dict: milliseconds as percentiles, ``control_hz`` (the control steps per
+    second that decisions at the median latency can serve), and the ratios to the teacher.
     """
     base = preset(preset_name)
     trunk = {name: getattr(base, name) for name in DenoisingVLAConfig.__dataclass_fields__ if hasattr(base, name)}
@@ -114,13 +116,15 @@ def _check_same(name: str, actions: Tensor, expected: Tensor) -> None:
 
 
 def _alternate(calls: dict[str, Callable[[], Tensor]], repeats: int) -> dict[str, list[float]]:
+    """Seconds of each call. Variants take turns in bursts; the first call of one, with cold caches, is not counted."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for repeat in range(repeats + 1):
         for name, call in calls.items():
-            started = time.perf_counter()
-            call().cpu()  # waits for a GPU
-            if repeat:  # the first round warms up
-                times[name].append(time.perf_counter() - started)
+            for counted in range(_BURST + 1):
+                started = time.perf_counter()
+                call().cpu()  # waits for a GPU
+                if repeat and counted:  # the first round warms up
+                    times[name].append(time.perf_counter() - started)
     return times
 
 

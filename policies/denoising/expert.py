@@ -42,9 +42,13 @@ class ExpertLayer(nn.Module):
     def forward(self, x: Tensor, modulation: tuple[Tensor, ...], past: tuple[Tensor, Tensor]) -> Tensor:
         """``x`` [b s h w]: s chunks of a row share the row's prefix ``past`` and do not see each other."""
         b, s, h, w = x.shape
-        shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = modulation
+        shift, scale = modulation[:2]
         y = self.qkv(F.rms_norm(x, (w,)) * (1.0 + scale) + shift)
         q, k, v = y.view(b, s, h, 3, self.heads, self.head).permute(3, 0, 4, 1, 2, 5)  # each [b heads s h head]
+        if s == 1 and not torch.is_grad_enabled():  # acting: one fused attention
+            keys, values = (torch.cat([old, new[:, :, 0]], dim=2) for old, new in zip(past, (k, v), strict=True))
+            y = F.scaled_dot_product_attention(q[:, :, 0], keys, values)
+            return self._rest(x, y.transpose(1, 2).reshape(b, 1, h, self.heads * self.head), modulation)
         q = q * self.head**-0.5
         to_prefix = q.reshape(b, self.heads, s * h, self.head) @ past[0].transpose(-1, -2)
         length = past[0].shape[2]
@@ -52,8 +56,13 @@ class ExpertLayer(nn.Module):
         share = scores.softmax(-1)
         seen = share[..., :length].reshape(b, self.heads, s * h, length) @ past[1]
         y = seen.view(b, self.heads, s, h, self.head) + share[..., length:] @ v
-        x = x + gate * self.out(y.permute(0, 2, 3, 1, 4).reshape(b, s, h, self.heads * self.head))
-        g, u = self.gate_up(F.rms_norm(x, (w,)) * (1.0 + scale_mlp) + shift_mlp).chunk(2, dim=-1)
+        return self._rest(x, y.permute(0, 2, 3, 1, 4).reshape(b, s, h, self.heads * self.head), modulation)
+
+    def _rest(self, x: Tensor, seen: Tensor, modulation: tuple[Tensor, ...]) -> Tensor:
+        """The layer after its attention: output projection and gated MLP."""
+        _, _, gate, shift_mlp, scale_mlp, gate_mlp = modulation
+        x = x + gate * self.out(seen)
+        g, u = self.gate_up(F.rms_norm(x, x.shape[-1:]) * (1.0 + scale_mlp) + shift_mlp).chunk(2, dim=-1)
         return x + gate_mlp * self.down(F.silu(g) * u)
 
 
