@@ -83,7 +83,8 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument(
         "--suite",
         metavar="ENV",
-        help="env, or LIBERO suite (libero_spatial ...), to evaluate on (default: that of the checkpoint's own run)",
+        help="env, or LIBERO suite (libero_spatial ...; with its own time limit), to evaluate on (default: that of the "
+        "checkpoint's own run)",
     )
     evaluate.add_argument("--tasks", nargs="+", metavar="TASK", help="only these tasks")
     evaluate.add_argument("--episodes", type=int, default=100, help="episodes in all, spread over the tasks")
@@ -238,7 +239,8 @@ def _eval_config(checkpoint: Path, suite: str | None, overrides: Sequence[str]) 
     from vla_rl import config as configs
 
     recorded = checkpoint.resolve().parent.parent / "config.yaml"
-    libero = [f"env.suite={suite}", "env.tasks=[]"] if (suite or "").startswith("libero_") else []
+    # A benchmark's time limit is part of its protocol, whatever training used.
+    libero = [f"env.suite={suite}", "env.tasks=[]", "env.horizon=0"] if (suite or "").startswith("libero_") else []
     if recorded.is_file():
         config = configs.load(recorded)
         # Cameras and control stay those it has learnt with.
