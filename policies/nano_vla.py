@@ -35,6 +35,7 @@ from policies.trunk import (
     native_bfloat16,
     parameter,
     require_choices,
+    require_correlation,
     sample_inverse_cdf,
 )
 from vla_rl.errors import ConfigError, EmbodimentMismatch
@@ -76,8 +77,7 @@ class NanoVLAConfig(TrunkConfig):
         require_choices(self, _CHOICES)
         if self.action_bins < 2:
             raise ConfigError(f"policy.action_bins is {self.action_bins}, it must be at least 2")
-        if not 0.0 <= self.noise_correlation < 1.0:
-            raise ConfigError(f"policy.noise_correlation is {self.noise_correlation}, it must be at least 0 and below 1")
+        require_correlation(self.noise_correlation)
         if not self.temperature > 0:
             raise ConfigError(
                 f"policy.temperature is {self.temperature}, it must be above 0 (for no sampling act with deterministic=True)"

@@ -46,6 +46,11 @@ def require_positive(config: Any, *names: str) -> None:
             raise ConfigError(f"policy.{name} is {getattr(config, name)}, it must be at least 1")
 
 
+def require_correlation(value: float) -> None:
+    if not 0.0 <= value < 1.0:
+        raise ConfigError(f"policy.noise_correlation is {value}, it must be at least 0 and below 1")
+
+
 @dataclass
 class TrunkConfig:
     """Sizes and choices of a `VisionLanguageTrunk`. Lengths are counts; nothing here depends on the robot."""
@@ -331,6 +336,11 @@ def counter_uniforms(seeds: Sequence[int] | np.ndarray, count: int) -> np.ndarra
     return ((bits.astype(np.float64) + 0.5) * 2.0**-23).astype(np.float32)
 
 
+def share_noise(own: Tensor, shared: Tensor, correlation: float) -> Tensor:
+    """Standard normal numbers of which any two correlate by ``correlation``, from independent ones and a common one."""
+    return correlation**0.5 * shared + (1.0 - correlation) ** 0.5 * own
+
+
 def chunk_uniforms(seeds: Sequence[int], h: int, a: int, correlation: float = 0.0) -> Tensor:
     """Sampling noise float32 [b h a], uniform in (0, 1), of which the control steps of a chunk share a part.
 
@@ -341,7 +351,7 @@ def chunk_uniforms(seeds: Sequence[int], h: int, a: int, correlation: float = 0.
     if not correlation:
         return torch.from_numpy(counter_uniforms(seeds, h * a)).view(-1, h, a)
     scores = torch.special.ndtri(torch.from_numpy(counter_uniforms(seeds, (h + 1) * a)).double()).view(-1, h + 1, a)
-    mixed = correlation**0.5 * scores[:, h:] + (1.0 - correlation) ** 0.5 * scores[:, :h]
+    mixed = share_noise(scores[:, :h], scores[:, h:], correlation)
     return torch.special.ndtr(mixed).float().clamp_(2.0**-24, 1.0 - 2.0**-24)
 
 

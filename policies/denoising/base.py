@@ -12,7 +12,14 @@ from torch import Tensor
 from policies.denoising.expert import ActionExpert, Cache
 from policies.normalization import VectorStats
 from policies.tokenizer import WordTokenizer
-from policies.trunk import TrunkConfig, VisionLanguageTrunk, counter_uniforms, require_choices, require_positive
+from policies.trunk import (
+    TrunkConfig,
+    VisionLanguageTrunk,
+    counter_uniforms,
+    require_choices,
+    require_positive,
+    share_noise,
+)
 from vla_rl.errors import ConfigError
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation
 
@@ -58,7 +65,7 @@ def chunk_normals(seeds: Sequence[int], steps: int, h: int, a: int, correlation:
     noise = drawn[:, :own].view(-1, steps + 1, h, a)
     first, rest = noise[:, 0], noise[:, 1:]
     if correlation:
-        rest = (1.0 - correlation) ** 0.5 * rest + correlation**0.5 * drawn[:, own:].view(-1, steps, 1, a)
+        rest = share_noise(rest, drawn[:, own:].view(-1, steps, 1, a), correlation)
     return first, rest
 
 

@@ -28,7 +28,7 @@ from policies.denoising.consistency import ConsistencyConfig, ConsistencyVLA, Gr
 from policies.denoising.expert import Cache
 from policies.normalization import VectorStats
 from policies.tokenizer import WordTokenizer
-from policies.trunk import counter_uniforms, mlp, require_choices, require_positive
+from policies.trunk import counter_uniforms, mlp, require_choices, require_correlation, require_positive
 from vla_rl.errors import ConfigError, EmbodimentMismatch
 from vla_rl.types import EmbodimentSpec, Observation, PolicyEvaluation, PolicyOutput
 
@@ -111,8 +111,7 @@ class DenoisingVLAConfig(DenoisingConfig):
         for name in (*names, "clip_rate", "student_steps", "student_coef"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"policy.{name} is {getattr(self, name)}, it must not be negative")
-        if not 0.0 <= self.noise_correlation < 1.0:
-            raise ConfigError(f"policy.noise_correlation is {self.noise_correlation}, it must be at least 0 and below 1")
+        require_correlation(self.noise_correlation)
         if not 0.0 < self.advantage_discount <= 1.0:
             raise ConfigError(f"policy.advantage_discount is {self.advantage_discount}, it must lie in (0, 1]")
         if self.freeze_untrained and not self.trained_steps:

@@ -239,12 +239,17 @@ def _unseen(simulator: LiberoSimulator, actions: np.ndarray) -> None:
 
 def _physics(simulator: LiberoSimulator, item: Recorded) -> float:
     """Seconds inside MuJoCo's stepping while the episode runs."""
-    watch = Stopwatch()
     simulator.start(0, item.episode)
+    return _stepping(simulator, lambda: _unseen(simulator, item.actions))
+
+
+def _stepping(simulator: LiberoSimulator, run: Callable[[], Any]) -> float:
+    """Seconds inside MuJoCo's stepping of slot 0's scene during ``run``."""
+    watch = Stopwatch()
     controller = simulator.slot(0).scene.controller
     controller.step1 = watch.wrap("physics", controller.step1)
     controller.step2 = watch.wrap("physics", controller.step2)
-    _unseen(simulator, item.actions)
+    run()
     controller.untimed()
     return watch.seconds["physics"]
 
@@ -288,13 +293,8 @@ def resets(
         result[name] = median(lambda spec, simulator=simulator: simulator.start(0, spec), specs)
         result[f"{name} cached"] = median(lambda spec, simulator=simulator: simulator.start(0, spec), specs)
     look = 1e3 * _look(exact)
-    watch = Stopwatch()
-    controller = exact.slot(0).scene.controller
-    controller.step1 = watch.wrap("physics", controller.step1)
-    controller.step2 = watch.wrap("physics", controller.step2)
-    exact.start(0, EpisodeSpec(task, begin + RESETS, split="held_out"))
-    controller.untimed()
-    return result | {"limit": look + 1e3 * watch.seconds["physics"]}
+    unseen = EpisodeSpec(task, begin + RESETS, split="held_out")
+    return result | {"limit": look + 1e3 * _stepping(exact, lambda: exact.start(0, unseen))}
 
 
 def task_change(exact: LiberoSimulator, size: int) -> dict[str, float]:
