@@ -8,6 +8,7 @@ reward (there, even a success then gets 0).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from reward_models import srpo_math as m
 from reward_models.encoders import EncoderConfig, ImageFeatures, make_encoder
-from reward_models.frames import frames_of, reward_at_end
+from reward_models.frames import RewardInputError, frames_of, reward_at_end
 from vla_rl.errors import ConfigError
 from vla_rl.types import Trajectory
 
@@ -36,7 +37,8 @@ class SRPOConfig:
     space with the radius ``eps`` (0: the ``eps_quantile`` of the successes' distances to their ``min_samples``-th
     neighbour); where it finds no cluster, the mean of all successes is the only centre. ``space``: where distances are
     measured. ``all_fail``: what failures get where nothing succeeded: binary (0), or buffer (compare with earlier successes
-    of the task, as far as there are any).
+    of the task, as far as there are any). ``demonstrations`` (at most ``buffer_size``) of the run's own demonstrations
+    stand in the buffer when RL starts, so that a policy that never succeeds has something to come near to.
     """
 
     coefficient: float = 1.0
@@ -52,6 +54,7 @@ class SRPOConfig:
     reference_scope: str = "task_local"
     all_fail: str = "binary"
     buffer_size: int = 64
+    demonstrations: int = 0
     camera: str = ""
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
 
@@ -69,6 +72,16 @@ class SRPOConfig:
             raise ConfigError(
                 "reward needs 0 <= scale <= 1 (a failure must not earn more than a success), slope > 0, eps >= 0 and "
                 f"0 <= eps_quantile <= 1, got {self.scale}, {self.slope}, {self.eps} and {self.eps_quantile}"
+            )
+        if not 0 <= self.demonstrations <= self.buffer_size:
+            raise ConfigError(
+                f"reward.demonstrations is {self.demonstrations}, it must lie between 0 and reward.buffer_size "
+                f"({self.buffer_size})"
+            )
+        if self.demonstrations and self.all_fail == "binary" and self.reference_scope != "buffer":
+            raise ConfigError(
+                "reward.demonstrations stand in the buffer, which nothing reads: set reward.all_fail=buffer (where nothing "
+                "succeeded) or reward.reference_scope=buffer (always)"
             )
         if self.clusters < 1 or self.min_samples < 1 or self.buffer_size < 1:
             raise ConfigError(
@@ -207,6 +220,27 @@ class SRPO:
         if wins:
             rows = self._embeddings(wins)
             self._remember(wins, rows, rows.isfinite().all(1))
+
+    @property
+    def wants_demonstrations(self) -> bool:
+        """Whether `set_demonstrations` should be called before RL."""
+        return self.config.demonstrations > 0
+
+    def set_demonstrations(self, trajectories: Sequence[Trajectory]) -> None:
+        """Let the first ``config.demonstrations`` successes of each task stand in the buffer. Raises `RewardInputError`
+        where there is none."""
+        seen = Counter[str]()
+        chosen = []
+        for t in trajectories:
+            seen[t.episode.task_id] += t.success
+            if t.success and seen[t.episode.task_id] <= self.config.demonstrations:
+                chosen.append(t)
+        if not chosen:
+            raise RewardInputError(
+                f"reward.demonstrations={self.config.demonstrations}, and the run has no successful demonstration: give "
+                "dataset=FOLDER, or set it to 0"
+            )
+        self.add_references(chosen)
 
     def _remember(self, trajectories: Sequence[Trajectory], rows: Tensor, usable: Tensor) -> None:
         for t, row, fine in zip(trajectories, rows, usable.tolist()):

@@ -134,6 +134,26 @@ def test_all_fail_falls_back_on_earlier_successes_where_asked():
     assert scored(copy, losses) == pytest.approx(rewards)
 
 
+def test_demonstrations_are_what_failures_of_a_policy_that_never_succeeds_come_near_to():
+    ts = episodes(8)
+    losses, wins = [t for t in ts if not t.success], [t for t in ts if t.success]
+    model = SRPO(SRPOConfig(all_fail="buffer", demonstrations=2))
+    assert model.wants_demonstrations and not SRPO(SRPOConfig()).wants_demonstrations
+    with pytest.raises(RewardInputError, match="demonstrations=2, and the run has no successful demonstration"):
+        model.set_demonstrations(losses)
+    model.set_demonstrations(ts)
+    assert [name for name, _ in model.buffer["slide"]] == [t.rollout_id for t in wins[:2]]
+    rewards = scored(model, losses)
+    assert max(rewards) > 0.5 and min(rewards) < 0.1 and model.metrics()["reward/shaped_share"] == 1.0
+
+
+def test_demonstrations_that_nothing_would_read_are_refused():
+    with pytest.raises(ConfigError, match="reward.all_fail=buffer"):
+        SRPOConfig(demonstrations=5)
+    with pytest.raises(ConfigError, match=r"between 0 and reward.buffer_size \(64\)"):
+        SRPOConfig(demonstrations=65, all_fail="buffer")
+
+
 def test_buffer_is_bounded_and_holds_a_rollout_once():
     model = SRPO(SRPOConfig(buffer_size=3))
     wins = [t for t in episodes(12) if t.success]

@@ -129,6 +129,14 @@ def combined(**options):
     return build_reward("combined", config)
 
 
+def test_a_part_gets_demonstrations_where_it_wants_some():
+    wants = {"type": "srpo", "weight": 0.5, "all_fail": "buffer", "demonstrations": 1}
+    model = combined(parts={"success": {"weight": 1.0}, "near": wants})
+    assert model.wants_demonstrations and not combined(parts={"success": {"weight": 1.0}}).wants_demonstrations
+    model.set_demonstrations(episodes(8))
+    assert len(model.parts["near"].reward.buffer["slide"]) == 1
+
+
 def test_parts_are_normalised_each_for_itself_then_weighted():
     ts = episodes(8)
     parts = {"success": {"weight": 1.0}, "big": {"type": "success", "coefficient": 50.0, "weight": 0.5}}

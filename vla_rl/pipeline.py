@@ -228,6 +228,8 @@ def rl_reward(run: Run, policy: Any) -> Any:
     reward = build_reward(c.reward_type, _seeded(c.reward, c.seed), _reward_context(run, policy))
     if is_learned(reward) and (run.dir / REWARD_FOLDER).is_dir():
         load_reward(run.dir / REWARD_FOLDER, c.reward_type, reward)
+    if getattr(reward, "wants_demonstrations", False):
+        reward.set_demonstrations(reward_demonstrations(run))
     seeds = []
     if c.reward_check.refit_every:
         kept = run.dir / ROLLOUTS / "start"

@@ -251,6 +251,16 @@ class CombinedReward:
     def metrics(self) -> dict[str, float]:
         return dict(self._metrics)
 
+    @property
+    def wants_demonstrations(self) -> bool:
+        return any(getattr(p.reward, "wants_demonstrations", False) for p in self.parts.values())
+
+    def set_demonstrations(self, trajectories: Sequence[Trajectory]) -> None:
+        """Hand demonstrations to the parts that want some before RL."""
+        for part in self.parts.values():
+            if getattr(part.reward, "wants_demonstrations", False):
+                part.reward.set_demonstrations(trajectories)
+
     def progress(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
         """Weighted mean of what the parts that estimate progress say. Raises `UserError` where none does."""
         able = [p for p in self.parts.values() if hasattr(p.reward, "progress") and p.weight > 0]
