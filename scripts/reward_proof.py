@@ -21,10 +21,13 @@ COMMAND = Path(sys.executable).with_name("vla-rl")
 GOAL = 0.8
 REWARDS = {  # further columns of the comparison are any overrides: name=override,override
     "success": [],
-    "srpo": ["reward=srpo", "reward.all_fail=buffer"],
-    "pairwise": ["reward=pairwise", "reward_check.on_bad=warn"],
-    "process": ["reward=process", "reward_check.on_bad=warn"],
-}
+    "srpo": [
+        "reward=srpo", "reward.cluster=nearest", "reward.reference_scope=buffer", "reward.demonstrations=64",
+        "reward.all_fail=buffer",
+    ],
+    "pairwise": ["reward=pairwise", "reward.failure_pairs=false", "reward_check.on_bad=warn"],
+    "process": ["reward=process", "reward.shaping.mode=delta", "reward_check.on_bad=warn"],
+}  # fmt: skip
 
 
 def train(name: str, overrides: list[str], cores: list[int]) -> Path:
@@ -63,14 +66,47 @@ def figures(folder: Path) -> dict:
     }  # fmt: skip
 
 
+def totals(runs: list[dict], baseline: str = "success") -> dict[str, dict]:
+    """Per reward, over its seeds: episodes to `GOAL`, as a share of what ``baseline`` needed for the same seeds.
+
+    A run that never got there counts with all its episodes. So a share is an upper bound where only the baseline's runs
+    did not arrive (``reached`` has both counts), and says nothing where the reward's did not.
+    """
+
+    def needed(run: dict) -> int:
+        return run["curve"][-1][0] if run["episodes_to_goal"] is None else run["episodes_to_goal"]
+
+    plain, out = {run["seed"]: run for run in runs if run["reward"] == baseline}, {}
+    for reward in dict.fromkeys(run["reward"] for run in runs):
+        own = [run for run in runs if run["reward"] == reward and run["seed"] in plain]
+        if not own:
+            continue
+        others = [plain[run["seed"]] for run in own]
+        out[reward] = {
+            "seeds": len(own), "episodes": sum(map(needed, own)), "share": sum(map(needed, own)) / sum(map(needed, others)),
+            "reached": sum(run["episodes_to_goal"] is not None for run in own),
+            "baseline_reached": sum(run["episodes_to_goal"] is not None for run in others),
+            "final": sum(run["final"] for run in own) / len(own), "baseline_final": sum(r["final"] for r in others) / len(own),
+        }  # fmt: skip
+    return out
+
+
 def table(document: dict) -> str:
-    """Markdown: one row per reward and seed."""
+    """Markdown: one row per reward and seed, then one per reward."""
     lines = [f"| reward | seed | start | episodes to {GOAL:.0%} | at the end (95 %) |", "|---|---|---|---|---|"]
     for run in document["runs"]:
         needed = run["episodes_to_goal"] if run["episodes_to_goal"] is not None else f"not in {run['curve'][-1][0]}"
         low, high = run["interval"]
         end = f"{run['final']:.0%} ({low:.0%} – {high:.0%})"
         lines.append(f"| {run['reward']} | {run['seed']} | {document['start'][str(run['seed'])]:.0%} | {needed} | {end} |")
+    lines += ["", f"| reward | seeds | reached {GOAL:.0%} | episodes, all seeds | share of success alone | mean at the end |"]
+    lines += ["|---|---|---|---|---|---|"]
+    for reward, row in document["totals"].items():
+        more = "" if row["reached"] == row["seeds"] else "more than "
+        bound = "" if row["baseline_reached"] == row["seeds"] else "less than "
+        share = "unknown" if more else f"{bound}{row['share']:.0%}"
+        reached = f"{row['reached']} of {row['seeds']}"
+        lines.append(f"| {reward} | {row['seeds']} | {reached} | {more}{row['episodes']} | {share} | {row['final']:.0%} |")
     return "\n".join(lines)
 
 
@@ -104,7 +140,7 @@ def main() -> None:
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     document = {
         "command": " ".join(["scripts/reward_proof.py", *sys.argv[1:]]), "commit": commit, "cpu_cores": len(available),
-        "jobs": arguments.jobs, "start": {}, "runs": [],
+        "jobs": arguments.jobs, "start": {}, "runs": [], "totals": {},
     }  # fmt: skip
     with ThreadPoolExecutor(arguments.jobs) as pool:
         phases = "phases=[collect,sft,eval_sft,report]"
@@ -116,7 +152,7 @@ def main() -> None:
         for seed in arguments.seeds:
             folder = f"outputs/hard-sft-{seed}"
             common = [
-                f"seed={seed}", f"checkpoint={folder}/checkpoints/sft", f"dataset={folder}/dataset", "rl.eval_every=5",
+                f"seed={seed}", f"checkpoint={folder}/checkpoints/sft", f"dataset={folder}/dataset",
                 "phases=[eval_sft,reward,rl,eval_rl,report]", *arguments.overrides,
             ]  # fmt: skip
             for reward, own in rewards.items():
@@ -124,6 +160,7 @@ def main() -> None:
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
         for (reward, seed), future in runs.items():
             document["runs"].append({"reward": reward, "seed": seed, **figures(future.result())})
+            document["totals"] = totals(document["runs"])
             arguments.output.write_text(json.dumps(document, indent=1) + "\n")  # after each: a late failure keeps them
     print(table(document))
     print(f"figures: {arguments.output}")
