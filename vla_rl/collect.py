@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import multiprocessing
@@ -48,7 +49,8 @@ def collect_demonstrations(
     frames = attempts = 0
     context = multiprocessing.get_context("spawn")
     workers = min(config.workers, available_cores())
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_open, initargs=(env_type, env_config)) as pool:
+    executor = ProcessPoolExecutor(workers, mp_context=context, initializer=_open, initargs=(env_type, env_config))
+    with _deaths_as_user_errors(), executor as pool:
         embodiment = pool.submit(_embodiment).result()
         kept_in_all = 0
         with DemonstrationWriter(folder, embodiment, video=config.video) as writer:
@@ -83,11 +85,17 @@ def _in_order(submit: Callable[[int], Future], ahead: int) -> Iterator[dict[str,
             yield pending.popleft().result()
             pending.append(submit(following))
             following += 1
-    except BrokenProcessPool as error:
-        raise UserError("a collecting worker process died (out of memory?). Run again with collect.workers=1") from error
     finally:
         for future in pending:
             future.cancel()
+
+
+@contextlib.contextmanager
+def _deaths_as_user_errors() -> Iterator[None]:
+    try:
+        yield
+    except BrokenProcessPool as error:
+        raise UserError("a collecting worker process died (out of memory?). Run again with collect.workers=1") from error
 
 
 def _submit(pool: ProcessPoolExecutor, task: str, config: CollectConfig, seed: int, index: int) -> Future:
@@ -103,16 +111,25 @@ _worker: dict[str, Any] = {}
 
 
 def _open(env_type: str, env_config: Any) -> None:
-    _worker["simulator"] = build.implementation("env", env_type)(env_config)
-    _worker["collect"] = build.implementation("collector", env_type)
+    try:
+        _worker["simulator"] = build.implementation("env", env_type)(env_config)
+        _worker["collect"] = build.implementation("collector", env_type)
+    except Exception as error:  # an initialiser that raises breaks the pool without a word: the first task says it
+        _worker["failed"] = error
+
+
+def _simulator() -> Any:
+    if "failed" in _worker:
+        raise _worker["failed"]
+    return _worker["simulator"]
 
 
 def _embodiment() -> Any:
-    return _worker["simulator"].embodiment
+    return _simulator().embodiment
 
 
 def _collect_one(episode: EpisodeSpec, options: dict[str, float]) -> dict[str, Any]:
-    simulator = _worker["simulator"]
+    simulator = _simulator()
     texts = next(t.instructions for t in simulator.tasks if t.task_id == episode.task_id)
     episode = dataclasses.replace(episode, instruction_index=episode.init_state_id % max(1, len(texts)))
     return _worker["collect"](simulator, episode, rng=np.random.default_rng(episode.seed), **options)

@@ -21,8 +21,11 @@ class MissingPackage(UserError):
             f"{purpose} needs the package '{package}', which is not installed. "
             f"Install it with: pip install 'vla-rl[{extra}]'"
         )
-        self.package = package
-        self.extra = extra
+        self.package, self.extra, self.purpose = package, extra, purpose
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
+        """So that a worker process can send it."""
+        return type(self), (self.package, self.extra, self.purpose)
 
 
 class MissingDependency(UserError):
