@@ -120,9 +120,17 @@ class SegmentEncoder:
 
 def normalized_pixels(frames: Tensor, size: int, device: torch.device) -> Tensor:
     """uint8 [n H W 3] → ImageNet-normalised float32 [n 3 size size] (bilinear, aspect not kept)."""
-    pixels = frames.to(device).permute(0, 3, 1, 2).float() / 255.0
-    pixels = F.interpolate(pixels, (size, size), mode="bilinear", antialias=True, align_corners=False)
+    pixels = resized(frames.to(device).permute(0, 3, 1, 2), size).float() / 255.0
     return (pixels - pixels.new_tensor(IMAGENET_MEAN)[:, None, None]) / pixels.new_tensor(IMAGENET_STD)[:, None, None]
+
+
+def resized(frames: Tensor, size: int) -> Tensor:
+    """uint8 [n 3 H W] → [n 3 size size], anti-aliased. torch has fast code for bytes on CPUs, and none on GPUs."""
+    if frames.shape[-2:] == (size, size):
+        return frames
+    if frames.device.type == "cpu":
+        return F.interpolate(frames, (size, size), mode="bilinear", antialias=True)
+    return F.interpolate(frames.float(), (size, size), mode="bilinear", antialias=True).round().clamp(0, 255)
 
 
 def timm_features(config: EncoderConfig) -> ImageFeatures:

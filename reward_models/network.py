@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reward_models.encoders import normalized_pixels, timm_model
+from reward_models.encoders import normalized_pixels, resized, timm_model
 from reward_models.frames import RewardInputError, frames_of, instruction_of
 from vla_rl.errors import ConfigError
 from vla_rl.splits import stable_seed
@@ -158,15 +158,6 @@ class FrameNetwork(nn.Module):
         if self.config.use_proprio:
             parts.append((table.proprio[rows].to(device) - self.proprio_mean) / self.proprio_scale)
         return self.mix(torch.cat(parts, -1))
-
-
-def resized(frames: Tensor, size: int) -> Tensor:
-    """uint8 [n 3 H W] → [n 3 size size], anti-aliased. torch has fast code for bytes on CPUs, and none on GPUs."""
-    if frames.shape[-2:] == (size, size):
-        return frames
-    if frames.device.type == "cpu":
-        return F.interpolate(frames, (size, size), mode="bilinear", antialias=True)
-    return F.interpolate(frames.float(), (size, size), mode="bilinear", antialias=True).round().clamp(0, 255)
 
 
 def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:

@@ -82,11 +82,12 @@ def totals(runs: list[dict], baseline: str = "success") -> dict[str, dict]:
         if not own:
             continue
         others = [plain[run["seed"]] for run in own]
+        finals = [sum(run["final"] for run in runs) / len(runs) for runs in (own, others)]
         out[reward] = {
             "seeds": len(own), "episodes": sum(map(needed, own)), "share": sum(map(needed, own)) / sum(map(needed, others)),
             "reached": sum(run["episodes_to_goal"] is not None for run in own),
             "baseline_reached": sum(run["episodes_to_goal"] is not None for run in others),
-            "final": sum(run["final"] for run in own) / len(own), "baseline_final": sum(r["final"] for r in others) / len(own),
+            "final": finals[0], "baseline_final": finals[1],
         }  # fmt: skip
     return out
 
@@ -99,14 +100,14 @@ def table(document: dict) -> str:
         low, high = run["interval"]
         end = f"{run['final']:.0%} ({low:.0%} – {high:.0%})"
         lines.append(f"| {run['reward']} | {run['seed']} | {document['start'][str(run['seed'])]:.0%} | {needed} | {end} |")
-    lines += ["", f"| reward | seeds | reached {GOAL:.0%} | episodes, all seeds | share of success alone | mean at the end |"]
-    lines += ["|---|---|---|---|---|---|"]
+    lines += ["", f"| reward | reached {GOAL:.0%} | episodes, all seeds | share of success alone | mean at the end |"]
+    lines += ["|---|---|---|---|---|"]
     for reward, row in document["totals"].items():
         more = "" if row["reached"] == row["seeds"] else "more than "
         bound = "" if row["baseline_reached"] == row["seeds"] else "less than "
         share = "unknown" if more else f"{bound}{row['share']:.0%}"
         reached = f"{row['reached']} of {row['seeds']}"
-        lines.append(f"| {reward} | {row['seeds']} | {reached} | {more}{row['episodes']} | {share} | {row['final']:.0%} |")
+        lines.append(f"| {reward} | {reached} | {more}{row['episodes']} | {share} | {row['final']:.0%} |")
     return "\n".join(lines)
 
 

@@ -30,7 +30,7 @@ from vla_rl.checkpoint import (
     save_checkpoint,
     save_state,
 )
-from vla_rl.errors import EmbodimentMismatch, UserError
+from vla_rl.errors import ConfigError, EmbodimentMismatch, UserError
 from vla_rl.types import CameraSpec, EmbodimentSpec
 
 SPEC = EmbodimentSpec(
@@ -79,6 +79,16 @@ def test_policy_round_trip(tmp_path: Path, shard: int):
     assert not loaded.training and loaded.halves.dtype == torch.bfloat16
     assert (tmp_path / "a" / checkpoint.WEIGHTS_INDEX).exists() == (shard == 40)
     assert json.loads((tmp_path / "a" / "config.json").read_text())["policy_type"] == "plain"
+
+
+def test_keys_of_a_stored_policy_can_be_changed_as_far_as_its_weights_allow(tmp_path: Path):
+    path = tmp_path / "a"
+    save_checkpoint(path, Plain(5, SPEC))
+    assert load_policy(path, factory, changes={"width": 5}).in_features == 5
+    with pytest.raises(CheckpointError, match=r"weight is \[2, 5\] in the checkpoint, \[2, 6\] in the policy"):
+        load_policy(path, factory, changes={"width": 6})
+    with pytest.raises(ConfigError, match=r"policy\.heat=2 changes nothing: .*type 'plain'.*Its keys: width"):
+        load_policy(path, factory, changes={"heat": 2})
 
 
 def test_state_round_trip_keeps_types_and_values(tmp_path: Path):

@@ -245,3 +245,14 @@ def test_override_changes_a_finished_config_and_checks_it():
         override(config, ["env.image_siz=12"])
     with pytest.raises(ConfigError, match="'image_size' is not an override"):
         override(config, ["image_size"])
+
+
+def test_policy_overrides_beside_a_checkpoint_are_changes_of_its_policy(tmp_path):
+    config = compose(["run=toy", "checkpoint=somewhere", "policy.temperature=0.5", "++policy.soft_label_sigma=1"])
+    assert config.policy_changes == {"temperature": 0.5, "soft_label_sigma": 1.0}
+    path = tmp_path / "config.yaml"
+    save(config, path)
+    assert override(load(path), ["policy.temperature=0.7", "seed=3"]).policy_changes == {
+        "temperature": 0.7, "soft_label_sigma": 1.0,
+    }  # fmt: skip
+    assert compose(["run=toy", "policy.temperature=0.5"]).policy_changes == {}  # nothing is loaded

@@ -219,7 +219,9 @@ def test_a_checkpoint_of_another_embodiment_is_refused(whole, tmp_path):
 
 
 def test_a_start_checkpoint_skips_collecting_and_sft(whole, tmp_path):
-    folder = run_pipeline(small(tmp_path, f"checkpoint={whole / 'checkpoints' / 'sft'}", "rl.iterations=1"))
+    start = f"checkpoint={whole / 'checkpoints' / 'sft'}"
+    folder = run_pipeline(small(tmp_path, start, "rl.iterations=1", "policy.temperature=0.5"))
+    assert json.loads((folder / "checkpoints" / "rl" / "config.json").read_text())["config"]["temperature"] == 0.5
     phases = json.loads((folder / "phases.json").read_text())
     assert "skipped" in phases["collect"] and "skipped" in phases["sft"] and phases["rl"]["iterations"] == 1
     assert not (folder / "dataset").exists() and not (folder / "checkpoints" / "sft").exists()

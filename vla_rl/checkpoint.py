@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 import vla_rl
-from vla_rl.errors import UserError
+from vla_rl.errors import ConfigError, UserError
 from vla_rl.metrics import write_json
 from vla_rl.types import EmbodimentSpec
 
@@ -53,7 +53,8 @@ class DiskFull(UserError):
 
 
 class Checkpointable(Protocol):
-    """What a policy provides to be saved. Its class also has ``from_config_dict(data, embodiment, files)``."""
+    """What a policy provides to be saved. Its class also has ``from_config_dict(data, embodiment, files)``, and may say
+    where in ``data`` its own config stands by ``config_path`` (default: ``("config",)``)."""
 
     policy_type: str
     embodiment: EmbodimentSpec
@@ -100,12 +101,16 @@ def save_checkpoint(
 
 
 def load_policy(
-    path: Path | str, factory: Callable[[str], Any], expected_embodiment: EmbodimentSpec | None = None
+    path: Path | str,
+    factory: Callable[[str], Any],
+    expected_embodiment: EmbodimentSpec | None = None,
+    changes: Mapping[str, Any] | None = None,
 ) -> Any:
     """The policy of a checkpoint, on the CPU, in evaluation mode.
 
     ``factory`` maps the stored policy type to its class. ``expected_embodiment`` is that of the env or dataset in use;
-    another one raises `EmbodimentMismatch`, which shows both.
+    another one raises `EmbodimentMismatch`, which shows both. ``changes`` are keys of the policy's own config that get
+    another value than the stored one; those that do not go with its weights raise `CheckpointError`.
     """
     path = _existing(Path(path))
     config = _read_json(path / CONFIG)
@@ -124,13 +129,29 @@ def load_policy(
         if p.is_file() and p.suffix in (".json", ".txt") and p.name not in skip
     }
     try:
-        policy = factory(config["policy_type"]).from_config_dict(config, embodiment, files)
+        kind = factory(config["policy_type"])
+        if changes:
+            own = config
+            for name in getattr(kind, "config_path", ("config",)):
+                own = own[name]
+            _change(own, changes, config["policy_type"], path)
+        policy = kind.from_config_dict(config, embodiment, files)
     except KeyError as error:
         raise CheckpointError(f"{path} lacks {error}: its {CONFIG} or its text files are incomplete") from error
     load_weights(path, policy)
     if isinstance(policy, torch.nn.Module):
         policy.eval()
     return policy
+
+
+def _change(own: dict[str, Any], changes: Mapping[str, Any], kind: str, path: Path) -> None:
+    unknown = sorted(set(changes) - set(own))
+    if unknown:
+        raise ConfigError(
+            f"policy.{unknown[0]}={changes[unknown[0]]!r} changes nothing: {path} holds a policy of type {kind!r}, whose "
+            f"config has no such key. Its keys: {', '.join(sorted(own))}"
+        )
+    own.update(changes)
 
 
 def load_weights(path: Path | str, policy: Any) -> None:

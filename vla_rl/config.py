@@ -130,6 +130,7 @@ class RunConfig:
     held_out_tasks: list[str] = field(default_factory=list)
     phases: list[str] = field(default_factory=lambda: list(PHASES))
     checkpoint: str = ""  # start from this policy instead of phases collect and sft
+    policy_changes: dict[str, Any] = field(default_factory=dict)  # of that policy's own config: its policy.* overrides
     dataset: str = ""  # train on this dataset instead of collecting one
     wandb: bool = True
     collect: CollectConfig = field(default_factory=CollectConfig)
@@ -184,7 +185,22 @@ def compose(overrides: Sequence[str] = (), directory: Path | None = None) -> Run
         raise ConfigError(_explain(error, directory)) from error
     finally:
         GlobalHydra.instance().clear()
-    return from_tree(tree)
+    config = from_tree(tree)
+    return with_policy_changes(config, overrides) if config.checkpoint else config
+
+
+def with_policy_changes(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """The ``policy.*`` among the overrides noted as changes of the policy that a checkpoint holds.
+
+    A checkpoint brings its own policy config; without this, such overrides would be read and then mean nothing.
+    """
+    values = to_tree(config)["policy"]
+    for text in overrides:
+        group, _, key = text.lstrip("+").partition("=")[0].partition(".")
+        name = key.partition(".")[0]
+        if group == "policy" and name not in ("", "type"):
+            config.policy_changes[name] = values[name]
+    return config
 
 
 def _forced(overrides: Sequence[str], directory: Path) -> list[str]:
@@ -239,7 +255,7 @@ def override(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     _require_key_value(overrides)
     try:
         changed = OmegaConf.merge(to_tree(config), OmegaConf.from_dotlist(list(overrides)))
-        return from_tree(OmegaConf.to_container(changed))  # type: ignore[arg-type]
+        return with_policy_changes(from_tree(OmegaConf.to_container(changed)), overrides)  # type: ignore[arg-type]
     except OmegaConfBaseException as error:
         raise ConfigError(f"{' '.join(overrides)}: {str(error).splitlines()[0]}. {_EXAMPLE}") from error
 

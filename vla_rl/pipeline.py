@@ -165,7 +165,7 @@ def phase_sft(run: Run) -> dict[str, Any]:
 
 def phase_eval(run: Run, name: str, checkpoint: Path) -> dict[str, Any]:
     c = run.config
-    policy = load_policy(checkpoint, policy_factory, expected_embodiment=run.env.embodiment).to(run.device)
+    policy = acting_policy(c, checkpoint, run.env.embodiment).to(run.device)
     result = _evaluate(run, policy, name)
     result.save(run.dir / f"eval_{name}.json")
     write_videos(result, run.dir / "videos" / f"{name}.mp4", control_hz=run.env.embodiment.control_hz)
@@ -203,7 +203,7 @@ def phase_reward(run: Run) -> dict[str, Any]:
     c = run.config
     if not needs_judging(c.reward_type, c.reward):
         return {"skipped": f"reward {c.reward_type} is not learned"}
-    policy = load_policy(start_checkpoint(run), policy_factory, expected_embodiment=run.env.embodiment).to(run.device)
+    policy = acting_policy(c, start_checkpoint(run), run.env.embodiment).to(run.device)
     reward = build_reward(c.reward_type, _seeded(c.reward, c.seed), _reward_context(run, policy))
     with run.progress.task("rollouts", 1) as bar:
         rollouts, steps = roll_out(run.engine(policy), run.train_tasks, c.reward_check.episodes, c.seed, bar.inner)
@@ -255,13 +255,13 @@ def _reward_context(run: Run, policy: Any) -> RewardContext:
 
 def phase_rl(run: Run) -> dict[str, Any]:
     c = run.config
-    policy = load_policy(start_checkpoint(run), policy_factory, expected_embodiment=run.env.embodiment).to(run.device)
+    policy = acting_policy(c, start_checkpoint(run), run.env.embodiment).to(run.device)
     critic = build.implementation("critic", c.critic_type)(run.env.privileged_dim, _seeded(c.critic, c.seed))
     if critic is not None:
         critic.to(run.device)
     reference = None
     if getattr(c.algorithm, "kl_coef", 0.0) > 0:
-        reference = load_policy(start_checkpoint(run), policy_factory).to(run.device)
+        reference = acting_policy(c, start_checkpoint(run), run.env.embodiment).to(run.device)
     algorithm = build.implementation("algorithm", c.algorithm_type)(
         _seeded(c.algorithm, c.seed), policy, critic, reference
     )
@@ -344,10 +344,15 @@ def policy_factory(name: str) -> Any:
     return build.implementation("policy", name)
 
 
+def acting_policy(config: RunConfig, path: Path, embodiment: EmbodimentSpec) -> Any:
+    """The policy of a checkpoint of this project, with the changes to its own config that the run asks for."""
+    return load_policy(path, policy_factory, expected_embodiment=embodiment, changes=config.policy_changes)
+
+
 def open_policy(config: RunConfig, path: Path, embodiment: EmbodimentSpec) -> Any:
     """The policy of a checkpoint of this project, or of a published one that ``config.policy`` says how to read."""
     if (path / EMBODIMENT).exists() or not hasattr(config.policy, "checkpoint"):
-        return load_policy(path, policy_factory, expected_embodiment=embodiment)
+        return acting_policy(config, path, embodiment)
     published = dataclasses.replace(config.policy, checkpoint=str(path))
     return build.implementation("policy", config.policy_type).from_published(published, embodiment)
 

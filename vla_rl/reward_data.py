@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from vla_rl.algorithms.advantages import trajectory_from_state, trajectory_state
-from vla_rl.checkpoint import load_policy, load_state, save_state
+from vla_rl.checkpoint import load_state, save_state
 from vla_rl.dataset import DemonstrationDataset, load_demonstrations
 from vla_rl.errors import UserError
 from vla_rl.splits import stable_seed
@@ -182,7 +182,7 @@ def _of_run(folder: Path, episodes: int, checkpoint: str, overrides: Sequence[st
         trajectories = load_rollouts(kept)
         return Source(trajectories, None, config, f"{len(trajectories)} rollouts kept in {kept}")
     with contextlib.closing(pipeline.open_env(config)) as env, pipeline.Progress() as progress:
-        policy = load_policy(found, pipeline.policy_factory, expected_embodiment=env.embodiment)
+        policy = pipeline.acting_policy(config, found, env.embodiment)
         policy.to(pipeline.pick_device(config.device))
         tasks = pipeline.select_tasks(env.tasks, config.tasks, exclude=config.held_out_tasks)
         with progress.task("rollouts", 1) as bar:

@@ -78,6 +78,7 @@ class OpenVLABase(nn.Module):
     """What both kinds of head share. ``statistics`` is one entry of upstream's ``norm_stats``: "action" and "proprio"."""
 
     policy_type: str
+    config_path = (_OWN, "config")
 
     def __init__(
         self, config: OpenVLAConfig, embodiment: EmbodimentSpec, source: Source, statistics: tuple[str, Mapping[str, Any]]
