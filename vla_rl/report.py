@@ -478,7 +478,7 @@ def _section(title: str, lead: str, *content: str) -> str:
 
 def _header(runs: Sequence[RunData], name: str, head: str, evidence: str) -> str:
     v = runs[0].versions
-    cores = f"{v['cpu_cores']} cores" if "cpu_cores" in v else ""
+    cores = f"{v['cpu_cores']} core{'s' if v['cpu_cores'] != 1 else ''}" if "cpu_cores" in v else ""
     machine = ", ".join(str(x) for x in [*v.get("gpus", []), v.get("cpu", ""), cores] if x)
     seeds = [str(r.seed) for r in runs if r.seed is not None]
     seed = f"{_plural('seed', len(seeds))} {', '.join(seeds)}" if seeds else ""
