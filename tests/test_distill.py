@@ -20,9 +20,10 @@ from vla_rl import config as configs
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.checkpoint import load_policy, save_checkpoint
 from vla_rl.cli import main
-from vla_rl.distill import DistillConfig
+from vla_rl.distill import DistillConfig, train_student
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import DistillablePolicy, LikelihoodPolicy
+from vla_rl.metrics import Progress
 from vla_rl.pipeline import open_env, policy_factory, run_pipeline
 
 
@@ -223,3 +224,62 @@ def test_distill_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert "make_student" in capsys.readouterr().err
     assert main(["distill", str(checkpoint), "--method", "magic", "--evaluate-episodes", "0"]) == 2
     assert "same_noise" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("form", "method"), [("flow_sde", "same_noise"), ("ddim", "lcm")])
+def test_an_interrupted_student_goes_on_as_if_nothing_had_happened(form: str, method: str, tmp_path: Path, monkeypatch):
+    settings = DistillConfig(steps=2, method=method, updates=6, batch_size=3, noises=2)
+
+    def student_of(teacher: DenoisingVLA) -> ConsistencyVLA:
+        torch.manual_seed(0)
+        return teacher.make_student(settings.steps, settings.method)
+
+    teacher, seen = make(**FORMS[form]), observe(8)
+    whole = student_of(teacher)
+    figures = train_student(whole, teacher, seen, settings, tmp_path / "whole", Progress(), checkpoint_every=2)
+
+    calls = 0
+    forward = ConsistencyVLA.distillation_loss
+
+    def cut(self, *arguments):
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            raise KeyboardInterrupt
+        return forward(self, *arguments)
+
+    monkeypatch.setattr(ConsistencyVLA, "distillation_loss", cut)
+    with pytest.raises(KeyboardInterrupt):
+        train_student(student_of(teacher), teacher, seen, settings, tmp_path / "cut", Progress(), checkpoint_every=2)
+    again = student_of(teacher)
+    resumed = train_student(again, teacher, seen, settings, tmp_path / "cut", Progress(), checkpoint_every=2)
+    assert calls == 4 + 4 and resumed == figures  # from the checkpoint after two updates
+    for name, weight in whole.state_dict().items():
+        torch.testing.assert_close(again.state_dict()[name], weight, rtol=0, atol=0)
+    loaded = load_policy(tmp_path / "cut", {"consistency_vla": ConsistencyVLA}.__getitem__, SPEC)
+    assert loaded.state_dict().keys() == whole.state_dict().keys()
+
+
+def test_distill_goes_on_with_the_same_teacher_and_settings_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    checkpoint = toy_run(tmp_path)
+    partial = checkpoint.with_name("sft_student1.partial")
+    command = ["distill", str(checkpoint), "--episodes", "3", "--evaluate-episodes", "0", "--updates"]
+
+    def cut(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("vla_rl.distill.train_student", cut)
+        main([*command, "4"])
+    assert (partial / "rollouts" / "state.json").exists() and not checkpoint.with_name("sft_student1").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr("vla_rl.distill.roll_out", cut)  # the teacher's episodes are there already
+        assert main([*command, "4"]) == 0
+    assert "going on from" in capsys.readouterr().out and not partial.exists()
+    with monkeypatch.context() as patch:
+        patch.setattr("vla_rl.distill.train_student", cut)
+        main([*command, "4"])
+    assert main([*command, "5"]) == 0
+    assert "going on from" not in capsys.readouterr().out

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,16 +19,16 @@ import torch
 from torch import Tensor
 
 from vla_rl.algorithms.imitation import learning_rate_factor
-from vla_rl.algorithms.optim import GuardedStep, even_split, make_adamw
-from vla_rl.checkpoint import save_checkpoint
+from vla_rl.algorithms.optim import GuardedStep, even_split, load_optimizer_state, make_adamw, optimizer_state
+from vla_rl.checkpoint import RunLock, load_training_state, load_weights, save_checkpoint
 from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError
 from vla_rl.evaluate import EvaluationResult, compare, comparison_text, evaluate
-from vla_rl.metrics import Progress
+from vla_rl.metrics import Progress, write_json
 from vla_rl.pipeline import open_env, open_policy, pick_device, select_tasks
+from vla_rl.reward_data import load_rollouts, roll_out, save_rollouts
 from vla_rl.rollout import RolloutEngine
-from vla_rl.splits import stable_seed
-from vla_rl.types import EpisodeSpec, Observation, TaskSpec
+from vla_rl.types import Observation, TaskSpec
 
 
 @dataclass
@@ -64,10 +66,10 @@ class DistillConfig:
 def distill(config: RunConfig, checkpoint: Path, settings: DistillConfig, folder: Path) -> dict[str, Any]:
     """Make, train, save (to ``folder``) and judge a student of ``checkpoint``; returns a JSON-ready record.
 
-    ``config`` is that of the run the checkpoint comes from: its env, tasks and evaluation. Raises ConfigError for a
-    policy that cannot teach.
+    Until all is done, the work so far lies in ``<folder>.partial``; the same call goes on from it. ``config`` is that of
+    the run the checkpoint comes from: its env, tasks and evaluation. Raises ConfigError for a policy that cannot teach.
     """
-    device = pick_device(config.device)
+    device, partial = pick_device(config.device), folder.with_name(f"{folder.name}.partial")
     with contextlib.closing(open_env(config)) as env, Progress() as progress:
         teacher = open_policy(config, checkpoint, env.embodiment).to(device)
         if not hasattr(teacher, "make_student"):
@@ -80,9 +82,11 @@ def distill(config: RunConfig, checkpoint: Path, settings: DistillConfig, folder
         record: dict[str, Any] = {"checkpoint": str(checkpoint), **dataclasses.asdict(settings)}
         if settings.updates:
             engine = RolloutEngine(env, teacher, config.rollout)
-            observations = collect_observations(engine, tasks, settings, progress)
-            record["observations"] = len(observations)
-            record |= train_student(student, teacher, observations, settings, progress)
+            with RunLock(partial):
+                resume_or_clear(partial, checkpoint, settings, progress)
+                observations = collect_observations(engine, tasks, settings, partial / "rollouts", progress)
+                record["observations"] = len(observations)
+                record |= train_student(student, teacher, observations, settings, partial / "student", progress)
         student.eval()
         save_checkpoint(folder, student)
         if settings.evaluate_episodes:
@@ -102,35 +106,39 @@ def distill(config: RunConfig, checkpoint: Path, settings: DistillConfig, folder
                 f"({before.latency_s / max(after.latency_s, 1e-9):.1f} times less)"
             )
             record |= {"teacher": before.to_dict(), "student": after.to_dict(), "comparison": comparison.to_dict()}
+    shutil.rmtree(partial, ignore_errors=True)
     return record
 
 
 def collect_observations(
-    engine: RolloutEngine, tasks: list[TaskSpec], settings: DistillConfig, progress: Progress
+    engine: RolloutEngine, tasks: list[TaskSpec], settings: DistillConfig, folder: Path, progress: Progress
 ) -> Observation:
-    """What the teacher sees on ``settings.episodes`` training episodes in which it samples its actions."""
-    episodes = []
-    for i in range(settings.episodes):
-        task, init_state_id = tasks[i % len(tasks)], i // len(tasks)
-        episodes.append(
-            EpisodeSpec(
-                task_id=task.task_id,
-                init_state_id=init_state_id,
-                split="train",
-                seed=stable_seed("distill", settings.seed, i),
-                instruction_index=init_state_id % len(task.instructions),
-                rollout_id=f"distill-{settings.seed}-{i}",
-            )
-        )
-    with progress.task("teacher's states", 1) as bar:
-        trajectories = engine.run(episodes, progress=bar.inner).trajectories
+    """What the teacher sees on ``settings.episodes`` training episodes in which it samples its actions.
+
+    The rollouts are kept in ``folder``; what is there is taken.
+    """
+    if (folder / "state.json").is_file():
+        trajectories = load_rollouts(folder)
+    else:
+        with progress.task("teacher's states", 1) as bar:
+            trajectories, _ = roll_out(engine, tasks, settings.episodes, settings.seed, bar.inner, "distill")
+        save_rollouts(folder, trajectories)
     return Observation.cat([t.observations.without_privileged() for t in trajectories])
 
 
 def train_student(
-    student: Any, teacher: Any, observations: Observation, settings: DistillConfig, progress: Progress
+    student: Any,
+    teacher: Any,
+    observations: Observation,
+    settings: DistillConfig,
+    folder: Path,
+    progress: Progress,
+    checkpoint_every: int = 100,
 ) -> dict[str, float]:
-    """Train what requires a gradient in ``student``; returns the mean of the last tenth of its metrics."""
+    """Train what requires a gradient in ``student``; returns the mean of the last tenth of its metrics.
+
+    Student and training state are written to ``folder`` at intervals; what is there is resumed.
+    """
     device = next(iter(student.parameters())).device
     parameters = [p for p in student.parameters() if p.requires_grad]
     optimizer = make_adamw([(parameters, settings.learning_rate)], [0.9, 0.95], 0.0)
@@ -138,9 +146,17 @@ def train_student(
     generator = torch.Generator().manual_seed(settings.seed)
     history: list[dict[str, float]] = []
     batches: list[Tensor] = []
+    if (folder / "training_state").exists():
+        load_weights(folder, student)
+        state = load_training_state(folder)
+        load_optimizer_state(optimizer, state["optimizer"])
+        guard.load_state_dict(state["guard"])
+        generator.set_state(state["generator"])
+        history, batches = state["history"], state["batches"]
+        student.load_distillation_state(state["student"])
     teacher.eval()
-    with progress.task("distil", settings.updates) as bar:
-        for update in range(settings.updates):
+    with progress.task("distil", settings.updates, start=len(history)) as bar:
+        for update in range(len(history), settings.updates):
             if not batches:
                 batches = list(even_split(len(observations), settings.batch_size, generator))
             factor = learning_rate_factor(update, settings.warmup_updates, settings.updates, 0.02)
@@ -154,5 +170,24 @@ def train_student(
             history.append(metrics)
             if (update + 1) % 10 == 0 or update + 1 == settings.updates:
                 bar.update(update + 1, **metrics)
+            if (update + 1) % checkpoint_every == 0 or update + 1 == settings.updates:
+                state = {
+                    "optimizer": optimizer_state(optimizer), "guard": guard.state_dict(), "generator": generator.get_state(),
+                    "history": history, "batches": batches, "student": student.distillation_state(),
+                }  # fmt: skip
+                save_checkpoint(folder, student, state, keep_last_good=False)
     last = history[-max(1, len(history) // 10) :]
     return {name: sum(m[name] for m in last) / len(last) for name in last[0]}
+
+
+def resume_or_clear(partial: Path, checkpoint: Path, settings: DistillConfig, progress: Progress) -> None:
+    """Keep the unfinished work in ``partial`` where it is of this teacher and these settings; else remove it."""
+    plan = {k: v for k, v in dataclasses.asdict(settings).items() if k != "evaluate_episodes"}
+    plan |= {"checkpoint": str(checkpoint), "written": max(p.stat().st_mtime_ns for p in checkpoint.iterdir())}
+    path = partial / "plan.json"
+    if path.is_file() and json.loads(path.read_text()) == plan:
+        progress.say(f"going on from {partial}")
+        return
+    for name in ("rollouts", "student"):
+        shutil.rmtree(partial / name, ignore_errors=True)
+    write_json(path, plan)

@@ -106,7 +106,8 @@ class DistillablePolicy(Policy, Protocol):
     """A policy that can teach a faster student.
 
     The student is a `Policy` with ``distillation_loss(observation, teacher, generator, noises) → (loss, metrics)`` and
-    ``after_update()``; those of its parameters that are to be trained require a gradient.
+    ``after_update()``; those of its parameters that are to be trained require a gradient. ``distillation_state()`` and
+    ``load_distillation_state(state)`` hold what its learning needs besides its weights to go on after an interruption.
     """
 
     def make_student(self, steps: int, method: str) -> Policy: ...

@@ -116,10 +116,10 @@ def load_rollouts(folder: Path) -> list[Trajectory]:
 
 
 def roll_out(
-    engine: Any, tasks: Sequence[TaskSpec], episodes: int, seed: int, progress: Any = None
+    engine: Any, tasks: Sequence[TaskSpec], episodes: int, seed: int, progress: Any = None, name: str = "reward"
 ) -> tuple[list[Trajectory], int]:
     """(trajectories, control steps) of sampled actions on training initial states."""
-    result = engine.run(rollout_episodes(tasks, episodes, seed), progress=progress)
+    result = engine.run(rollout_episodes(tasks, episodes, seed, name), progress=progress)
     return result.trajectories, int(result.stats["control_steps"])
 
 

@@ -14,9 +14,9 @@ the identity at t = 0.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -129,7 +129,8 @@ class ConsistencyVLA(DenoisingBase):
         for name in ("time", "signal", "noise"):
             values = torch.tensor(getattr(config, f"step_{name}s"), dtype=torch.float32)
             self.register_buffer(f"grid_{name}", values, persistent=False)
-        self._target: ActionExpert | None = None  # the averaged copy that method "lcm" learns from
+        # The averaged copy that method "lcm" learns from. In a list, since it is no part of the policy and its state dict.
+        self._target: list[ActionExpert] = []
         self._kept_modulation: tuple[tuple[torch.device, int], Tensor] | None = None
 
     def train(self, mode: bool = True) -> ConsistencyVLA:
@@ -207,8 +208,7 @@ class ConsistencyVLA(DenoisingBase):
 
     def _lcm_loss(self, teacher: DenoisingVLA, path: Tensor, index: Tensor, cache: Cache) -> Tensor:
         """Squared distance between f at step ``index`` [b s] of the path and the averaged f at the step after it."""
-        if self._target is None:
-            self._target = copy.deepcopy(self.expert).requires_grad_(False)
+        target_expert = self._averaged_expert()
         b, s = index.shape
         rows, columns = torch.arange(b, device=self.device)[:, None], torch.arange(s, device=self.device)
         ended = torch.zeros(1, device=self.device)  # after the last step time and noise are 0, and f is the identity
@@ -220,12 +220,26 @@ class ConsistencyVLA(DenoisingBase):
             return predict_action(expert, self.config.prediction, x, time, noise, expert.modulate(times)[at], cache)
 
         with torch.no_grad():
-            target = guess(self._target, index + 1)
+            target = guess(target_expert, index + 1)
         return (guess(self.expert, index) - target).square().mean()
+
+    def _averaged_expert(self) -> ActionExpert:
+        if not self._target:
+            self._target.append(copy.deepcopy(self.expert).requires_grad_(False))
+        return self._target[0]
+
+    def distillation_state(self) -> dict[str, Any]:
+        """What distillation needs to go on, besides the weights: fit for `vla_rl.checkpoint.save_state`."""
+        return {"target": [dict(target.state_dict()) for target in self._target]}
+
+    def load_distillation_state(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `distillation_state`, after the weights are loaded."""
+        for weights in state["target"]:
+            self._averaged_expert().load_state_dict(weights)
 
     @torch.no_grad()
     def after_update(self, decay: float = 0.95) -> None:
         """Moves the averaged copy of method "lcm"; to be called after each optimiser step."""
-        if self._target is not None:
-            for average, now in zip(self._target.parameters(), self.expert.parameters(), strict=True):
+        for target in self._target:
+            for average, now in zip(target.parameters(), self.expert.parameters(), strict=True):
                 average.lerp_(now, 1.0 - decay)
