@@ -204,7 +204,7 @@ def phase_reward(run: Run) -> dict[str, Any]:
     if not needs_judging(c.reward_type, c.reward):
         return {"skipped": f"reward {c.reward_type} is not learned"}
     policy = acting_policy(c, start_checkpoint(run), run.env.embodiment).to(run.device)
-    reward = build_reward(c.reward_type, _seeded(c.reward, c.seed), _reward_context(run, policy))
+    reward = start_reward(run, policy)
     with run.progress.task("rollouts", 1) as bar:
         rollouts, steps = roll_out(run.engine(policy), run.train_tasks, c.reward_check.episodes, c.seed, bar.inner)
     save_rollouts(run.dir / ROLLOUTS / "start", rollouts)
@@ -222,14 +222,21 @@ def phase_reward(run: Run) -> dict[str, Any]:
     return {"episodes": len(rollouts), "control_steps": steps, "verdict": quality.verdict}
 
 
+def start_reward(run: Run, policy: Any) -> Any:
+    """The configured reward, with the run's demonstrations where it wants some."""
+    c = run.config
+    reward = build_reward(c.reward_type, _seeded(c.reward, c.seed), _reward_context(run, policy))
+    if getattr(reward, "wants_demonstrations", False):
+        reward.set_demonstrations(reward_demonstrations(run))
+    return reward
+
+
 def rl_reward(run: Run, policy: Any) -> Any:
     """The reward of the phase rl: as phase reward trained it, refitted on the way where the config says so."""
     c = run.config
-    reward = build_reward(c.reward_type, _seeded(c.reward, c.seed), _reward_context(run, policy))
+    reward = start_reward(run, policy)
     if is_learned(reward) and (run.dir / REWARD_FOLDER).is_dir():
         load_reward(run.dir / REWARD_FOLDER, c.reward_type, reward)
-    if getattr(reward, "wants_demonstrations", False):
-        reward.set_demonstrations(reward_demonstrations(run))
     seeds = []
     if c.reward_check.refit_every:
         kept = run.dir / ROLLOUTS / "start"
