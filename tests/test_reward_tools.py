@@ -31,6 +31,7 @@ from vla_rl.rewards import (
     RewardContext,
     RewardScorer,
     build_reward,
+    fit_updates,
     is_fitted,
     load_reward,
     save_reward,
@@ -127,6 +128,12 @@ def test_trained_rewards_are_saved_and_found_again(tmp_path):
 def combined(**options):
     config = CombinedConfig(**options)
     return build_reward("combined", config)
+
+
+def test_the_progress_bar_of_a_fit_knows_how_long_it_takes():
+    parts = {"success": {}, "process": {"updates": 7}, "pairwise": {"updates": 5}}
+    assert fit_updates(CombinedConfig(parts=parts)) == 7
+    assert fit_updates(ProcessConfig(updates=3)) == 3 and fit_updates(TaskSuccessConfig()) == 1
 
 
 def test_a_part_gets_demonstrations_where_it_wants_some():

@@ -335,10 +335,11 @@ def run_reward_score(arguments: argparse.Namespace) -> None:
 def run_reward_fit(arguments: argparse.Namespace) -> None:
     from vla_rl.metrics import Progress
     from vla_rl.reward_tools import run_fit
+    from vla_rl.rewards import fit_updates
 
     config, sources = _reward_sources(arguments)
     folder = _reward_folder(arguments, config)
-    with Progress() as progress, progress.task("fit", getattr(config.reward, "updates", 1)) as bar:
+    with Progress() as progress, progress.task("fit", fit_updates(config.reward)) as bar:
 
         def update(done: int, loss: float) -> None:
             bar.update(done, loss=loss)

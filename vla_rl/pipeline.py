@@ -36,7 +36,7 @@ from vla_rl.report import write_report
 from vla_rl.reward_data import ROLLOUTS, demonstration_trajectories, load_rollouts, roll_out, save_rollouts
 from vla_rl.reward_quality import write_quality
 from vla_rl.reward_tools import co_evolving, enforce, fit_and_judge, needs_judging
-from vla_rl.rewards import RewardContext, build_reward, is_learned, load_reward, reads_policy, save_reward
+from vla_rl.rewards import RewardContext, build_reward, fit_updates, is_learned, load_reward, reads_policy, save_reward
 from vla_rl.robustness import choose, compare_robustness, run_robustness
 from vla_rl.rollout import RolloutEngine
 from vla_rl.trainer import UNLIMITED, train_rl, train_sft
@@ -208,7 +208,7 @@ def phase_reward(run: Run) -> dict[str, Any]:
     with run.progress.task("rollouts", 1) as bar:
         rollouts, steps = roll_out(run.engine(policy), run.train_tasks, c.reward_check.episodes, c.seed, bar.inner)
     save_rollouts(run.dir / ROLLOUTS / "start", rollouts)
-    updates = getattr(c.reward, "updates", 1)
+    updates = fit_updates(c.reward)
     with run.progress.task("fit", updates) as bar:
         quality, figures = fit_and_judge(
             reward, reward_demonstrations(run), rollouts, c.reward_check, c.reward_type, c.seed,

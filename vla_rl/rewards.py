@@ -116,6 +116,12 @@ def is_learned(reward: Any) -> bool:
     return bool(getattr(reward, "learned", False))
 
 
+def fit_updates(config: Any) -> int:
+    """How many updates `fit` makes (of several parts: the longest), for a progress bar."""
+    parts = [config.part(name, part)[1] for name, part in getattr(config, "parts", {}).items()]
+    return max([1, *[getattr(c, "updates", 1) for c in (config, *parts)]])
+
+
 def is_fitted(reward: Any) -> bool:
     """Whether a learned reward can score already."""
     parts = getattr(reward, "parts", None)
