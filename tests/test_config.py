@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from vla_rl import build
+from vla_rl.cli import _eval_config
 from vla_rl.config import RunConfig, compose, from_tree, load, override, save, to_tree
 from vla_rl.errors import ConfigError
 from vla_rl.paths import config_dir
@@ -256,3 +257,6 @@ def test_policy_overrides_beside_a_checkpoint_are_changes_of_its_policy(tmp_path
         "temperature": 0.7, "soft_label_sigma": 1.0,
     }  # fmt: skip
     assert compose(["run=toy", "policy.temperature=0.5"]).policy_changes == {}  # nothing is loaded
+    of_run = tmp_path / "checkpoints" / "rl"
+    assert _eval_config(of_run, None, []).policy_changes == {}  # its checkpoints hold the changes already
+    assert _eval_config(of_run, None, ["policy.temperature=0.7"]).policy_changes == {"temperature": 0.7}

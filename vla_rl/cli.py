@@ -243,6 +243,7 @@ def _eval_config(checkpoint: Path, suite: str | None, overrides: Sequence[str]) 
     libero = [f"env.suite={suite}", "env.tasks=[]", "env.horizon=0"] if (suite or "").startswith("libero_") else []
     if recorded.is_file():
         config = configs.load(recorded)
+        config.policy_changes = {}  # the run's checkpoints hold them already, and a student may lack their keys
         # Cameras and control stay those it has learnt with.
         if suite is None or (suite.startswith("libero") and config.env_type == "libero"):
             return configs.override(config, [*libero, *overrides])
