@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -417,6 +419,19 @@ def test_rollouts_survive_saving(tmp_path):
     assert torch.equal(again[1].observations.images["front"], ts[1].observations.images["front"])
     source = reward_data.load_source(tmp_path / "r")
     assert len(source.trajectories) == 3 and source.run is None
+
+
+def test_rollouts_of_a_run_are_kept_until_config_or_checkpoint_change(run, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("rollouts"))
+    reads = [reward_data.load_source(copy, episodes=4, overrides=o) for o in ([], ["seed=7"], ["env.horizon=3"], [])]
+    assert ["rollouts kept in" in r.what for r in reads] == [False, False, False, True]
+    ids, seeded, short, again = ([t.rollout_id for t in r.trajectories] for r in reads)
+    assert ids == again and ids != seeded and ids == short
+    assert max(t.num_control_steps for t in reads[2].trajectories) <= 3
+    weights = copy / "checkpoints" / "rl" / "model.safetensors"
+    os.utime(weights, ns=(1, 1))  # as if written anew
+    assert "rollouts kept in" not in reward_data.load_source(copy, episodes=4).what
 
 
 def test_rollout_episodes_are_unique_and_of_the_train_split():

@@ -1,13 +1,16 @@
 """Trajectories to train and judge reward models on: from demonstrations, from a run, or from rollouts saved earlier.
 
 A source is a folder: a LeRobotDataset v3 (``meta/info.json``), rollouts that `save_rollouts` wrote (``state.json``), or a
-run (``config.yaml``), whose policy is rolled out once; those rollouts are kept in ``<run>/rollouts``.
+run (``config.yaml``), whose policy is rolled out once; those rollouts are kept in ``<run>/rollouts``, and made anew where
+the checkpoint or the config is another.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -163,6 +166,18 @@ def load_source(
     )
 
 
+def _fingerprint(config: Any, checkpoint: Path) -> str:
+    """Of what rollouts depend on: what is simulated, how the policy acts, and the checkpoint's files (size and time)."""
+    from vla_rl import config as configs
+
+    tree = configs.to_tree(config)
+    acts = {k: tree[k] for k in ("env", "tasks", "held_out_tasks", "policy_changes", "rollout", "seed")}
+    files = [p for p in sorted(checkpoint.glob("*")) if p.is_file()]
+    states = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in files]
+    text = json.dumps([acts, str(checkpoint.resolve()), states], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
 def _of_run(folder: Path, episodes: int, checkpoint: str, overrides: Sequence[str]) -> Source:
     from vla_rl import config as configs
     from vla_rl import pipeline
@@ -177,7 +192,7 @@ def _of_run(folder: Path, episodes: int, checkpoint: str, overrides: Sequence[st
             f"{folder} holds no checkpoint {' or '.join(names)} to roll out: finish its phase sft, or name another "
             "checkpoint"
         )
-    kept = folder / ROLLOUTS / f"{found.name}-{episodes}"
+    kept = folder / ROLLOUTS / f"{found.name}-{episodes}-{_fingerprint(config, found)}"
     if (kept / "state.json").is_file():
         trajectories = load_rollouts(kept)
         return Source(trajectories, None, config, f"{len(trajectories)} rollouts kept in {kept}")
