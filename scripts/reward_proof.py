@@ -146,11 +146,10 @@ def main() -> None:
     with ThreadPoolExecutor(arguments.jobs) as pool:
         phases = "phases=[collect,sft,eval_sft,report]"
         starts = {s: pool.submit(run, f"hard-sft-{s}", [f"seed={s}", phases]) for s in arguments.seeds}
+        runs = {}
         for seed, start in starts.items():
             summary = json.loads((start.result() / "summary.json").read_text())
             document["start"][str(seed)] = summary["evaluations"]["sft"]["rate"]
-        runs = {}
-        for seed in arguments.seeds:
             folder = f"outputs/hard-sft-{seed}"
             common = [
                 f"seed={seed}", f"checkpoint={folder}/checkpoints/sft", f"dataset={folder}/dataset",
