@@ -1,8 +1,9 @@
 """Which reward is worth training on: the same starting policies, several rewards, episodes to 80 % held-out success.
 
 Runs `run=quickstart_hard` up to SFT once per seed, then RL from that checkpoint once per reward, and writes figures to
-benchmarks/results/reward_proof.json after each run. Runs that are complete are kept, interrupted ones go on; with --jobs 2
-two run beside each other, each on its share of the cores. A learned reward's judging episodes count as training episodes.
+benchmarks/results/reward_proof.json after each run, in the end curves as .svg beside it. Runs that are complete are kept,
+interrupted ones go on; with --jobs 2 two run beside each other, each on its share of the cores. A learned reward's judging
+episodes count as training episodes.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from html import escape
 from pathlib import Path
 from queue import Queue
+
+from vla_rl.charts import Series, line_chart, percent
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = Path(sys.executable).with_name("vla-rl")
@@ -111,6 +115,33 @@ def table(document: dict) -> str:
     return "\n".join(lines)
 
 
+COLOURS = ("#57606a", "#bc4c00", "#0969da", "#8250df", "#1a7f37", "#bf3989")
+
+
+def chart(document: dict) -> str:
+    """A standalone SVG of held-out success over training episodes: faint a seed each, thick the mean of a reward's seeds."""
+    names = list(dict.fromkeys(run["reward"] for run in document["runs"]))
+    faint, thick, legend = [], [], []
+    for i, name in enumerate(names):
+        curves = [run["curve"] for run in document["runs"] if run["reward"] == name]
+        faint += [Series(name, *zip(*curve), style=f"s{i}", kind="faint") for curve in curves]
+        means = [[sum(values) / len(curves) for values in zip(*points)] for points in zip(*curves)]
+        thick.append(Series(name, *zip(*means), style=f"s{i}"))
+        legend.append(f'<text class="s{i}" x="{60 + 110 * i}" y="16">{escape(name)}</text>')
+    goal = Series("goal", [0, max(curve.x[-1] for curve in thick)], [GOAL, GOAL], style="goal")
+    body = line_chart([goal, *faint, *thick], width=720, height=320, y_format=percent, y_range=(0.0, 1.0),
+                      x_label="training episodes, with those that judge the reward",
+                      label="held-out success by training episodes, per reward")  # fmt: skip
+    colours = "".join(f".s{i}{{stroke:{c}}}text.s{i}{{fill:{c};stroke:none}}" for i, c in enumerate(COLOURS))
+    style = (
+        "text{font:12px sans-serif;fill:#57606a}.grid{stroke:#d0d7de}.line{fill:none;stroke-width:2.5}"
+        ".faint{stroke-width:1;opacity:.45}.goal{stroke:#57606a;stroke-width:1;stroke-dasharray:4 4}" + colours
+    )
+    head = '<svg xmlns="http://www.w3.org/2000/svg" width="720" height="344" viewBox="0 0 720 344">'
+    body = body.replace("<svg ", '<svg y="24" width="720" height="320" ', 1)
+    return f'{head}<style>{style}</style><rect width="720" height="344" fill="#fff"/>{"".join(legend)}{body}</svg>'
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -163,7 +194,9 @@ def main() -> None:
             document["totals"] = totals(document["runs"])
             arguments.output.write_text(json.dumps(document, indent=1) + "\n")  # after each: a late failure keeps them
     print(table(document))
-    print(f"figures: {arguments.output}")
+    picture = arguments.output.with_suffix(".svg")
+    picture.write_text(chart(document) + "\n")
+    print(f"figures: {arguments.output}, curves: {picture}")
 
 
 if __name__ == "__main__":

@@ -285,6 +285,7 @@ def test_small_helpers():
     x, y = thin_out(list(range(1000)), [float(i) for i in range(1000)], 100)
     assert len(x) == len(y) == 100 and x == y and sum(y) / 100 == pytest.approx(499.5)
     assert [short(v) for v in (0, 0.25, 12345, 2.5e6, 0.0001)] == ["0", "0.25", "12.3k", "2.5M", "1.0e-4"]
+    assert [short(v) for v in (2000, 6400, 999.7, 999_700, -1234.5)] == ["2000", "6400", "1000", "1M", "-1234"]
     assert percent(0.415) == "42\u00a0%"
     assert stacked_bar([("a", 0.0, "")]) == "" and interval_chart([]) == "" and episode_squares([]) == ""
     widths = [

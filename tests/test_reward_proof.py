@@ -57,3 +57,17 @@ def test_shares_are_bounds_where_a_run_does_not_arrive(proof, tmp_path):
     assert "| success | 1 | 0% | not in 400 | 50% (40% – 60%) |" in table
     assert "| process | 2 of 2 | 300 | less than 43% | 90% |" in table
     assert "| srpo | 0 of 1 | more than 400 | unknown | 40% |" in table
+
+
+def test_the_chart_has_a_curve_per_run_and_their_mean(proof, tmp_path):
+    from xml.etree import ElementTree
+
+    runs = [
+        {"reward": name, "seed": seed, **proof.figures(finished(tmp_path / f"{seed}", [0.0, 0.4], 0.6 + 0.2 * seed, seed))}
+        for seed, name in enumerate(("success", "success", "a<b"))
+    ]
+    picture = ElementTree.fromstring(proof.chart({"runs": runs}))
+    lines = [e.get("class") for e in picture.iter() if e.tag.endswith("polyline")]
+    assert lines.count("line line goal") == 1
+    assert lines.count("line faint s0") == 2 and lines.count("line line s0") == 1 and lines.count("line line s1") == 1
+    assert "a<b" in [e.text for e in picture.iter()]

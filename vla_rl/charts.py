@@ -49,10 +49,12 @@ def short(value: float) -> str:
     if value == 0:
         return "0"
     size = abs(value)
-    if size >= 1e6:
+    if size >= 999.5e3:
         return f"{value / 1e6:.3g}M"
     if size >= 1e4:
         return f"{value / 1e3:.3g}k"
+    if size >= 999.5:  # three significant digits would be written 2e+03
+        return f"{value:.0f}"
     if size < 1e-3:
         return f"{value:.1e}".replace("e-0", "e-")
     return f"{value:.3g}"
