@@ -2,8 +2,8 @@
 
 Runs `run=quickstart_hard` up to SFT once per seed, then RL from that checkpoint once per reward, and writes figures to
 benchmarks/results/reward_proof.json after each run, in the end curves as .svg beside it. Runs that are complete are kept,
-interrupted ones go on; with --jobs 2 two run beside each other, each on its share of the cores. A learned reward's judging
-episodes count as training episodes.
+interrupted ones go on, and so do complete ones with more iterations (-- rl.iterations=80); with --jobs 2 two run beside each
+other, each on its share of the cores. A learned reward's judging episodes count as training episodes.
 """
 
 from __future__ import annotations
@@ -35,10 +35,8 @@ REWARDS = {  # further columns of the comparison are any overrides: name=overrid
 
 
 def train(name: str, overrides: list[str], cores: list[int]) -> Path:
-    """Run, resume or find the complete run ``name``; returns its folder. Raises SystemExit when the command fails."""
+    """Run, resume or lengthen the run ``name``; returns its folder. Raises SystemExit when the command fails."""
     folder = ROOT / "outputs" / name
-    if (folder / "summary.json").exists():
-        return folder
     folder.mkdir(parents=True, exist_ok=True)
     command = ["taskset", "-c", ",".join(map(str, cores)), str(COMMAND), "train", "run=quickstart_hard", f"name={name}"]
     with (ROOT / "outputs" / f"{name}.log").open("w") as log:

@@ -204,6 +204,22 @@ def test_what_depends_on_the_machine_alone_may_change(copy, tmp_path):
     torch.set_num_threads(1)
 
 
+def test_a_finished_run_may_be_given_more_iterations(whole, tmp_path):
+    """The same as if it had been as long from the start; fewer are another run."""
+    short = run_pipeline(small(tmp_path, "name=grown", "rl.iterations=2"))
+    assert (short / "eval_rl.json").exists() and (short / "summary.json").exists()
+    kept = {n: (short / "checkpoints" / n / "model.safetensors").stat().st_mtime_ns for n in ("sft", "rl")}
+    assert run_pipeline(small(tmp_path, "name=grown", "rl.iterations=3")) == short
+    assert (short / "checkpoints" / "sft" / "model.safetensors").stat().st_mtime_ns == kept["sft"]
+    assert (short / "checkpoints" / "rl" / "model.safetensors").stat().st_mtime_ns != kept["rl"]
+    assert_same_weights(weights(short), weights(whole))
+    assert [r["step"] for r in read_metrics(short / "metrics.jsonl") if r["phase"] == "rl"] == [1, 2, 3]
+    phases = json.loads((short / "phases.json").read_text())
+    assert phases["rl"]["iterations"] == 3 and phases["rl"]["complete"] and phases["eval_rl"]["complete"]
+    with pytest.raises(UserError, match=r"rl\.iterations: 3 there, 2 now"):
+        run_pipeline(small(tmp_path, "name=grown", "rl.iterations=2"))
+
+
 def test_a_second_run_in_the_same_folder_is_refused(copy, tmp_path):
     with RunLock(copy), pytest.raises(UserError, match=r"in use by process \d+"):
         run_pipeline(small(tmp_path))

@@ -513,11 +513,19 @@ def _last_good(folder: Path, phase: str) -> str:
 
 
 def _same_config(config: RunConfig, folder: Path) -> None:
-    """A run folder belongs to one config; another one in it would mix results. `MACHINE_KEYS` alone may change."""
+    """A run folder belongs to one config; another one in it would mix results. `MACHINE_KEYS` alone may change, and
+    ``rl.iterations`` may grow: the phases that hang on it are then open again."""
     path = folder / "config.yaml"
     if path.exists():
         old, new = configs.to_tree(configs.load(path)), configs.to_tree(config)
-        changed = sorted(line for line in _differences(old, new) if not line.startswith(MACHINE_KEYS))
+        longer = new["rl"]["iterations"] > old["rl"]["iterations"]
+        may_change = (*MACHINE_KEYS, *(["rl.iterations:"] if longer else []))
+        changed = sorted(line for line in _differences(old, new) if not line.startswith(may_change))
+        phases = _read_json(folder / "phases.json")
+        if longer and not changed and phases:
+            for name in {"rl", "eval_rl"} & phases.keys():
+                phases[name]["complete"] = False
+            write_json(folder / "phases.json", phases)  # before the config: a kill in between leaves the run as it was
     else:
         changed = []
     if changed:
