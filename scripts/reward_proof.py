@@ -2,7 +2,7 @@
 
 Runs `run=quickstart_hard` up to SFT once per seed, then RL from that checkpoint once per reward, and writes figures to
 benchmarks/results/reward_proof.json after each run, in the end curves as .svg beside it. Runs that are complete are kept,
-interrupted ones go on, and so do complete ones with more iterations (-- rl.iterations=80); with --jobs 2 two run beside each
+interrupted ones go on; with --at-most, those that have not arrived go on for longer. With --jobs 2 two run beside each
 other, each on its share of the cores. A learned reward's judging episodes count as training episodes.
 """
 
@@ -17,6 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from html import escape
 from pathlib import Path
 from queue import Queue
+
+import yaml
 
 from vla_rl.charts import Series, line_chart, percent
 
@@ -46,24 +48,32 @@ def train(name: str, overrides: list[str], cores: list[int]) -> Path:
     return folder
 
 
+def lengthened(folder: Path, iterations: int) -> bool:
+    """Whether a run has already been told to take ``iterations``."""
+    path = folder / "config.yaml"
+    return path.exists() and yaml.safe_load(path.read_text())["rl"]["iterations"] == iterations
+
+
 def figures(folder: Path) -> dict:
     """Held-out success by training episodes, and how many were needed for `GOAL` (None: it was not reached)."""
     summary, phases = (json.loads((folder / name).read_text()) for name in ("summary.json", "phases.json"))
     judged = phases.get("reward", {}).get("episodes", 0)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    seen, curve = 0, []
+    seen, curve, iterations = 0, [], []
     for row in rows:
         if row.get("phase") != "rl":
             continue
         if "eval/success" in row:  # of the policy before this iteration's episodes
             curve.append((seen + judged, row["eval/success"]))
-        seen = row.get("episodes", seen)
+            iterations.append(row["step"] - 1)
+        seen, last = row.get("episodes", seen), row["step"]
     final = summary["evaluations"]["rl"]
     curve.append((seen + judged, final["rate"]))
+    iterations.append(last)
     reached = [episodes for episodes, rate in curve if rate >= GOAL]
     return {
-        "curve": curve, "episodes_to_goal": reached[0] if reached else None, "final": final["rate"],
-        "interval": [final["low"], final["high"]], "judging_episodes": judged,
+        "curve": curve, "iterations": iterations, "episodes_to_goal": reached[0] if reached else None,
+        "final": final["rate"], "interval": [final["low"], final["high"]], "judging_episodes": judged,
         "seconds": sum(phase["seconds"] for phase in phases.values() if isinstance(phase, dict)),
     }  # fmt: skip
 
@@ -94,14 +104,20 @@ def totals(runs: list[dict], baseline: str = "success") -> dict[str, dict]:
     return out
 
 
-def table(document: dict) -> str:
-    """Markdown: one row per reward and seed, then one per reward."""
-    lines = [f"| reward | seed | start | episodes to {GOAL:.0%} | at the end (95 %) |", "|---|---|---|---|---|"]
+def table(document: dict, every: int = 10) -> str:
+    """Markdown: one row per reward and seed (success after each ``every`` iterations), then one per reward."""
+    marks = range(every, max(run["iterations"][-1] for run in document["runs"]) + 1, every)
+    columns = " | ".join(f"iteration {mark}" if mark == every else str(mark) for mark in marks)
+    lines = [f"| reward | seed | start | {columns} | episodes to {GOAL:.0%} | at the end (95 %) |"]
+    lines += ["|---" * (len(marks) + 5) + "|"]
     for run in document["runs"]:
         needed = run["episodes_to_goal"] if run["episodes_to_goal"] is not None else f"not in {run['curve'][-1][0]}"
+        rates = {i: f"{rate:.0%}" for i, (_, rate) in zip(run["iterations"], run["curve"])}
+        cells = " | ".join(rates.get(mark, "") for mark in marks)
         low, high = run["interval"]
         end = f"{run['final']:.0%} ({low:.0%} – {high:.0%})"
-        lines.append(f"| {run['reward']} | {run['seed']} | {document['start'][str(run['seed'])]:.0%} | {needed} | {end} |")
+        start = document["start"][str(run["seed"])]
+        lines.append(f"| {run['reward']} | {run['seed']} | {start:.0%} | {cells} | {needed} | {end} |")
     lines += ["", f"| reward | reached {GOAL:.0%} | episodes, all seeds | share of success alone | mean at the end |"]
     lines += ["|---|---|---|---|---|"]
     for reward, row in document["totals"].items():
@@ -123,7 +139,7 @@ def chart(document: dict) -> str:
     for i, name in enumerate(names):
         curves = [run["curve"] for run in document["runs"] if run["reward"] == name]
         faint += [Series(name, *zip(*curve), style=f"s{i}", kind="faint") for curve in curves]
-        means = [[sum(values) / len(curves) for values in zip(*points)] for points in zip(*curves)]
+        means = [[sum(values) / len(curves) for values in zip(*points)] for points in zip(*curves)]  # as far as all went
         thick.append(Series(name, *zip(*means), style=f"s{i}"))
         legend.append(f'<text class="s{i}" x="{60 + 110 * i}" y="16">{escape(name)}</text>')
     goal = Series("goal", [0, max(curve.x[-1] for curve in thick)], [GOAL, GOAL], style="goal")
@@ -145,6 +161,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rewards", nargs="+", default=list(REWARDS), help=f"of {', '.join(REWARDS)}, or name=override,…")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--at-most", type=int, default=0, metavar="N",
+                        help="runs that have not arrived after rl.iterations go on for up to N iterations")  # fmt: skip
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "reward_proof.json")
     parser.add_argument("overrides", nargs="*", help="passed on to every RL run (after --)")
     arguments = parser.parse_args()
@@ -163,7 +181,14 @@ def main() -> None:
     def run(name: str, overrides: list[str]) -> Path:
         cores = free.get()
         try:
-            return train(name, overrides, cores)
+            longer = [*overrides, f"rl.iterations={arguments.at_most}"]
+            if not arguments.at_most:
+                return train(name, overrides, cores)
+            if not lengthened(ROOT / "outputs" / name, arguments.at_most):
+                folder = train(name, overrides, cores)
+                if "rl" not in json.loads((folder / "phases.json").read_text()) or figures(folder)["episodes_to_goal"]:
+                    return folder
+            return train(name, longer, cores)
         finally:
             free.put(cores)
 
