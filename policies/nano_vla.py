@@ -317,7 +317,8 @@ class NanoVLA(VisionLanguageTrunk):
         weight = valid.to(self.device, torch.float32)[..., None].expand_as(actions)
         weight = weight / weight.sum().clamp(min=1.0)
         tokens = self.encode_actions(actions)
-        logits, _ = self.logits_and_value(observation, tokens)
+        with self.learning_features():
+            logits, _ = self.logits_and_value(observation, tokens)
         log_probs = F.log_softmax(logits, dim=-1)
         nll = -log_probs.gather(-1, tokens[..., None]).squeeze(-1)
         loss = (nll * weight).sum()

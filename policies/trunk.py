@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -27,7 +27,11 @@ from policies.tokenizer import PAD_ID, WordTokenizer
 from vla_rl.errors import ConfigError, EmbodimentMismatch
 from vla_rl.types import EmbodimentSpec, Observation
 
-_CHOICES = {"precision": ("auto", "float32", "bfloat16"), "stem_norm": ("layer", "none")}
+_CHOICES = {
+    "precision": ("auto", "float32", "bfloat16"),
+    "stem_norm": ("layer", "none"),
+    "feature_norm": ("position", "batch", "none"),
+}
 _LONGEST_PLAIN_ATTENTION = 256
 MASKED = -1e9  # a logit that means probability exactly 0 in float32
 
@@ -70,6 +74,7 @@ class TrunkConfig:
     vit_mlp_ratio: float = 2.0
     merge: int = 2  # merge x merge neighbouring image tokens become one
     share_vision: bool = True  # one vision tower for all cameras
+    feature_norm: str = "position"  # position | batch | none: how image tokens are standardised, see `FeatureNorm`
     # language model
     instruction_length: int = 16  # words read of an instruction
     instruction_tokens: int = 4  # tokens that the words are pooled into; 0: one per word, padding included
@@ -190,6 +195,46 @@ def init_linear(linear: nn.Linear, std: float | None = None) -> nn.Linear:
 
 def mlp(inputs: int, hidden: int, outputs: int, out_std: float | None = None) -> nn.Sequential:
     return nn.Sequential(init_linear(nn.Linear(inputs, hidden)), nn.GELU(), init_linear(nn.Linear(hidden, outputs), out_std))
+
+
+class FeatureNorm(nn.Module):
+    """Standardises one camera's image tokens [b N d] over the data, without parameters of its own.
+
+    Batch normalisation without its affine part (Ioffe & Szegedy 2015, arXiv 1502.03167). Without it the projector can become
+    a constant: early in SFT the mean image token serves as a bias that lowers the loss faster than anything an image shows,
+    it grows, and what differs between images drowns. Here what all images share is subtracted, so it cannot be learned.
+
+    ``kind`` "position" subtracts the mean of each token over the batch, "batch" that of all tokens together; both
+    divide each channel by its standard deviation over batch and tokens. Only while ``learning`` is on (SFT) are these the
+    statistics of the batch itself; acting, evaluation and RL use the running ones, so that a decision never depends on what
+    it is batched with and the ratio of RL is 1 at unchanged weights.
+    """
+
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+
+    def __init__(self, tokens: int, width: int, kind: str, momentum: float = 0.05, eps: float = 1e-5):
+        super().__init__()
+        self.over = (0,) if kind == "position" else (0, 1)
+        self.momentum, self.eps, self.learning = momentum, eps, False
+        self.register_buffer("mean", torch.zeros(tokens if kind == "position" else 1, width))
+        self.register_buffer("var", torch.ones(width))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.float()
+        if not self.learning:
+            return (x - self.mean) * (self.var + self.eps).rsqrt()
+        mean = x.mean(self.over, keepdim=True)[0]
+        x = x - mean
+        var = x.square().mean((0, 1))
+        with torch.no_grad():  # early on, average over what there is
+            self.count += 1
+            share = max(self.momentum, 1.0 / float(self.count))
+            self.mean.lerp_(mean, share)
+            self.var.lerp_(var, share)
+        return x * (var + self.eps).rsqrt()
 
 
 def merge_tokens(x: Tensor, grid: tuple[int, int], merge: int) -> Tensor:
@@ -457,6 +502,9 @@ class VisionLanguageTrunk(nn.Module):
         features = config.vit_width * config.merge**2
         self.projector = nn.ModuleList(mlp(features, d, d) for _ in self.vision)
         self.image_positions = parameter(sum(self.camera_tokens), d, std=0.1)
+        self.feature_norms = nn.ModuleList()
+        if config.feature_norm != "none":
+            self.feature_norms.extend(FeatureNorm(n, d, config.feature_norm) for n in self.camera_tokens)
 
     # -------------------------------------------------------------------------------------------------------- inputs
     @property
@@ -502,7 +550,19 @@ class VisionLanguageTrunk(nn.Module):
         rows = torch.tensor([distinct[text] for text in instructions])
         return ids.to(self.device), rows.to(self.device)
 
-    def _vision_tokens(self, images: list[Tensor]) -> Tensor:
+    @contextlib.contextmanager
+    def learning_features(self) -> Iterator[None]:
+        """Within the block a policy in training mode standardises image tokens by the batch and keeps the statistics."""
+        for norm in self.feature_norms:
+            norm.learning = self.training
+        try:
+            yield
+        finally:
+            for norm in self.feature_norms:
+                norm.learning = False
+
+    def _projected(self, images: list[Tensor]) -> list[Tensor]:
+        """Each camera's image tokens [b N d] as the projector gives them."""
         groups = [torch.cat(images)] if self.shared_vision else images
         outputs = []
         for tower, projector, pixels, grid in zip(self.vision, self.projector, groups, self.grids, strict=False):
@@ -511,9 +571,24 @@ class VisionLanguageTrunk(nn.Module):
                 block.attn.fused_attn = not plain  # see `attend`
             x = tower.forward_features(self._normalized_pixels(pixels))
             outputs.append(projector(merge_tokens(x, grid, self.config.merge)))
-        if self.shared_vision:
-            outputs = list(outputs[0].chunk(len(images)))
+        return list(outputs[0].chunk(len(images))) if self.shared_vision else outputs
+
+    def _vision_tokens(self, images: list[Tensor]) -> Tensor:
+        """Image tokens [b N d] of all cameras, as the Llama reads them."""
+        outputs = self._projected(images)
+        if self.feature_norms:
+            outputs = [norm(x) for norm, x in zip(self.feature_norms, outputs, strict=True)]
         return torch.cat(outputs, dim=1) + self.image_positions
+
+    @torch.no_grad()
+    def image_token_spread(self, observation: Observation) -> float:
+        """What differs between the rows' projected images as a share of all there is: near 0 the images are constants.
+
+        The root of (variance over the rows / mean square), over tokens and channels, before any standardising.
+        """
+        with self._autocast():
+            x = torch.cat([part.float() for part in self._projected(self._images(observation))], dim=1)
+        return float((x.var(0, unbiased=False).mean() / x.square().mean().clamp(min=1e-12)).sqrt())
 
     @torch.inference_mode()
     def image_features(self, frames: Tensor) -> Tensor:
@@ -597,11 +672,13 @@ class VisionLanguageTrunk(nn.Module):
     def from_config_dict(cls, data: Mapping[str, Any], embodiment: EmbodimentSpec, files: Mapping[str, str]) -> Self:
         """Inverse of `config_dict` and `extra_files` (weights are loaded afterwards)."""
         known = {f.name for f in dataclasses.fields(cls.config_class)}
-        unknown = sorted(set(data["config"]) - known)
+        # (`feature_norm` came later: a checkpoint without it was made without it)
+        values = {"feature_norm": "none", **data["config"]}
+        unknown = sorted(set(values) - known)
         if unknown:
             raise ConfigError(f"the checkpoint's policy config has unknown keys {unknown}: it needs a newer vla_rl")
         return cls(
-            cls.config_class(**data["config"]),
+            cls.config_class(**values),
             embodiment,
             VectorStats.from_dict(data["action_stats"]),
             VectorStats.from_dict(data["proprio_stats"]),

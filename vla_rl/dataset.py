@@ -592,6 +592,27 @@ class DemonstrationDataset:
             self._instruction_index[index], self.instructions, episodes, self.chunk_length,
         )  # fmt: skip
 
+    def split(
+        self, validation_episodes: int, largest_share: float = 0.2
+    ) -> tuple[DemonstrationDataset, DemonstrationDataset | None]:
+        """What to train on, and the last ``validation_episodes`` of each task, which are kept out (at most ``largest_share``
+        of the task's; None where that leaves none). Tasks are told apart by ``task_id``, else by instruction."""
+        by_task: dict[str, list[int]] = {}
+        for i, e in enumerate(self.episodes):
+            by_task.setdefault(e.task_id or e.instruction, []).append(i)
+        kept_out: set[int] = set()
+        for rows in by_task.values():
+            kept_out |= set(rows[len(rows) - min(validation_episodes, int(largest_share * len(rows))) :])
+        if not kept_out:
+            return self, None
+        whole = [torch.ones(e.length, dtype=torch.bool) for e in self.episodes]
+        train = self.subset([None if i in kept_out else mask for i, mask in enumerate(whole)])
+        return train, self.subset([mask if i in kept_out else None for i, mask in enumerate(whole)])
+
+    def evenly(self, rows: int) -> tuple[Observation, Tensor, Tensor]:
+        """At most ``rows`` control steps spread evenly over all episodes; returns what `at` returns."""
+        return self.at(torch.linspace(0, len(self) - 1, min(rows, len(self))).round().long())
+
     def sample(self, batch_size: int, generator: torch.Generator | None = None) -> tuple[Observation, Tensor, Tensor]:
         """``batch_size`` control steps drawn uniformly with replacement; returns what `at` returns."""
         return self.at(torch.randint(len(self), (batch_size,), generator=generator))

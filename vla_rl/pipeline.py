@@ -24,6 +24,7 @@ from vla_rl import build
 from vla_rl import config as configs
 from vla_rl.algorithms.curriculum import Curriculum
 from vla_rl.algorithms.imitation import Imitation
+from vla_rl.algorithms.validation import ROWS
 from vla_rl.checkpoint import EMBODIMENT, RunLock, load_policy, save_checkpoint
 from vla_rl.collect import collect_demonstrations
 from vla_rl.config import RunConfig
@@ -137,9 +138,11 @@ def phase_collect(run: Run) -> dict[str, Any]:
     if c.checkpoint or c.dataset:
         return {"skipped": "a checkpoint or dataset was given"}
     tasks = [t.task_id for t in run.train_tasks]
-    with run.progress.task("collect", len(tasks) * c.collect.episodes_per_task) as bar:
+    # those that SFT keeps out of training come on top
+    collect = dataclasses.replace(c.collect, episodes_per_task=c.collect.episodes_per_task + c.sft.validation_episodes)
+    with run.progress.task("collect", len(tasks) * collect.episodes_per_task) as bar:
         return collect_demonstrations(
-            c.env_type, c.env, tasks, c.collect, seed=c.seed, folder=run.dir / "dataset", progress=bar.update
+            c.env_type, c.env, tasks, collect, seed=c.seed, folder=run.dir / "dataset", progress=bar.update
         )
 
 
@@ -147,7 +150,7 @@ def phase_sft(run: Run) -> dict[str, Any]:
     c = run.config
     if c.checkpoint:
         return {"skipped": "a checkpoint was given"}
-    dataset = _demonstrations(run)
+    dataset, validation = _split_demonstrations(run)
     torch.manual_seed(c.seed)
     policy = build.implementation("policy", c.policy_type).from_statistics(
         c.policy, run.env.embodiment, dataset.action_stats, dataset.proprio_stats
@@ -159,6 +162,7 @@ def phase_sft(run: Run) -> dict[str, Any]:
         folder=run.dir / "checkpoints" / "sft",
         logger=run.logger,
         progress=run.progress,
+        validation=None if validation is None else validation.evenly(ROWS),
     )
     return {"updates": counters.iteration, "seconds": counters.seconds}
 
@@ -249,7 +253,7 @@ def reward_demonstrations(run: Run) -> list[Trajectory]:
     c = run.config
     if not c.reward_check.demonstrations or not (c.dataset or (run.dir / "dataset").is_dir()):
         return []
-    dataset = _demonstrations(run)
+    dataset, _ = _split_demonstrations(run)
     check = c.reward_check
     return demonstration_trajectories(dataset, stride=check.stride, limit=check.demonstrations, seed=c.seed)
 
@@ -478,6 +482,12 @@ def start_checkpoint(run: Run) -> Path:
         policy = build.implementation("policy", c.policy_type).from_published(c.policy, run.env.embodiment)
         save_checkpoint(published, policy, keep_last_good=False)
     return published
+
+
+def _split_demonstrations(run: Run) -> tuple[DemonstrationDataset, DemonstrationDataset | None]:
+    """What SFT trains on and what it is checked on."""
+    collected = not run.config.dataset
+    return _demonstrations(run).split(run.config.sft.validation_episodes, 1.0 if collected else 0.2)
 
 
 def _demonstrations(run: Run) -> DemonstrationDataset:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from vla_rl.algorithms.advantages import GroupBuffer
 from vla_rl.algorithms.curriculum import Curriculum
 from vla_rl.algorithms.imitation import Imitation
+from vla_rl.algorithms.validation import input_use, verdict
 from vla_rl.checkpoint import load_training_state, load_weights, save_checkpoint
 from vla_rl.config import RLConfig
 from vla_rl.interfaces import Algorithm, RewardModel
@@ -24,7 +25,7 @@ from vla_rl.metrics import MetricsLogger, Progress
 from vla_rl.rewards import RewardScorer
 from vla_rl.rollout import RolloutEngine
 from vla_rl.splits import stable_seed
-from vla_rl.types import EpisodeSpec, RolloutBatch, TaskSpec, Trajectory
+from vla_rl.types import EpisodeSpec, Observation, RolloutBatch, TaskSpec, Trajectory
 
 UNLIMITED = -1  # the curriculum item that stands for fresh initial states of a task
 UNLIMITED_INIT_STATES = 1_000_000
@@ -47,9 +48,12 @@ def train_sft(
     logger: MetricsLogger,
     progress: Progress,
     checkpoint_every: int = 200,
+    validation: tuple[Observation, Tensor, Tensor] | None = None,
 ) -> Counters:
     """Supervised fine-tuning (behaviour cloning) up to ``imitation.config.updates`` updates.
 
+    ``validation`` are decisions that are not trained on: with each checkpoint they show the loss and whether the policy
+    looks at its images (`algorithms.validation.input_use`), and at the end a policy that does not is warned about.
     The checkpoint with its training state (the sampler's included) is written to ``folder`` at intervals and at the end;
     an existing one there is resumed.
     """
@@ -71,6 +75,11 @@ def train_sft(
                 logger.log("sft", counters.iteration, metrics)
                 bar.update(counters.iteration, loss=metrics["sft/loss"])
             if counters.iteration % checkpoint_every == 0 or counters.iteration == total:
+                if validation is not None:
+                    use = input_use(imitation.policy, *validation)
+                    logger.log("sft", counters.iteration, {f"validation/{name}": x for name, x in use.items()})
+                    if counters.iteration == total and (warning := verdict(use)):
+                        progress.say(f"warning: {warning}")
                 state = {
                     "algorithm": imitation.state_dict(),
                     "sampler": imitation.sampler.state_dict(),

@@ -335,8 +335,8 @@ class DenoisingVLA(DenoisingBase):
                 "policy.chunk_length to the data's"
             )
         b, s = len(actions), config.noise_samples
-        generator = torch.Generator().manual_seed(int(self.draws))
-        self.draws += 1
+        generator = torch.Generator().manual_seed(int(self.draws) if self.training else 0)
+        self.draws += int(self.training)
         target_action = self.normalize(actions.to(self.device))[:, None]
         epsilon = torch.randn(b, s, h, a, generator=generator).to(self.device)
         draw = torch.rand(b, s, generator=generator).to(self.device)
@@ -349,7 +349,8 @@ class DenoisingVLA(DenoisingBase):
             time, signal, noise = (timestep + 1) / config.train_timesteps, alpha.sqrt(), (1.0 - alpha).sqrt()
         signal, noise = signal[..., None, None], noise[..., None, None]
         x = signal * target_action + noise * epsilon
-        cache, _ = self.encode(observation)
+        with self.learning_features():
+            cache, _ = self.encode(observation)
         output, _ = self.run_expert(x, self.expert.modulate(time), cache)
         weight = valid.to(self.device, torch.float32)[:, None, :, None].expand_as(output)
         weight = weight / weight.sum().clamp(min=1.0)

@@ -56,12 +56,15 @@ class ImitationConfig:
     """Settings of `Imitation`. ``updates`` of ``batch_size`` chunks are the length of the schedule;
     ``min_learning_rate_fraction`` is its floor.
 
+    ``validation_episodes`` of each task are kept out of training, for the validation loss and the use of images (scripted
+    collection collects so many more; of a given dataset at most a fifth is kept out).
     ``ema_decay`` (None: off) averages the weights; `Imitation.ema_weights` swaps them in. ``micro_batch_size`` (None:
     at once) accumulates gradients. ``offload_optimizer`` keeps the optimiser's state in host memory. ``max_bad_updates``
     non-finite updates in a row raise `TrainingDiverged`.
     """
 
     updates: int = 1000
+    validation_episodes: int = 5
     batch_size: int = 64
     learning_rate: float = 1e-3
     min_learning_rate_fraction: float = 0.1
@@ -80,7 +83,7 @@ class ImitationConfig:
     def __post_init__(self) -> None:
         for name in ("updates", "batch_size", "micro_batch_size", "max_bad_updates"):
             require_range("ImitationConfig", name, getattr(self, name), 1)
-        for name in ("learning_rate", "warmup_updates", "weight_decay", "grad_clip"):
+        for name in ("learning_rate", "warmup_updates", "weight_decay", "grad_clip", "validation_episodes"):
             require_range("ImitationConfig", name, getattr(self, name), 0)
         for name in ("min_learning_rate_fraction", "ema_decay"):
             require_range("ImitationConfig", name, getattr(self, name), 0, 1)

@@ -1,0 +1,97 @@
+"""What SFT has learned, on demonstrations it was not trained on: the loss, and whether the policy looks at its images.
+
+Most action tokens of a demonstration follow from proprioception, so a policy that ignores its cameras has an ordinary loss
+and token accuracy and acts blindly. What tells it apart is a permutation test (Breiman 2001, "Random forests", section 10,
+there of one input variable): give every row the images of another row and see how much the loss rises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vla_rl.interfaces import ImitationPolicy
+from vla_rl.types import Observation
+
+BLIND, WEAK = 0.05, 0.15  # of the loss that is lost with the images of other rows: below these SFT warns
+ROWS = 512  # decisions that a figure is measured on, at most
+
+
+@contextlib.contextmanager
+def evaluating(policy: Any) -> Iterator[None]:
+    """Within the block the policy is in evaluation mode, without gradients."""
+    training = getattr(policy, "training", False)
+    if training:
+        policy.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        if training:
+            policy.train()
+
+
+def derangement(n: int, generator: torch.Generator) -> Tensor:
+    """A random cyclic order int64 [n]: nobody keeps their own (for n ≥ 2)."""
+    order = torch.randperm(n, generator=generator)
+    out = torch.empty_like(order)
+    out[order] = order.roll(1)
+    return out
+
+
+def input_use(
+    policy: ImitationPolicy, observation: Observation, actions: Tensor, valid: Tensor, *, seed: int = 0, slice_size: int = 64
+) -> dict[str, float]:
+    """How much worse a policy imitates rows [n] when an input comes from another row.
+
+    Returns ``loss`` with everything in place, and what it rises by: ``image_use`` with all cameras of another row,
+    ``image_use/CAMERA`` with that camera alone, ``instruction_use`` with another row's instruction (only where instructions
+    differ). In the policy's own unit of loss: nats per token, or squared error. Needs two rows or more.
+    """
+    other = derangement(len(observation), torch.Generator().manual_seed(seed))
+
+    def loss(seen: Observation) -> float:
+        total = count = 0.0
+        for start in range(0, len(seen), slice_size):
+            part = slice(start, start + slice_size)
+            weight = float(valid[part].sum())
+            total += weight * float(policy.imitation_loss(seen[part], actions[part], valid[part])[0])
+            count += weight
+        return total / max(count, 1.0)
+
+    seen = observation.without_privileged()
+    with evaluating(policy):
+        true = loss(seen)
+        figures = {"loss": true}
+        shuffled = {name: images[other] for name, images in seen.images.items()}
+        figures["image_use"] = loss(dataclasses.replace(seen, images=shuffled)) - true
+        for name in seen.images if len(seen.images) > 1 else ():
+            alone = {**seen.images, name: shuffled[name]}
+            figures[f"image_use/{name}"] = loss(dataclasses.replace(seen, images=alone)) - true
+        if len(set(seen.instruction)) > 1:
+            texts = tuple(seen.instruction[i] for i in other.tolist())
+            figures["instruction_use"] = loss(dataclasses.replace(seen, instruction=texts)) - true
+        if hasattr(policy, "image_token_spread"):
+            figures["image_spread"] = policy.image_token_spread(seen[:slice_size])
+    return figures
+
+
+def verdict(figures: Mapping[str, float]) -> str:
+    """A warning with numbers and remedies where the policy hardly uses its images; empty otherwise."""
+    true, use = figures["loss"], figures["image_use"]
+    share = use / max(abs(true), 1e-9)
+    if share >= WEAK:
+        return ""
+    word = "does not look at its images" if share < BLIND else "hardly looks at its images"
+    spread = f", the spread of its image features is {figures['image_spread']:.2f}" if "image_spread" in figures else ""
+    return (
+        f"the policy {word}: on held-out demonstrations its loss is {true + use:.3f} with the images of other rows and "
+        f"{true:.3f} with the true ones{spread}. It will act much alike wherever things lie. Try "
+        f"policy.feature_norm=position (if it is another), more demonstrations, more sft.updates, or a lower "
+        f"sft.learning_rate."
+    )
