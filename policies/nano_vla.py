@@ -191,11 +191,11 @@ class NanoVLA(VisionLanguageTrunk):
         return self.action_embedding(tokens.long() + offsets).sum(-2)
 
     def _forward(
-        self, images: list[Tensor], text_ids: Tensor, text_rows: Tensor, proprio: Tensor, tokens: Tensor | None
+        self, image_tokens: Tensor, text_ids: Tensor, text_rows: Tensor, proprio: Tensor, tokens: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Raw logits float32 [b h a bins] and value [b]; ``tokens`` [b h a] feed autoregressive decoding."""
         with self._autocast():
-            prefix = self._prefix(images, text_ids, text_rows, proprio)
+            prefix = self._prefix(image_tokens, text_ids, text_rows, proprio)
             x = torch.cat([prefix, self._slot_inputs(tokens, len(prefix))], dim=1)
             x, _ = self.trunk(x, causal=tokens is not None)
             logits = self._logits(x[:, self.prefix_length :])
@@ -212,6 +212,9 @@ class NanoVLA(VisionLanguageTrunk):
 
     def logits_and_value(self, observation: Observation, tokens: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Logits float32 [b h a bins] at temperature 1, and value [b] or None, with gradient."""
+        return self._from_inputs(self._inputs(observation), tokens)
+
+    def _from_inputs(self, inputs: tuple[Tensor, ...], tokens: Tensor | None) -> tuple[Tensor, Tensor | None]:
         if self.config.decoding == "autoregressive" and tokens is None:
             raise ValueError("autoregressive decoding needs the action tokens to compute logits")
         if self.config.decoding == "parallel":
@@ -220,7 +223,7 @@ class NanoVLA(VisionLanguageTrunk):
         if self.config.compile:
             self._compiled = self._compiled or torch.compile(self._forward, dynamic=True)
             forward = self._compiled
-        return forward(*self._inputs(observation), None if tokens is None else tokens.to(self.device))
+        return forward(*inputs, None if tokens is None else tokens.to(self.device))
 
     def _log_probs(self, logits: Tensor) -> Tensor:
         return F.log_softmax(logits / self.temperature, dim=-1)
@@ -228,12 +231,12 @@ class NanoVLA(VisionLanguageTrunk):
     def _choose(self, log_probs: Tensor, uniforms: Tensor | None) -> Tensor:
         return log_probs.argmax(-1) if uniforms is None else sample_inverse_cdf(log_probs, uniforms)
 
-    def _decode(self, observation: Observation, uniforms: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _decode(self, inputs: tuple[Tensor, ...], uniforms: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Autoregressive decoding with a KV cache: tokens [b h a], log-probs [b h a bins], value [b]."""
         unused = self.unused_bins.view(-1, self.group, self.config.action_bins)  # by position within a control step
         chosen, all_log_probs = [], []
         with self._autocast():
-            prefix = self._prefix(*self._inputs(observation))
+            prefix = self._prefix(*inputs)
             x = torch.cat([prefix, self.action_queries[:1].expand(len(prefix), 1, -1)], dim=1)
             hidden, past = self.trunk(x, causal=True)
             value = self._value(hidden)
@@ -267,11 +270,12 @@ class NanoVLA(VisionLanguageTrunk):
             if len(seeds) != b:
                 raise ValueError(f"act got {len(seeds)} seeds for {b} observations")
             uniforms = chunk_uniforms(seeds, h, a, self.config.noise_correlation).to(self.device)
+        inputs = self._inputs(observation)
         if self.config.decoding == "autoregressive":
             flat = None if uniforms is None else uniforms.view(b, self.slots, self.group)
-            tokens, log_probs, value = self._decode(observation, flat)
+            tokens, log_probs, value = self._decode(inputs, flat)
         else:
-            logits, value = self.logits_and_value(observation)
+            logits, value = self._from_inputs(inputs, None)
             log_probs = self._log_probs(logits)
             tokens = self._choose(log_probs, uniforms)
         actions = decode_actions(tokens, self.bin_centers)
@@ -280,7 +284,7 @@ class NanoVLA(VisionLanguageTrunk):
         return PolicyOutput(
             chunk=ActionChunk(actions=actions, valid=torch.ones(b, h, dtype=torch.bool, device=self.device)),
             behavior_log_prob=log_probs.gather(-1, tokens[..., None]).squeeze(-1),
-            replay={"action_tokens": tokens.to(torch.int16)},
+            replay={"action_tokens": tokens.to(torch.int16), **self._kept(inputs[0])},
             value=value,
         )
 
@@ -290,7 +294,7 @@ class NanoVLA(VisionLanguageTrunk):
     def evaluate(self, observation: Observation, replay: Mapping[str, Tensor]) -> PolicyEvaluation:
         """Log-prob and entropy [b h a] of stored ``action_tokens`` at the sampling temperature, with gradient."""
         tokens = replay["action_tokens"].to(self.device).long()
-        logits, value = self.logits_and_value(observation, tokens)
+        logits, value = self._from_inputs(self._inputs(observation, replay), tokens)
         log_probs = self._log_probs(logits)
         return PolicyEvaluation(
             log_prob=log_probs.gather(-1, tokens[..., None]).squeeze(-1),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -33,6 +34,7 @@ _CHOICES = {
     "feature_norm": ("position", "batch", "none"),
 }
 _LONGEST_PLAIN_ATTENTION = 256
+IMAGE_TOKENS = "image_tokens"  # in a decision's replay
 MASKED = -1e9  # a logit that means probability exactly 0 in float32
 
 
@@ -75,6 +77,7 @@ class TrunkConfig:
     merge: int = 2  # merge x merge neighbouring image tokens become one
     share_vision: bool = True  # one vision tower for all cameras
     feature_norm: str = "position"  # position | batch | none: how image tokens are standardised, see `FeatureNorm`
+    freeze_vision_in_rl: bool = True  # RL then keeps each decision's image tokens instead of encoding its images again
     # language model
     instruction_length: int = 16  # words read of an instruction
     instruction_tokens: int = 4  # tokens that the words are pooled into; 0: one per word, padding included
@@ -449,6 +452,7 @@ class VisionLanguageTrunk(nn.Module):
             )
         self.tokenizer = tokenizer or WordTokenizer(hash_buckets=config.hash_buckets)
         self._encoded: dict[str, list[int]] = {}
+        self.keeps_image_tokens = False
 
         d = config.llm_width
         self.cameras = self._chosen_cameras()
@@ -533,11 +537,6 @@ class VisionLanguageTrunk(nn.Module):
                     "for the cameras of this env"
                 )
             images.append(image.to(self.device, non_blocking=True).permute(0, 3, 1, 2))
-        if observation.proprio.shape[1] != self.embodiment.proprio_dim:
-            raise EmbodimentMismatch(
-                f"the policy reads {self.embodiment.proprio_dim} proprio dimensions "
-                f"({', '.join(self.embodiment.proprio_names)}), the observation has {observation.proprio.shape[1]}"
-            )
         return images
 
     def _text_ids(self, instructions: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -573,12 +572,29 @@ class VisionLanguageTrunk(nn.Module):
             outputs.append(projector(merge_tokens(x, grid, self.config.merge)))
         return list(outputs[0].chunk(len(images))) if self.shared_vision else outputs
 
-    def _vision_tokens(self, images: list[Tensor]) -> Tensor:
-        """Image tokens [b N d] of all cameras, as the Llama reads them."""
-        outputs = self._projected(images)
+    def image_tokens(self, observation: Observation, replay: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Standardised image tokens float32 [b N d] of all cameras: those that ``replay`` kept, where it did."""
+        if replay is not None and IMAGE_TOKENS in replay:
+            return replay[IMAGE_TOKENS].to(self.device)
+        with self._autocast():
+            outputs = self._projected(self._images(observation))
         if self.feature_norms:
             outputs = [norm(x) for norm, x in zip(self.feature_norms, outputs, strict=True)]
-        return torch.cat(outputs, dim=1) + self.image_positions
+        return torch.cat(outputs, dim=1).float()
+
+    def prepare_for_rl(self) -> None:
+        """Called before RL: with ``freeze_vision_in_rl`` the vision tower and the projector stay as SFT left them.
+
+        Their output then belongs to the decision: `act` keeps it in the replay, and no update encodes an image again.
+        """
+        self.keeps_image_tokens = self.config.freeze_vision_in_rl
+        if self.keeps_image_tokens:
+            self.vision.requires_grad_(False)
+            self.projector.requires_grad_(False)
+
+    def _kept(self, image_tokens: Tensor) -> dict[str, Tensor]:
+        """What a decision's replay holds of its images."""
+        return {IMAGE_TOKENS: image_tokens} if self.keeps_image_tokens else {}
 
     @torch.no_grad()
     def image_token_spread(self, observation: Observation) -> float:
@@ -618,16 +634,27 @@ class VisionLanguageTrunk(nn.Module):
         pooled = scores.softmax(-1) @ x
         return pooled + self.text_mlp(pooled)
 
-    def _prefix(self, images: list[Tensor], text_ids: Tensor, text_rows: Tensor, proprio: Tensor) -> Tensor:
-        parts = [self._vision_tokens(images), self._text_tokens(text_ids)[text_rows]]
+    def _prefix(self, image_tokens: Tensor, text_ids: Tensor, text_rows: Tensor, proprio: Tensor) -> Tensor:
+        parts = [image_tokens + self.image_positions, self._text_tokens(text_ids)[text_rows]]
         if self.config.use_proprio:
             normalized = ((proprio - self.proprio_mean) / self.proprio_std).clamp(-5.0, 5.0)
             parts.append(self.proprio_mlp(normalized)[:, None])
         return torch.cat([part.float() for part in parts], dim=1)
 
-    def _inputs(self, observation: Observation) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+    def _inputs(
+        self, observation: Observation, replay: Mapping[str, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What `_prefix` takes: image tokens, distinct instructions, which of them each row has, proprio."""
         ids, rows = self._text_ids(observation.instruction)
-        return self._images(observation), ids, rows, observation.proprio.to(self.device)
+        self._require_proprio(observation)
+        return self.image_tokens(observation, replay), ids, rows, observation.proprio.to(self.device)
+
+    def _require_proprio(self, observation: Observation) -> None:
+        if observation.proprio.shape[1] != self.embodiment.proprio_dim:
+            raise EmbodimentMismatch(
+                f"the policy reads {self.embodiment.proprio_dim} proprio dimensions "
+                f"({', '.join(self.embodiment.proprio_names)}), the observation has {observation.proprio.shape[1]}"
+            )
 
     def _value(self, hidden: Tensor) -> Tensor | None:
         """Value from the last prefix position, which sees all inputs and no action in either decoding."""
@@ -672,8 +699,14 @@ class VisionLanguageTrunk(nn.Module):
     def from_config_dict(cls, data: Mapping[str, Any], embodiment: EmbodimentSpec, files: Mapping[str, str]) -> Self:
         """Inverse of `config_dict` and `extra_files` (weights are loaded afterwards)."""
         known = {f.name for f in dataclasses.fields(cls.config_class)}
-        # (`feature_norm` came later: a checkpoint without it was made without it)
-        values = {"feature_norm": "none", **data["config"]}
+        values = dict(data["config"])
+        if "feature_norm" not in values:  # made before there was one: it acts, and learns, as it did
+            values |= {"feature_norm": "none", "freeze_vision_in_rl": False}
+            warnings.warn(
+                "this checkpoint's policy has no feature_norm: it was trained before image features were standardised, and "
+                "may hardly look at its images. It acts as before; SFT anew gives one that sees.",
+                stacklevel=2,
+            )
         unknown = sorted(set(values) - known)
         if unknown:
             raise ConfigError(f"the checkpoint's policy config has unknown keys {unknown}: it needs a newer vla_rl")

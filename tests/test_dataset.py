@@ -109,6 +109,18 @@ def test_sampling_follows_the_generator_and_covers_everything(folder):
         load_demonstrations(folder, chunk_length=0)
 
 
+def test_the_last_episodes_of_each_task_are_kept_out(folder):
+    """Episodes 0, 1, 2 of tasks t0, t1, t0 and lengths 7, 4, 9."""
+    data = load_demonstrations(folder, SPEC)
+    train, validation = data.split(1, largest_share=0.5)
+    assert [e.init_state_id for e in train.episodes] == [100, 101]  # t1 has one alone: half of it is none
+    assert [e.init_state_id for e in validation.episodes] == [102]
+    assert torch.equal(validation.actions, data.actions[11:]) and len(train) == 11
+    assert validation.evenly(3)[1][:, 0].tolist() == data.actions[[11, 15, 19]].tolist()
+    assert data.split(5) == (data, None)  # a fifth of two is none
+    assert data.split(0, largest_share=1.0) == (data, None)
+
+
 def test_statistics(folder):
     data = load_demonstrations(folder)
     values = np.concatenate([episode(i, n)["actions"] for i, n in enumerate(LENGTHS)]).astype(np.float64)

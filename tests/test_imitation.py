@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from vla_rl.algorithms import imitation as im
+from vla_rl.algorithms.validation import derangement, input_use, verdict
 from vla_rl.errors import ConfigError, TrainingDiverged, UserError
 from vla_rl.types import EpisodeSpec, Observation, Trajectory
 
@@ -255,3 +256,51 @@ def test_sampler_visits_every_decision_once_an_epoch_and_resumes():
     with pytest.raises(ConfigError, match="12 decisions, there are 64"):
         im.DecisionSampler(samples(), 4).load_state_dict(sampler.state_dict())
     assert json.dumps(sampler.state_dict()["position"])
+
+
+# --------------------------------------------------------------------------------------------------- use of the images
+class _Reader(nn.Module):
+    """Predicts the pixel of one camera, or, blind, always 5."""
+
+    def __init__(self, camera: str | None):
+        super().__init__()
+        self.camera = camera
+
+    def imitation_loss(self, observation: Observation, actions: Tensor, valid: Tensor) -> tuple[Tensor, dict[str, float]]:
+        assert not self.training
+        seen = observation.images[self.camera][:, 0, 0, 0].float() if self.camera else torch.full((len(observation),), 5.0)
+        error = (actions[:, :, 0] - seen[:, None]).square() * valid
+        return error.sum() / valid.sum(), {}
+
+
+def _pixels(n: int) -> tuple[Observation, Tensor, Tensor]:
+    """Row i shows pixel i to camera a, which is also its action; camera b shows noise."""
+    a = torch.arange(n, dtype=torch.uint8).view(n, 1, 1, 1).expand(n, 2, 2, 3)
+    seen = Observation({"a": a, "b": images(n, 2, 2)}, torch.zeros(n, P), tuple(f"text {i % 2}" for i in range(n)))
+    return seen, torch.arange(n).float().view(n, 1, 1).expand(n, H, 1), torch.ones(n, H, dtype=torch.bool)
+
+
+def test_nobody_keeps_their_own_row():
+    for n in (2, 3, 50):
+        order = derangement(n, torch.Generator().manual_seed(n))
+        assert sorted(order.tolist()) == list(range(n)) and not (order == torch.arange(n)).any()
+
+
+def test_input_use_is_what_the_loss_rises_by():
+    batch = _pixels(10)
+    policy = _Reader("a").train()
+    figures = input_use(policy, *batch, seed=3, slice_size=4)
+    other = derangement(10, torch.Generator().manual_seed(3)).float()
+    by_hand = float((torch.arange(10).float() - other).square().mean())
+    assert figures["loss"] == 0.0 and figures["image_use/b"] == 0.0 and figures["instruction_use"] == 0.0
+    assert figures["image_use"] == figures["image_use/a"] == pytest.approx(by_hand)
+    assert policy.training  # as it was
+    assert verdict(figures) == ""
+
+
+def test_a_blind_policy_is_called_one():
+    figures = input_use(_Reader(None), *_pixels(10))
+    assert figures["image_use"] == 0.0
+    assert "does not look at its images" in verdict(figures) and "feature_norm" in verdict(figures)
+    assert "hardly looks" in verdict({"loss": 1.0, "image_use": 0.1})
+    assert verdict({"loss": 1.0, "image_use": 0.2}) == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from policies.nano_vla import (
     preset,
     sample_inverse_cdf,
 )
+from policies.trunk import FeatureNorm
 from policies.normalization import VectorStats, bin_centers, decode_actions, encode_actions
 from policies.tokenizer import WordTokenizer
 from vla_rl.checkpoint import load_policy, save_checkpoint
@@ -472,3 +474,93 @@ def test_bfloat16_agrees_with_itself():
     alone = policy.evaluate(observation[2:3], {k: v[2:3] for k, v in output.replay.items()})
     torch.testing.assert_close(alone.log_prob[0], output.behavior_log_prob[2], rtol=0, atol=0.02)
     assert output.behavior_log_prob.dtype == torch.float32
+
+
+# ------------------------------------------------------------------------------------------ standardised image tokens
+def test_feature_norm_by_hand():
+    """Two images of two tokens and one channel: [1, 10] and [3, 14]."""
+    x = torch.tensor([[[1.0], [10.0]], [[3.0], [14.0]]])
+    norm = FeatureNorm(tokens=2, width=1, kind="position", eps=0.0)
+    assert torch.equal(norm(x), x)  # before any learning: the identity
+    norm.learning = True
+    scale = 2.5**0.5  # centred: -1, -2 and 1, 2; mean square (1 + 4 + 1 + 4) / 4
+    expected = torch.tensor([[[-1.0], [-2.0]], [[1.0], [2.0]]]) / scale
+    torch.testing.assert_close(norm(x), expected)
+    norm.learning = False
+    torch.testing.assert_close(norm(x[:1]), expected[:1])  # one row alone: the running statistics, not its own
+    pooled = FeatureNorm(tokens=2, width=1, kind="batch", eps=0.0)
+    pooled.learning = True
+    torch.testing.assert_close(pooled(x), (x - 7.0) / 27.5**0.5)  # (36 + 9 + 16 + 49) / 4
+
+
+def test_feature_norm_averages_all_batches_at_first_and_then_forgets():
+    norm = FeatureNorm(tokens=1, width=1, kind="position", momentum=0.25)
+    norm.learning = True
+    for value in (0.0, 2.0, 4.0, 6.0):
+        norm(torch.full((3, 1, 1), value))
+    assert float(norm.mean) == pytest.approx(3.0)  # the mean of four, as 1 / 4 is the momentum
+    norm(torch.full((3, 1, 1), 7.0))
+    assert float(norm.mean) == pytest.approx(0.75 * 3.0 + 0.25 * 7.0)
+
+
+def test_what_all_images_share_cannot_be_learned():
+    """Adding a constant to the projector's output changes nothing in SFT: that is how the features used to collapse."""
+    policy = make().train()
+    actions, valid = torch.zeros(6, 3, 3), torch.ones(6, 3, dtype=torch.bool)
+
+    @torch.no_grad()
+    def change(policy: NanoVLA) -> float:
+        before = policy.imitation_loss(observe(6), actions, valid)[0]
+        policy.projector[0][-1].bias += 5.0
+        return abs(float(policy.imitation_loss(observe(6), actions, valid)[0] - before))
+
+    assert change(policy) < 1e-5
+    assert change(make(feature_norm="none").train()) > 1e-3
+
+
+def test_only_sft_changes_the_statistics():
+    policy = make().train()
+    actions, valid = torch.zeros(6, 3, 3), torch.ones(6, 3, dtype=torch.bool)
+
+    def statistics() -> torch.Tensor:
+        return torch.cat([b.flatten().double() for b in policy.feature_norms.buffers()])
+
+    start = statistics()
+    policy.imitation_loss(observe(6), actions, valid)
+    after = statistics()
+    assert not torch.equal(start, after)
+    output = policy.act(observe(6), seeds=range(6))
+    policy.evaluate(observe(6), output.replay)
+    policy.eval().imitation_loss(observe(6), actions, valid)
+    assert torch.equal(statistics(), after)
+
+
+def test_rl_keeps_image_tokens_and_never_encodes_an_image_again():
+    policy, observation = make(), observe(5)
+    policy.prepare_for_rl()
+    output = policy.act(observation, seeds=range(5))
+    black = dataclasses.replace(observation, images={k: torch.zeros_like(v) for k, v in observation.images.items()})
+    evaluation = policy.evaluate(black, output.replay)
+    torch.testing.assert_close(evaluation.log_prob, output.behavior_log_prob)
+    evaluation.log_prob.sum().backward()
+    assert all(p.grad is None for part in (policy.vision, policy.projector) for p in part.parameters())
+    assert policy.image_positions.grad is not None and policy.action_head.weight.grad is not None
+    trained = make(freeze_vision_in_rl=False)
+    trained.prepare_for_rl()
+    replay = trained.act(observation, seeds=range(5)).replay
+    assert set(replay) == {"action_tokens"}
+    trained.evaluate(observation, replay).log_prob.sum().backward()
+    assert all(p.grad is not None for p in trained.vision.parameters())
+
+
+def test_a_checkpoint_from_before_feature_norm_loads_without_it(tmp_path: Path):
+    policy = make(feature_norm="none")
+    save_checkpoint(tmp_path / "old", policy)
+    file = tmp_path / "old" / "config.json"
+    stored = json.loads(file.read_text())
+    del stored["config"]["feature_norm"], stored["config"]["freeze_vision_in_rl"]
+    file.write_text(json.dumps(stored))
+    with pytest.warns(UserWarning, match="feature_norm"):
+        loaded = load_policy(tmp_path / "old", lambda _: NanoVLA)
+    assert loaded.config.feature_norm == "none" and not loaded.config.freeze_vision_in_rl
+    torch.testing.assert_close(loaded.logits_and_value(observe(2))[0], policy.logits_and_value(observe(2))[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,10 +105,16 @@ class DenoisingBase(VisionLanguageTrunk):
         self._compiled = self._compiled or torch.compile(self.expert.forward, dynamic=True)
         return self._compiled(x, modulation, cache)
 
-    def encode(self, observation: Observation) -> tuple[Cache, Tensor | None]:
-        """The prefix cache, which the expert reads at every step, and the value [b] or None."""
+    def encode(
+        self, observation: Observation, replay: Mapping[str, Tensor] | None = None
+    ) -> tuple[Cache, Tensor | None]:
+        """The prefix cache, which the expert reads at every step, and the value [b] or None.
+
+        ``replay`` may hold what the vision tower made of the images (see `VisionLanguageTrunk.image_tokens`).
+        """
+        inputs = self._inputs(observation, replay)
         with self._autocast():
-            prefix = self._prefix(*self._inputs(observation))
+            prefix = self._prefix(*inputs)
             hidden, present = self.trunk(prefix, causal=False, cache_only=not self.config.value_head)
         return [(k.float(), v.float()) for k, v in present], self._value(hidden)
 

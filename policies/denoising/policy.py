@@ -236,12 +236,13 @@ class DenoisingVLA(DenoisingBase):
             if config.stochastic_steps == "one":
                 draw = torch.from_numpy(counter_uniforms([seed ^ _STEP_STREAM for seed in seeds], 1)[:, 0]).to(self.device)
                 first_step = first + (draw * (end - first)).long().clamp(max=end - first - 1)
-        own, value = self._own_expert(observation)
-        path, log_prob = self._denoise(x[:, None], self._experts(own, observation), step_noise, first_step)
+        kept = self._kept(self.image_tokens(observation)) if self.keeps_image_tokens else {}
+        own, value = self._own_expert(observation, kept)
+        path, log_prob = self._denoise(x[:, None], self._experts(own, observation, kept), step_noise, first_step)
         path, log_prob = path[:, :, 0], log_prob[:, :, 0]
         rows, span = torch.arange(b, device=self.device)[:, None], self.steps_per_likelihood
         segment = first_step[:, None] + torch.arange(span + 1, device=self.device)
-        replay = {"chain": path[rows, segment], "first_step": first_step}
+        replay = {"chain": path[rows, segment], "first_step": first_step, **kept}
         if config.student_steps:
             replay["first_noise"] = path[:, 0]
         return PolicyOutput(
@@ -251,19 +252,23 @@ class DenoisingVLA(DenoisingBase):
             value=value,
         )
 
-    def _own_expert(self, observation: Observation) -> tuple[_Expert, Tensor | None]:
+    def _own_expert(
+        self, observation: Observation, replay: Mapping[str, Tensor] | None = None
+    ) -> tuple[_Expert, Tensor | None]:
         """This policy, ready to take steps, and the value."""
-        cache, value = self.encode(observation)
+        cache, value = self.encode(observation, replay)
         return self.as_expert(cache), value
 
     def as_expert(self, cache: Cache) -> _Expert:
         return _Expert(self, cache, self.expert.modulate(self.chain_time))
 
-    def _experts(self, own: _Expert, observation: Observation) -> list[_Expert]:
+    def _experts(
+        self, own: _Expert, observation: Observation, replay: Mapping[str, Tensor] | None = None
+    ) -> list[_Expert]:
         """Who takes each of the K steps: the frozen copy (where there is one) those before the trained ones."""
         early = own
         if self.frozen is not None and bool(self.is_frozen):
-            early, _ = self.frozen._own_expert(observation)
+            early, _ = self.frozen._own_expert(observation, replay)
         return [early if i < self.first_trained else own for i in range(len(self.chain_time))]
 
     def _denoise(
@@ -299,14 +304,14 @@ class DenoisingVLA(DenoisingBase):
         span = self.steps_per_likelihood
         index = first_step[:, None] + torch.arange(span, device=self.device)
         with torch.autocast(self.device.type, enabled=False):
-            own, value = self._own_expert(observation)
+            own, value = self._own_expert(observation, replay)
             mean, std, _ = self._step(path[:, :-1], index, own.modulation[index], own.cache)
             log_prob = self._log_prob(path[:, 1:], mean, std)
             entropy = chains.gaussian_entropy(std)
             auxiliary = None
             if self.config.student_steps:
                 first_noise = replay["first_noise"].to(self.device)[:, None]
-                auxiliary = self._student_loss(self._experts(own, observation), first_noise)
+                auxiliary = self._student_loss(self._experts(own, observation, replay), first_noise)
 
         def schedule(column: Tensor) -> Tensor | None:
             if bool((column == 1.0).all()):
@@ -362,7 +367,8 @@ class DenoisingVLA(DenoisingBase):
 
     # ------------------------------------------------------------------------------------------------- RL and students
     def prepare_for_rl(self) -> None:
-        """Called once before the first update of RL: what stays frozen and the student start as copies of the policy."""
+        """As of the trunk; besides, what stays frozen and the student start as copies of the policy."""
+        super().prepare_for_rl()
         if self.config.student_steps:
             self.student.load_state_dict(self._student_weights(self._student_prediction))
         if self.frozen is not None and not bool(self.is_frozen):

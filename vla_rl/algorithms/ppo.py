@@ -222,6 +222,8 @@ class PPO:
                 f"{tuple(policy.log_prob_axes)}; use 'token' or 'chunk'"
             )
         self.config, self.critic, self.reference_policy = config, critic, reference_policy
+        if hasattr(policy, "prepare_for_rl"):  # which may freeze parts
+            policy.prepare_for_rl()
         parameters = [p for p in policy.parameters() if p.requires_grad]
         head = {id(p) for p in policy.value_parameters()} if hasattr(policy, "value_parameters") else set()
         if config.critic_warmup_iterations and critic is None and config.advantage == "gae" and not head:
@@ -256,8 +258,6 @@ class PPO:
         self.generator = torch.Generator().manual_seed(config.seed)
         self.running_scale = adv.RunningScale()
         self.iteration = 0
-        if hasattr(policy, "prepare_for_rl"):
-            policy.prepare_for_rl()
 
     # ------------------------------------------------------------------------------------------------------ one update
     def update(self, batch: RolloutBatch, rewards: Tensor | Mapping[str, Tensor] | None = None) -> dict[str, float]:
