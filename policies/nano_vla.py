@@ -197,9 +197,11 @@ class NanoVLA(VisionLanguageTrunk):
         with self._autocast():
             prefix = self._prefix(image_tokens, text_ids, text_rows, proprio)
             x = torch.cat([prefix, self._slot_inputs(tokens, len(prefix))], dim=1)
-            x, _ = self.trunk(x, causal=tokens is not None)
-            logits = self._logits(x[:, self.prefix_length :])
-        return logits, self._value(x)
+            causal = tokens is not None
+            # of the prefix only the last position is read again, by the value head
+            x, _ = self.trunk(x, causal=causal, wanted=0 if causal else self.slots + 1)
+            logits = self._logits(x[:, -self.slots :])
+        return logits, self._value(x[:, : -self.slots])
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """[b s d] → raw logits float32 [b s·g/a a bins] (one position of a token-wise model: [b 1 1 bins])."""
@@ -239,7 +241,7 @@ class NanoVLA(VisionLanguageTrunk):
             prefix = self._prefix(*inputs)
             x = torch.cat([prefix, self.action_queries[:1].expand(len(prefix), 1, -1)], dim=1)
             hidden, past = self.trunk(x, causal=True)
-            value = self._value(hidden)
+            value = self._value(hidden[:, : self.prefix_length])
             for s in range(self.slots):
                 logits = self._logits(hidden[:, -1:])[:, 0].masked_fill(unused[s % len(unused)], MASKED)
                 log_probs = self._log_probs(logits)  # [b g bins]

@@ -294,9 +294,12 @@ class LlamaTrunk(nn.Module):
         start: int = 0,
         past: list[tuple[Tensor, Tensor]] | None = None,
         cache_only: bool = False,
+        wanted: int = 0,
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """Hidden states after the final norm [b L d], and keys and values per layer.
 
+        ``wanted`` asks for the hidden states of the last so many positions alone (not with ``causal``): the last layer then
+        spares the others everything but their keys and values.
         Positions are ``start`` … ``start`` + L − 1. ``past`` holds the keys and values of the positions before (one new
         position at a time). Without ``causal`` every position sees every other. ``cache_only`` spares what the last
         layer does after its keys and values; the hidden states are then those before it.
@@ -308,19 +311,32 @@ class LlamaTrunk(nn.Module):
                 present.append(self._keys_values(layer, rms_norm(layer.input_layernorm, x), cos, sin))
                 return x, present
             kv = None if past is None else past[i]
+            rows = wanted if i + 1 == len(self.llama.layers) else 0
             if self.checkpointing and self.training and torch.is_grad_enabled():
-                x, k, v = torch.utils.checkpoint.checkpoint(self._layer, layer, x, cos, sin, causal, kv, use_reentrant=False)
+                x, k, v = torch.utils.checkpoint.checkpoint(
+                    self._layer, layer, x, cos, sin, causal, kv, rows, use_reentrant=False
+                )
             else:
-                x, k, v = self._layer(layer, x, cos, sin, causal, kv)
+                x, k, v = self._layer(layer, x, cos, sin, causal, kv, rows)
             present.append((k, v))
         return rms_norm(self.llama.norm, x), present
 
     def _layer(
-        self, layer: nn.Module, x: Tensor, cos: Tensor, sin: Tensor, causal: bool, past: tuple[Tensor, Tensor] | None
+        self,
+        layer: nn.Module,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        causal: bool,
+        past: tuple[Tensor, Tensor] | None,
+        wanted: int = 0,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        b, length, width = x.shape
         attention, mlp = layer.self_attn, layer.mlp
-        q, k, v = self._queries_keys_values(layer, rms_norm(layer.input_layernorm, x), cos, sin)
+        y = rms_norm(layer.input_layernorm, x)
+        k, v = self._keys_values(layer, y, cos, sin)
+        x, y, cos, sin = x[:, -wanted:], y[:, -wanted:], cos[-wanted:], sin[-wanted:]  # (-0: all of them)
+        b, length, width = x.shape
+        q = rotate(self._split(attention.q_proj(y)), cos, sin)
         if past is not None:
             k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
         # One new position sees everything before it, so a cached step needs no mask either.
@@ -330,10 +346,6 @@ class LlamaTrunk(nn.Module):
         y = rms_norm(layer.post_attention_layernorm, x)
         y = mlp.down_proj(F.silu(mlp.gate_proj(y)) * mlp.up_proj(y))
         return x + F.dropout(y, self.dropout, self.training), k, v
-
-    def _queries_keys_values(self, layer: nn.Module, y: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q = self._split(layer.self_attn.q_proj(y))
-        return rotate(q, cos, sin), *self._keys_values(layer, y, cos, sin)
 
     def _keys_values(self, layer: nn.Module, y: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         k, v = self._split(layer.self_attn.k_proj(y)), self._split(layer.self_attn.v_proj(y))
@@ -656,11 +668,11 @@ class VisionLanguageTrunk(nn.Module):
                 f"({', '.join(self.embodiment.proprio_names)}), the observation has {observation.proprio.shape[1]}"
             )
 
-    def _value(self, hidden: Tensor) -> Tensor | None:
-        """Value from the last prefix position, which sees all inputs and no action in either decoding."""
+    def _value(self, prefix: Tensor) -> Tensor | None:
+        """Value from the last hidden state of the prefix: it sees all inputs and no action, in either decoding."""
         if not self.config.value_head:
             return None
-        pooled = hidden[:, self.prefix_length - 1].float()
+        pooled = prefix[:, -1].float()
         return self.value_mlp(pooled if self.config.value_gradient else pooled.detach()).squeeze(-1)
 
     # --------------------------------------------------------------------------------------------------- checkpoints

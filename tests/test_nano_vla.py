@@ -24,9 +24,9 @@ from policies.nano_vla import (
     preset,
     sample_inverse_cdf,
 )
-from policies.trunk import FeatureNorm
 from policies.normalization import VectorStats, bin_centers, decode_actions, encode_actions
 from policies.tokenizer import WordTokenizer
+from policies.trunk import FeatureNorm
 from vla_rl.checkpoint import load_policy, save_checkpoint
 from vla_rl.errors import ConfigError, EmbodimentMismatch, UserError
 from vla_rl.interfaces import ImitationPolicy, LikelihoodPolicy

@@ -8,10 +8,11 @@ the rounding of differently sized batches. With ``serve_fraction`` 1 the batches
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -120,6 +121,17 @@ class RolloutEngine:
         """
         self._check(episodes)
         self._settle()
+        with _spare_threads(getattr(self.env, "num_workers", 0)):
+            return self._run(episodes, deterministic, policy_version, progress, on_trajectory)
+
+    def _run(
+        self,
+        episodes: Sequence[EpisodeSpec],
+        deterministic: bool,
+        policy_version: int,
+        progress: Progress | None,
+        on_trajectory: Callable[[Trajectory], None] | None,
+    ) -> RolloutResult:
         started, busy_before = time.perf_counter(), getattr(self.env, "busy_seconds", None)
         tally = _Tally()
         queue = deque(_Episode(i, spec) for i, spec in enumerate(episodes))
@@ -259,6 +271,17 @@ class RolloutEngine:
             "control_steps_per_second": tally.control_steps / seconds,
             "policy_batch": tally.decisions / max(1, tally.policy_calls),
         }
+
+
+@contextlib.contextmanager
+def _spare_threads(workers: int) -> Iterator[None]:
+    """Leaves a core to each simulator process: torch's threads spin while they wait for one that has none."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, threads - workers))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _to_cpu(output: PolicyOutput) -> PolicyOutput:
