@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vla_rl.errors import ConfigError, UserError
-from vla_rl.specs import EmbodimentSpec, EpisodeSpec, SlotEvent, SlotObservation, SlotStep
+from vla_rl.specs import FAILURE_KINDS, EmbodimentSpec, EpisodeSpec, SlotEvent, SlotObservation, SlotStep
 
 if TYPE_CHECKING:
     from vla_rl.interfaces import Simulator  # at run time it would pull torch into every worker
@@ -143,7 +143,7 @@ def run_request(
     """Start ``episode`` (``actions`` None) or run a chunk, and check what the simulator returns.
 
     Raises ``FloatingPointError`` where proprio, privileged state or rewards are not finite (the physics blew up), and
-    `UserError` where shapes differ from the simulator's own embodiment.
+    `UserError` where shapes differ from the simulator's own embodiment, or a failure is none of `FAILURE_KINDS`.
     """
     result = simulator.start(slot, episode) if actions is None else simulator.step(slot, actions)
     observation = result.observation if isinstance(result, SlotStep) else result
@@ -152,6 +152,11 @@ def run_request(
         _require(result.rewards.shape == (len(actions),), f"rewards {result.rewards.shape}, expected ({len(actions)},)")
         if not np.isfinite(result.rewards).all():
             raise FloatingPointError(f"rewards are not finite: {result.rewards.tolist()}")
+        if result.failure and (result.success or result.failure not in FAILURE_KINDS):
+            raise UserError(
+                f"The simulator ends an episode of {episode.task_id!r} with success={result.success} and "
+                f"failure={result.failure!r}: leave it empty on success, else use one of {', '.join(FAILURE_KINDS)}."
+            )
     return result
 
 

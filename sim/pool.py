@@ -243,7 +243,7 @@ class ProcessPool:
             self._raise_user_error(*rest)
             self._events.append(SlotEvent(slot, episode, None, error=f"the simulator raised {rest[1]}"))
             return
-        instruction, length, executed, terminated, truncated, success = rest
+        instruction, length, executed, terminated, truncated, success, failure = rest
         episode = self._guard.answered(slot, executed)
         record = self._block[slot]
         observation = SlotObservation(
@@ -255,7 +255,7 @@ class ProcessPool:
         step = None
         if kind == "step":
             rewards = record["rewards"][:length].copy()
-            step = SlotStep(observation, rewards, executed, terminated, truncated, success)
+            step = SlotStep(observation, rewards, executed, terminated, truncated, success, failure)
         worker.control_steps += executed
         worker.episodes += kind == "start"
         self._events.append(SlotEvent(slot, episode, observation, step))
@@ -501,9 +501,10 @@ def _serve(conn: connection.Connection, simulator: Simulator, block: np.ndarray)
         if isinstance(result, SlotStep):
             observation = result.observation
             block["rewards"][slot, :length] = result.rewards
-            outcome = (length, result.executed, result.terminated, result.truncated, result.success)
+            ended = (result.terminated, result.truncated, result.success, result.failure)
+            outcome = (length, result.executed, *ended)
         else:
-            observation, outcome = result, (0, 0, False, False, False)
+            observation, outcome = result, (0, 0, False, False, False, "")
         for name, image in observation.images.items():
             block[f"image:{name}"][slot] = image
         block["proprio"][slot] = observation.proprio

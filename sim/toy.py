@@ -66,10 +66,12 @@ class _Slot:
     agent: np.ndarray  # [2] metres
     goals: np.ndarray  # [2 colours, 2] metres
     control_step: int = 0
+    went_to_other: bool = False
 
 
 class ToyReach:
-    """`vla_rl.interfaces.Simulator`; tasks ``reach_red`` and ``reach_blue``.
+    """`vla_rl.interfaces.Simulator`; tasks ``reach_red`` and ``reach_blue``. A failure is "wrong_object" once
+    the other goal was reached, else "never_reached".
 
     Actions [2] are velocities as a fraction of ``max_step`` per control step. Proprio [2] is the agent's position (m);
     privileged [9]: agent, red and blue goal (m, x y each), one-hot target, share of time left.
@@ -136,13 +138,15 @@ class ToyReach:
             s.control_step += 1
             executed += 1
             success = bool(np.linalg.norm(s.agent - s.goals[s.target]) <= self.config.success_radius)
+            s.went_to_other |= bool(np.linalg.norm(s.agent - s.goals[1 - s.target]) <= self.config.success_radius)
             rewards[executed - 1] = float(success)
             if success or s.control_step >= self.config.horizon:
                 break
         if broken:
             s.agent = s.agent * np.nan
         truncated = not success and s.control_step >= self.config.horizon
-        return SlotStep(self._observe(slot), rewards, executed, success, truncated, success)
+        failure = ("wrong_object" if s.went_to_other else "never_reached") if truncated else ""
+        return SlotStep(self._observe(slot), rewards, executed, success, truncated, success, failure)
 
     def close(self) -> None:
         self._slots.clear()

@@ -10,6 +10,7 @@ import torch
 
 from vla_rl.errors import UserError
 from vla_rl.interfaces import Env, LikelihoodPolicy, Policy, Simulator
+from vla_rl.specs import FAILURE_KINDS
 from vla_rl.types import EmbodimentSpec, EpisodeSpec, Observation, SlotEvent, SlotObservation, SlotStep
 
 
@@ -34,12 +35,14 @@ def check_observation(observation: SlotObservation, spec: EmbodimentSpec, privil
 
 
 def check_step(step: SlotStep, spec: EmbodimentSpec, privileged_dim: int, chunk_length: int) -> None:
-    """A chunk's result: rewards per control step, none past the end, at most one way to end."""
+    """A chunk's result: rewards per control step, none past the end, at most one way to end, and to fail."""
     check_observation(step.observation, spec, privileged_dim)
     assert step.rewards.shape == (chunk_length,) and step.rewards.dtype == np.float32
     assert 1 <= step.executed <= chunk_length and not step.rewards[step.executed :].any()
     assert not (step.terminated and step.truncated)
-    assert step.executed == chunk_length or step.terminated or step.truncated
+    ended = step.terminated or step.truncated
+    assert step.executed == chunk_length or ended
+    assert step.failure == "" or (step.failure in FAILURE_KINDS and ended and not step.success)
 
 
 def assert_same_observation(a: SlotObservation, b: SlotObservation) -> None:
@@ -55,6 +58,7 @@ def assert_same_step(a: SlotStep, b: SlotStep) -> None:
     assert_same_observation(a.observation, b.observation)
     np.testing.assert_array_equal(a.rewards, b.rewards)
     assert (a.executed, a.terminated, a.truncated, a.success) == (b.executed, b.terminated, b.truncated, b.success)
+    assert a.failure == b.failure
 
 
 def random_actions(spec: EmbodimentSpec, chunk_length: int, seed: int) -> np.ndarray:
@@ -115,6 +119,7 @@ def check_simulator(make: Callable[[], Simulator], *, chunk_length: int = 4, chu
         if step.terminated or step.truncated:
             break
     assert step.truncated and not step.success and executed == task.horizon
+    check_step(step, spec, simulator.privileged_dim, chunk_length)
     simulator.close()
     other.close()
 

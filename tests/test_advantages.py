@@ -250,6 +250,7 @@ def trajectory(group: int, success: bool, version: int = 0) -> Trajectory:
         truncated=not success,
         success=success,
         policy_version=version,
+        failure="" if success else "dropped",
     )
 
 
@@ -293,7 +294,7 @@ def test_buffer_state_is_plain_and_round_trips():
     copy.load_state_dict(state)
     assert (copy.seen, copy.kept) == (buffer.seen, buffer.kept)
     for a, b in zip(buffer.take(9), copy.take(9), strict=True):
-        assert a.episode == b.episode and a.success == b.success
+        assert a.episode == b.episode and a.success == b.success and a.failure == b.failure != str(a.success)
         assert torch.equal(a.observations.images["front"], b.observations.images["front"])
         assert (a.observations.privileged is None) == (b.observations.privileged is None)
         assert (

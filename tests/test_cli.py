@@ -204,6 +204,7 @@ def test_eval_writes_a_video(checkpoint, tmp_path):
     arguments = ["--suite", "toy", "--episodes", "2", "--video", str(target), "slots.workers=0"]
     assert cli.main(["eval", str(checkpoint), *arguments]) == 0
     assert target.read_bytes()[4:8] == b"ftyp"
+    assert (tmp_path / "grid_failure_never_reached.mp4").read_bytes()[4:8] == b"ftyp"  # it was trained for two updates
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,13 @@ from vla_rl.evaluate import (
     EvaluationResult,
     compare,
     comparison_text,
+    count_failures,
     evaluate,
     evaluation_episodes,
     jerk_unit,
     make_clips,
     mean_jerk,
+    write_failure_videos,
     write_videos,
 )
 from vla_rl.rollout import RolloutConfig, RolloutEngine
@@ -90,6 +92,10 @@ def test_figures(results):
     assert tasks["reach_blue"]["control_steps_to_success"] is None
     assert good.control_steps == sum(o.control_steps for o in good.outcomes) == good.engine["control_steps"]
     assert all(o.decisions == -(-o.control_steps // 4) for o in good.outcomes)
+    assert {o.failure for o in good.outcomes} == {""} and good.per_task()["reach_red"]["failures"] == {}
+    assert {(o.task_id, o.failure) for o in bad.outcomes} == {("reach_red", ""), ("reach_blue", "wrong_object")}
+    assert tasks["reach_red"]["failures"] == {} and tasks["reach_blue"]["failures"] == {"wrong_object": 10}
+    assert bad.to_dict()["total"]["failures"] == {"wrong_object": 10}
     assert good.seconds_per_decision > 0 and good.latency_s > 0
     assert {o.instruction for o in good.outcomes} == {
         t for task in ToyReach().tasks for t in task.held_out_instructions
@@ -116,6 +122,40 @@ def test_progress_counts_over_portions(monkeypatch):
     ]
 
 
+def test_failures_are_counted_in_order():
+    def outcomes(*kinds):
+        return [EpisodeOutcome("t", i, "go", kind is None, 10, 2, failure=kind or "") for i, kind in enumerate(kinds)]
+
+    some = outcomes("dropped", "out_of_time", None, "never_reached", "dropped")
+    assert list(count_failures(some).items()) == [("never_reached", 1), ("dropped", 2), ("out_of_time", 1)]
+    assert list(count_failures(outcomes("", "dropped", "")).items()) == [("dropped", 1), ("not told", 2)]
+    assert count_failures(outcomes("", "", None)) == {} == count_failures([])  # an env that never tells
+
+
+def test_one_clip_of_each_failure(monkeypatch, tmp_path):
+    """The first episode of a kind, in whichever portion it ran; with episodes that are in the grid, too."""
+    pytest.importorskip("av")
+    import vla_rl.evaluate as module
+
+    monkeypatch.setattr(module, "_PORTION_BYTES", 1)
+    engine = make_engine(ignore_text=True, slots=2)
+    config = EvaluateConfig(episodes_per_task=3, video_episodes=1)
+    result = evaluate(engine, engine.env.tasks, config)
+    first = next(o for o in result.outcomes if o.failure)
+    assert list(result.failure_clips) == ["wrong_object"] and len(result.clips) == 1
+    clip = result.failure_clips["wrong_object"]
+    assert clip.caption == f"reach_blue #{first.init_state_id} · 20 steps · wrong object"
+    assert len(clip.frames) == 21 and not clip.success
+    stale = tmp_path / "sft_failure_dropped.mp4"
+    stale.write_bytes(b"of an earlier evaluation")
+    assert write_failure_videos(result, tmp_path / "sft.mp4") == {"wrong_object": tmp_path / "sft_failure_wrong_object.mp4"}
+    assert [path.name for path in tmp_path.iterdir()] == ["sft_failure_wrong_object.mp4"]
+    everything = evaluate(engine, engine.env.tasks, dataclasses.replace(config, video_episodes=6))
+    assert everything.failure_clips["wrong_object"] is everything.clips[1]  # replayed once
+    none = evaluate(engine, engine.env.tasks, dataclasses.replace(config, video_episodes=0))
+    assert not none.clips and not none.failure_clips and none.per_task() == result.per_task()
+
+
 def test_save_and_load(results, tmp_path):
     result = results[1]
     result.save(tmp_path / "eval.json")
@@ -123,6 +163,10 @@ def test_save_and_load(results, tmp_path):
     loaded = EvaluationResult.load(tmp_path / "eval.json")
     assert loaded.to_dict() == result.to_dict() == json.loads(text)
     assert json.loads(text)["total"]["rate"] == 0.5 and "clips" not in text
+    older = json.loads(text)
+    for o in older["outcomes"]:
+        del o["failure"]
+    assert EvaluationResult.from_dict(older).to_dict()["total"]["failures"] == {}  # of before failures were told
     (tmp_path / "x.json").write_text("{}")
     for name in ("x.json", "missing.json"):
         with pytest.raises(UserError, match="not an evaluation result"):
@@ -133,6 +177,7 @@ def test_table(results):
     text = results[1].table()
     assert "reach_red" in text and "10/10 = 100%" in text and "0/10 = 0%" in text and "all tasks" in text
     assert "10/20 = 50%" in text and "29.9% – 70.1%" in text and "max_step/s³" in text
+    assert "failures: 10 wrong object" in text and "failures" not in results[0].table()
     one = dataclasses.replace(results[0], outcomes=results[0].outcomes[::2])
     assert "all tasks" not in one.table()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import functools
 import json
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from reward_helpers import trajectory
 
 from vla_rl import checkpoint, cli, pipeline
 from vla_rl.algorithms.imitation import Imitation
@@ -26,6 +28,9 @@ from vla_rl.errors import EmbodimentMismatch, TrainingDiverged, UserError
 from vla_rl.metrics import read_metrics
 from vla_rl.pipeline import evaluate_checkpoints, policy_factory, run_pipeline
 from vla_rl.rollout import RolloutEngine
+from vla_rl.specs import FAILURE_KINDS
+from vla_rl.trainer import rollout_metrics
+from vla_rl.video import have_video
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = [
@@ -103,10 +108,31 @@ def test_a_run_leaves_everything(whole):
         result = json.loads((whole / f"eval_{name}.json").read_text())
         assert result["total"]["episodes"] == 6 and result["split"] == "held_out"
         assert load_policy(whole / "checkpoints" / name, policy_factory) is not None
-    records = read_metrics(whole / "metrics.jsonl")
-    assert [r["step"] for r in records if r["phase"] == "rl"] == [1, 2, 3]
+        assert sum(result["total"]["failures"].values()) == 6 - result["total"]["successes"]
+        if have_video():
+            clips = {f"{name}_failure_{kind}.mp4" for kind in result["total"]["failures"]}
+            assert {path.name for path in (whole / "videos").glob(f"{name}*")} == {f"{name}.mp4"} | clips
+    records = [r for r in read_metrics(whole / "metrics.jsonl") if r["phase"] == "rl"]
+    assert [r["step"] for r in records] == [1, 2, 3]
+    for r in records:
+        shares = [r[f"rollout/failure/{kind}"] for kind in FAILURE_KINDS]
+        assert r["rollout/success"] + sum(shares) == pytest.approx(1.0)
     assert "</html>" in (whole / "report.html").read_text()
     assert json.loads((whole / "summary.json").read_text())
+
+
+def test_failures_are_logged_where_they_are_told():
+    def logged(*failures: str) -> dict[str, float]:
+        metrics = rollout_metrics([episode([0.0, 1.0], not f, f) for f in failures], {})
+        return {name: share for name, share in metrics.items() if "failure" in name}
+
+    def episode(positions: list[float], success: bool, failure: str):
+        return dataclasses.replace(trajectory(positions, success), failure=failure.replace("?", ""))
+
+    told = logged("", "dropped", "?", "dropped")
+    assert told["rollout/failure/dropped"] == 0.5 and told["rollout/failure/wrong_place"] == 0.0
+    assert list(told) == [f"rollout/failure/{kind}" for kind in FAILURE_KINDS]
+    assert logged("", "?", "?") == {} and set(logged("", "").values()) == {0.0}
 
 
 def test_rl_changes_the_policy_and_counts_what_it_did(whole):

@@ -47,7 +47,7 @@ def episodes(count: int) -> list[EpisodeSpec]:
 
 def outcomes(result) -> list[tuple]:
     return [
-        (t.episode, t.actions.tolist(), t.rewards.tolist(), t.observations.proprio.tolist(), t.success)
+        (t.episode, t.actions.tolist(), t.rewards.tolist(), t.observations.proprio.tolist(), t.success, t.failure)
         for t in result.trajectories
     ]
 
@@ -89,6 +89,7 @@ def test_keeps_the_env_contract(pool):
 def test_outcomes_are_those_of_one_process(pool):
     result = RolloutEngine(pool, Noise()).run(_specs(20))
     assert outcomes(result) == expected(20)
+    assert all(bool(t.failure) != t.success for t in result.trajectories) and any(t.failure for t in result.trajectories)
     assert 0 < result.stats["env_utilisation"] <= 1 and result.stats["retries"] == 0
 
 

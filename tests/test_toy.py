@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 from contracts import check_env, check_simulator, random_actions
@@ -122,6 +124,23 @@ def test_a_user_error_of_the_simulator_is_raised_and_loses_no_other_event():
         assert [event.slot for event in env.poll()] == [0, 2]
         env.start(1, EpisodeSpec("reach_red", 5))
         assert env.poll()[0].error is None
+
+
+@pytest.mark.parametrize(("failure", "horizon"), [("clumsy", 20), ("wrong_object", 100)])
+def test_a_failure_that_is_none_is_refused(failure, horizon):
+    """An unknown kind, and one on success."""
+
+    class Odd(ToyReach):
+        def step(self, slot, actions):
+            return dataclasses.replace(super().step(slot, actions), failure=failure)
+
+    simulator = Odd(ToyConfig(horizon=horizon))
+    with InlineEnv(simulator) as env:
+        env.start(0, EpisodeSpec("reach_red", 0))
+        env.poll()
+        env.step(0, simulator.oracle(0, 30))
+        with pytest.raises(UserError, match=f"'reach_red'.*success=True.*{failure}.*leave it empty.*never_reached"):
+            env.poll()
 
 
 def test_bad_config_is_named():

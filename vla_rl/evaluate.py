@@ -23,18 +23,21 @@ from vla_rl.errors import ConfigError, UserError
 from vla_rl.interfaces import Env
 from vla_rl.metrics import write_json
 from vla_rl.rollout import RolloutEngine
+from vla_rl.specs import FAILURE_KINDS
 from vla_rl.splits import check_split, stable_seed
 from vla_rl.statistics import PairedComparison, compare_paired, difference_interval, wilson_interval
 from vla_rl.types import EmbodimentSpec, EpisodeSpec, TaskSpec, Trajectory
 from vla_rl.video import Clip, grid, have_video, write_mp4
 
+NOT_TOLD = "not told"  # how an episode failed
 _PORTION_BYTES = 2**30
 _log = logging.getLogger(__name__)
 
 
 @dataclass
 class EvaluateConfig:
-    """What is evaluated. ``video_episodes`` episodes (the first of each task in turn) are kept for the video.
+    """What is evaluated. ``video_episodes`` episodes (the first of each task in turn) are kept for the video, and beside
+    them the first one of each kind of failure; 0 keeps none.
 
     ``sampled_too`` also measures the start of RL with sampled actions, which is where RL starts from (None: where the
     policy's decision is a chain of denoising steps, whose noise can cost success).
@@ -60,7 +63,8 @@ class EvaluateConfig:
 class EpisodeOutcome:
     """How one episode went. ``control_steps`` were executed in ``decisions`` policy calls.
 
-    ``mean_jerk`` is None for episodes shorter than four control steps; see `mean_jerk` for the unit.
+    ``mean_jerk`` is None for episodes shorter than four control steps; see `mean_jerk` for the unit. ``failure`` is one of
+    `FAILURE_KINDS`, or "" on success and where the env does not tell.
     """
 
     task_id: str
@@ -71,6 +75,7 @@ class EpisodeOutcome:
     decisions: int
     mean_jerk: float | None = None
     perturbation: str = ""
+    failure: str = ""
 
     @property
     def key(self) -> tuple[str, int, str]:
@@ -80,7 +85,10 @@ class EpisodeOutcome:
 
 @dataclass
 class EvaluationResult:
-    """Outcomes of all episodes and figures of the run. ``clips`` are for `write_videos` and are not saved."""
+    """Outcomes of all episodes and figures of the run.
+
+    ``clips`` (some episodes) and ``failure_clips`` (one of each kind) are for the videos and are not saved.
+    """
 
     outcomes: list[EpisodeOutcome]
     split: str
@@ -93,6 +101,7 @@ class EvaluationResult:
     latency_s: float  # one observation alone, median: what a robot would wait
     engine: dict[str, float] = field(default_factory=dict)
     clips: list[Clip] = field(default_factory=list)
+    failure_clips: dict[str, Clip] = field(default_factory=dict)
     held_out_tasks: list[str] = field(default_factory=list)  # those among them that the policy was not trained on
 
     @property
@@ -124,7 +133,7 @@ class EvaluationResult:
         return {task: summarise(outcomes) for task, outcomes in tasks.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready dict; `from_dict` inverts it (without ``clips``)."""
+        """A JSON-ready dict; `from_dict` inverts it (without the clips)."""
         return {
             "total": summarise(self.outcomes),
             "tasks": self.per_task(),
@@ -191,6 +200,8 @@ class EvaluationResult:
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
         lines.insert(1, "  ".join("─" * width for width in widths))
+        if failures := count_failures(self.outcomes):
+            lines.append("failures: " + ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in failures.items()))
         how = "most likely actions" if self.deterministic else "sampled actions"
         if gap := task_gap(self.outcomes, self.held_out_tasks):
             lines.append(task_gap_text(gap))
@@ -210,7 +221,8 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def summarise(outcomes: Sequence[EpisodeOutcome]) -> dict[str, Any]:
-    """Counts, success rate with 95 % Wilson interval, mean control steps (all episodes; successes only), mean jerk."""
+    """Counts, success rate with 95 % Wilson interval, mean control steps (all episodes; successes only), mean jerk,
+    `count_failures`."""
     successes = sum(o.success for o in outcomes)
     low, high = wilson_interval(successes, len(outcomes))
     return {
@@ -222,7 +234,17 @@ def summarise(outcomes: Sequence[EpisodeOutcome]) -> dict[str, Any]:
         "control_steps": _mean([o.control_steps for o in outcomes]),
         "control_steps_to_success": _mean([o.control_steps for o in outcomes if o.success]),
         "mean_jerk": _mean([o.mean_jerk for o in outcomes if o.mean_jerk is not None]),
+        "failures": count_failures(outcomes),
     }
+
+
+def count_failures(outcomes: Sequence[EpisodeOutcome]) -> dict[str, int]:
+    """How many episodes failed in which way: kinds that occurred, in the order of `FAILURE_KINDS`, then those of which it
+    is `NOT_TOLD`. Empty where none failed, or it is told of none."""
+    failed = [o.failure for o in outcomes if not o.success]
+    counts = {kind: failed.count(kind) for kind in FAILURE_KINDS if kind in failed}
+    rest = len(failed) - sum(counts.values())
+    return counts | ({NOT_TOLD: rest} if counts and rest else {})
 
 
 def task_gap(outcomes: Sequence[EpisodeOutcome], held_out_tasks: Sequence[str]) -> dict[str, Any] | None:
@@ -293,6 +315,7 @@ def evaluate(
     portion = _portion(engine, tasks)
     outcomes: list[EpisodeOutcome] = []
     clips: list[Clip] = []
+    failure_clips: dict[str, Clip] = {}
     totals: dict[str, float] = {}
     first: Trajectory | None = None
     started = time.perf_counter()
@@ -308,9 +331,13 @@ def evaluate(
         outcomes += [outcome(t, spec) for t in result.trajectories]
         for name in ("decisions", "control_steps", "policy_seconds", "wait_seconds", "seconds", "retries"):
             totals[name] = totals.get(name, 0.0) + float(result.stats.get(name, 0.0))
-        missing = config.video_episodes - len(clips)
-        if missing > 0 and have_video():
-            clips += make_clips(env, result.trajectories[:missing])
+        if config.video_episodes and have_video():
+            shown = result.trajectories[: config.video_episodes - len(clips)]
+            fresh = [t for t in _first_failures(result.trajectories) if t.failure not in failure_clips]
+            chosen = {id(t): t for t in [*shown, *fresh]}  # each is replayed once
+            made = dict(zip(chosen, make_clips(env, list(chosen.values()))))
+            clips += [made[id(t)] for t in shown]
+            failure_clips |= {t.failure: made[id(t)] for t in fresh}
     seconds = time.perf_counter() - started
     decisions = max(1.0, totals["decisions"])
     assert first is not None
@@ -326,7 +353,13 @@ def evaluate(
         latency_s=_latency(engine, first, config.deterministic),
         engine=totals,
         clips=clips,
+        failure_clips={kind: failure_clips[kind] for kind in FAILURE_KINDS if kind in failure_clips},
     )
+
+
+def _first_failures(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """The first episode of each kind of failure."""
+    return list({t.failure: t for t in reversed(trajectories) if t.failure}.values())
 
 
 def _portion(engine: RolloutEngine, tasks: Sequence[TaskSpec]) -> int:
@@ -359,6 +392,7 @@ def outcome(trajectory: Trajectory, spec: EmbodimentSpec) -> EpisodeOutcome:
         decisions=len(trajectory),
         mean_jerk=mean_jerk(executed_actions(trajectory), spec),
         perturbation=trajectory.episode.perturbation,
+        failure=trajectory.failure,
     )
 
 
@@ -412,7 +446,8 @@ def make_clips(env: Env, trajectories: Sequence[Trajectory]) -> list[Clip]:
 
 
 def _label(t: Trajectory) -> str:
-    return f"{t.episode.task_id} #{t.episode.init_state_id} · {t.num_control_steps} steps"
+    how = f" · {t.failure.replace('_', ' ')}" if t.failure else ""
+    return f"{t.episode.task_id} #{t.episode.init_state_id} · {t.num_control_steps} steps{how}"
 
 
 def _replay(env: Env, trajectories: Sequence[Trajectory], camera: str) -> dict[int, list[np.ndarray]]:
@@ -460,11 +495,30 @@ def write_videos(result: EvaluationResult, path: str | Path, *, control_hz: floa
             "no video %s: %s", path, "PyAV is not installed" if not have_video() else "no episode was recorded"
         )
         return None
-    frames, hz = grid(result.clips)
+    return _write_grid(path, result.clips, control_hz or result.control_hz)
+
+
+def write_failure_videos(result: EvaluationResult, path: str | Path) -> dict[str, Path]:
+    """Write one video per kind of failure that occurred, beside the grid ``path``: ``<its stem>_failure_<kind>.mp4``.
+
+    Returns {kind: file}. What an earlier evaluation of that name has left of other kinds is removed.
+    """
+    path, written = Path(path), {}
+    for kind in FAILURE_KINDS:
+        target = path.with_name(f"{path.stem}_failure_{kind}{path.suffix}")
+        if kind in result.failure_clips:
+            written[kind] = _write_grid(target, [result.failure_clips[kind]], result.control_hz)
+        else:
+            target.unlink(missing_ok=True)
+    return written
+
+
+def _write_grid(path: str | Path, clips: Sequence[Clip], most_hz: float) -> Path:
+    frames, hz = grid(clips)
     if hz > 30:
         skip = math.ceil(hz / 30)
         frames, hz = (f for i, f in enumerate(frames) if i % skip == 0), hz / skip
-    return write_mp4(path, frames, min(hz, control_hz or result.control_hz))
+    return write_mp4(path, frames, min(hz, most_hz))
 
 
 # ------------------------------------------------------------------------------------------------------------ comparing

@@ -7,7 +7,7 @@ A run folder holds (each file optional; `vla_rl.report` shows what is there)
     metrics.jsonl        one JSON object a line: {"phase", "step", "time_s", metric: number, …}  (`MetricsLogger`)
     phases.json          {phase: {"seconds", "complete", "episodes", "control_steps", …}, "peak_memory_bytes"}
     eval_<name>.json     `vla_rl.evaluate.EvaluationResult.to_dict()`
-    videos/<name>.mp4    episodes of that evaluation
+    videos/<name>.mp4    episodes of that evaluation; <name>_failure_<kind>.mp4: one of each kind of failure
     summary.json, report.html
 """
 

@@ -30,7 +30,7 @@ from vla_rl.collect import collect_demonstrations
 from vla_rl.config import RunConfig
 from vla_rl.dataset import DatasetSampler, DemonstrationDataset, load_demonstrations, load_published
 from vla_rl.errors import ConfigError, TrainingDiverged, UserError
-from vla_rl.evaluate import EvaluationResult, compare, comparison_text, evaluate, write_videos
+from vla_rl.evaluate import EvaluationResult, compare, comparison_text, evaluate, write_failure_videos, write_videos
 from vla_rl.interfaces import Env
 from vla_rl.metrics import MemoryWatch, MetricsLogger, Progress, available_cores, versions, write_json
 from vla_rl.report import write_report
@@ -172,14 +172,16 @@ def phase_eval(run: Run, name: str, checkpoint: Path) -> dict[str, Any]:
     policy = acting_policy(c, checkpoint, run.env.embodiment).to(run.device)
     result = _evaluate(run, policy, name)
     result.save(run.dir / f"eval_{name}.json")
-    write_videos(result, run.dir / "videos" / f"{name}.mp4", control_hz=run.env.embodiment.control_hz)
+    video = run.dir / "videos" / f"{name}.mp4"
+    write_videos(result, video, control_hz=run.env.embodiment.control_hz)
+    write_failure_videos(result, video)
     run.logger.log("eval", 0 if name == "sft" else c.rl.iterations, {f"eval_{name}/success": result.success_rate})
     run.progress.say(result.table())
     record: dict[str, Any] = {"episodes": result.episodes, "control_steps": result.control_steps}
     if hasattr(c.env, "initial_states"):  # a benchmark says whether they are its own
         record["initial_states"] = c.env.initial_states(result.split)
     if name == "sft" and c.evaluate.deterministic and _samples_too(c, policy):
-        sampled = _evaluate(run, policy, f"{name} (sampled)", deterministic=False)
+        sampled = _evaluate(run, policy, f"{name} (sampled)", deterministic=False, video_episodes=0)
         sampled.save(run.dir / f"sampled_{name}.json")
         run.logger.log("eval", 0, {f"eval_{name}_sampled/success": sampled.success_rate})
         low, high = sampled.interval
@@ -280,7 +282,7 @@ def phase_rl(run: Run) -> dict[str, Any]:
     items = [(task.task_id, init) for task in run.train_tasks for init in init_states]
 
     def held_out_check(iteration: int) -> dict[str, float]:
-        result = _evaluate(run, policy, f"iteration {iteration}")
+        result = _evaluate(run, policy, f"iteration {iteration}", video_episodes=0)
         return {"eval/success": result.success_rate}
 
     counters = train_rl(
@@ -447,6 +449,7 @@ def evaluate_checkpoints(
                 progress.say(f"{path}\n{robust[-1].table()}")
         if video is not None:
             write_videos(results[0], video)
+            write_failure_videos(results[0], video)
             for name, result in robust[0].factors.items() if robust else ():
                 write_videos(result, video.with_name(f"{video.stem}_{name}{video.suffix}"))
         perturbed = [r.to_dict() for r in robust]

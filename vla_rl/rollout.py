@@ -319,4 +319,5 @@ def _trajectory(episode: _Episode, chunk_length: int, policy_version: int) -> Tr
         success=last.success,
         policy_version=policy_version,
         value=None if first.value is None else rows(lambda output: output.value),
+        failure=last.failure,
     )

@@ -136,6 +136,17 @@ class Perturbation:
     control: bool = False
 
 
+# How an episode can fail, from the first thing that may go wrong to the last; what users read about each.
+FAILURE_KINDS: dict[str, str] = {
+    "never_reached": "the hand never came to the object",
+    "missed_grasp": "the hand came to the object but never lifted it",
+    "dropped": "the object was lifted, then slipped or fell",
+    "wrong_place": "the object was put down elsewhere than asked for",
+    "wrong_object": "another object was taken instead",
+    "out_of_time": "time ran out while nothing had gone wrong yet: the object was carried, or lay in place but not at rest",
+}
+
+
 # ------------------------------------------------------------------------------------------- one slot, numpy, no batch
 @dataclass(frozen=True)
 class SlotObservation:
@@ -155,7 +166,8 @@ class SlotStep:
     """Result of one executed chunk in one slot.
 
     ``rewards`` float32 [h] per control step (0 past ``executed``); ``executed`` control steps were run before the
-    episode ended or the chunk was over.
+    episode ended or the chunk was over. ``failure`` is one of `FAILURE_KINDS` where an episode ends without success in a
+    simulator that can tell how; else "".
     """
 
     observation: SlotObservation
@@ -164,6 +176,7 @@ class SlotStep:
     terminated: bool
     truncated: bool
     success: bool
+    failure: str = ""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from vla_rl.interfaces import Algorithm, RewardModel
 from vla_rl.metrics import MetricsLogger, Progress
 from vla_rl.rewards import RewardScorer
 from vla_rl.rollout import RolloutEngine
+from vla_rl.specs import FAILURE_KINDS
 from vla_rl.splits import stable_seed
 from vla_rl.types import EpisodeSpec, Observation, RolloutBatch, TaskSpec, Trajectory
 
@@ -213,7 +214,10 @@ def train_rl(
 
 
 def rollout_metrics(trajectories: Sequence[Trajectory], stats: Mapping[str, float]) -> dict[str, float]:
-    """Success and length of this iteration's episodes, and the engine's throughput (of its last round)."""
+    """Success, length and failures of this iteration's episodes, and the engine's throughput (of its last round).
+
+    ``rollout/failure/KIND`` are shares of all episodes; they are left out where the env does not tell how episodes fail.
+    """
     steps = [t.num_control_steps for t in trajectories]
     wins = [t.num_control_steps for t in trajectories if t.success]
     metrics = {
@@ -221,6 +225,9 @@ def rollout_metrics(trajectories: Sequence[Trajectory], stats: Mapping[str, floa
         "rollout/control_steps": sum(steps) / len(steps),
         "rollout/control_steps_to_success": sum(wins) / len(wins) if wins else float("nan"),
     }
+    failures = [t.failure for t in trajectories if not t.success]
+    if any(failures) or not failures:
+        metrics |= {f"rollout/failure/{kind}": failures.count(kind) / len(trajectories) for kind in FAILURE_KINDS}
     return metrics | {f"engine/{k}": float(v) for k, v in stats.items()}
 
 

@@ -146,7 +146,7 @@ class Trajectory:
     """One episode: its decisions in order, and how it ended.
 
     Exactly one of ``terminated`` (the task's own end: success or failure) and ``truncated`` (time ran out, or the
-    session was cut) is set; only termination stops the bootstrap.
+    session was cut) is set; only termination stops the bootstrap. ``failure`` is as in `SlotStep`.
     """
 
     episode: EpisodeSpec
@@ -163,6 +163,7 @@ class Trajectory:
     policy_version: int = 0
     value: Float[Tensor, "t"] | None = None
     is_human: Bool[Tensor, "t h"] | None = None
+    failure: str = ""
 
     def __post_init__(self) -> None:
         if self.terminated == self.truncated:
