@@ -163,6 +163,56 @@ def test_language_decides_in_a_shared_scene(simulator) -> None:
     assert simulator.state(0).position("green_cube")[2] > 0.86
 
 
+def never_closes(highest, action):
+    return action * [1, 1, 1, 0] - [0, 0, 0, 1]
+
+
+def up_and(gripper, limit):
+    """Straight up once it is lifted; once it was ``limit`` metres high the hand stops, with ``gripper`` as its command."""
+
+    def change(highest, action):
+        if highest > limit:
+            return np.array([0.0, 0.0, 0.0, gripper])
+        return np.array([0.0, 0.0, 0.05, 1.0]) if highest > 0.01 else action
+
+    return change
+
+
+@real_sim
+@pytest.mark.parametrize(
+    ("task", "expert", "change", "kind"),
+    [
+        ("lift_cube", "lift_cube", lambda highest, action: 0 * action, "never_reached"),
+        ("lift_cube", "lift_cube", never_closes, "missed_grasp"),
+        ("lift_cube", "lift_cube", up_and(-1.0, 0.015), "dropped"),
+        ("lift_red", "lift_green", lambda highest, action: action, "wrong_object"),
+        ("place_can", "place_can", up_and(-1.0, 0.12), "dropped"),
+        ("place_can", "place_can", up_and(-1.0, 0.015), "wrong_place"),
+        ("place_can", "place_can", up_and(1.0, 0.05), "out_of_time"),
+    ],
+    ids=["still", "open", "let_go", "other", "let_go_high", "let_go_low", "hold"],
+)
+def test_an_episode_that_fails_says_how(simulator, task: str, expert: str, change, kind: str) -> None:
+    """Experts whose actions are changed, by how high they have lifted (m)."""
+    simulator.start(0, EpisodeSpec(task, 1))
+    demonstrator, target, highest = simulator.demonstrator(expert), TASKS[expert].target, 0.0
+    rest = simulator.state(0).position(target)[2]
+    while True:
+        view = simulator.state(0)
+        highest = max(highest, view.position(target)[2] - rest)
+        step = simulator.step(0, change(highest, demonstrator.act(view))[None])
+        if step.terminated or step.truncated:
+            break
+        assert step.failure == ""
+    assert not step.success and step.failure == kind
+
+
+@real_sim
+def test_a_success_has_no_failure(simulator) -> None:
+    _, step = expert_run(simulator, EpisodeSpec("place_can", 1))
+    assert step.success and step.failure == ""
+
+
 @real_sim
 def test_outcome_depends_on_episode_and_actions_alone(simulator) -> None:
     """Not on the slot, on what ran before, on the chunking, on what runs in between, nor on the process's history."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from sim.failures import AT_REST, FALL, FailureTracker
 from sim.gl import ensure_backend
 
 ensure_backend()
@@ -18,13 +19,21 @@ from sim.tabletop import scene as scenes  # noqa: E402  (MUJOCO_GL must be set b
 import mujoco  # noqa: E402  isort: skip
 
 from sim.tabletop.controller import OSC, ControlState  # noqa: E402
-from sim.tabletop.tasks import LIFT_HEIGHT, MAX_OBJECTS, OBJECTS, TABLE_HEIGHT, TASKS, SceneSpec, Task  # noqa: E402
+from sim.tabletop.tasks import (  # noqa: E402
+    LIFT_HEIGHT,
+    MAX_OBJECTS,
+    OBJECTS,
+    REACHED,
+    TABLE_HEIGHT,
+    TASKS,
+    SceneSpec,
+    Task,
+)
 
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 _SETTLE_STEPS = 4
 _HOME_STEPS = 40
 _GRIPPER_TRAVEL = 0.08  # metres between the fingers when open
-_AT_REST = 0.05  # m/s
 
 
 @dataclass
@@ -51,6 +60,33 @@ class SceneView:
 
     def position(self, name: str) -> np.ndarray:
         return self._data.xpos[self._scene.body[name]].copy()
+
+
+class TaskFacts:
+    """What `sim.failures.FailureTracker` asks about one slot's episode of a task."""
+
+    def __init__(self, scene: CompiledScene, task: Task, data: mujoco.MjData) -> None:
+        self._scene, self._task, self._data = scene, task, data
+        self._position = {name: data.xpos[scene.body[name]] for name in (task.target, *task.others)}  # views, live
+        self._hand = data.site_xpos[scene.controller.site]
+
+    def height(self, name: str) -> float:
+        return float(self._position[name][2])
+
+    def near(self, name: str) -> bool:
+        """Within `REACHED` of the point where the fingers close on it."""
+        (x, y, z), (a, b, c) = self._position[name].tolist(), self._hand.tolist()
+        return (x - a) ** 2 + (y - b) ** 2 + (z + OBJECTS[name].grasp_height - c) ** 2 < REACHED**2
+
+    def fingers(self, name: str) -> int:
+        left, right, any_finger = self._scene.touches(self._data, name)
+        return 2 if left and right else int(any_finger)
+
+    def settled(self, name: str) -> bool:
+        return self._scene.at_rest(self._data, name)
+
+    def at_goal(self, name: str) -> bool:
+        return self._scene.at_goal(self._task, self._data)
 
 
 class CompiledScene:
@@ -199,14 +235,26 @@ class CompiledScene:
 
     def success(self, task: Task, data: mujoco.MjData) -> bool:
         """Lifted high enough; or at rest within reach of its goal and let go of."""
+        if not self.at_goal(task, data):
+            return False
+        return task.kind == "lift" or (self.at_rest(data, task.target) and not self.touches(data, task.target)[2])
+
+    def at_goal(self, task: Task, data: mujoco.MjData) -> bool:
+        """Whether the target is high enough, or within reach of its goal."""
         if task.kind == "lift":
             return self.height(data, task.target) >= LIFT_HEIGHT
         offset = np.abs(self.goal(task, data) - data.xpos[self.body[task.target]])
         reach = self.spec.zone[2] if task.kind == "place" else 0.025
-        if max(offset[0], offset[1]) > reach or offset[2] > 0.008:
-            return False
-        v = self._qvel[task.target]
-        return bool(np.max(np.abs(data.qvel[v : v + 3])) < _AT_REST) and not self.touches(data, task.target)[2]
+        return bool(max(offset[0], offset[1]) <= reach and offset[2] <= 0.008)
+
+    def at_rest(self, data: mujoco.MjData, name: str) -> bool:
+        v = self._qvel[name]
+        return bool(np.max(np.abs(data.qvel[v : v + 3])) < AT_REST)
+
+    def tracker(self, task: Task, data: mujoco.MjData) -> FailureTracker:
+        """For the episode that starts in ``data``, which it goes on watching."""
+        fall = None if task.kind == "lift" else FALL
+        return FailureTracker(TaskFacts(self, task, data), {task.target: fall}, task.others)
 
     def privileged(self, task: Task, data: mujoco.MjData, time_left: float) -> np.ndarray:
         """float32 [`PRIVILEGED_DIM`]: see `sim.tabletop.tasks`; lengths in m, heights above the table, target first."""
@@ -226,7 +274,7 @@ class CompiledScene:
         parts += [np.zeros(4)] if goal is None else [goal - target, [1.0]]
         grasp = target + np.array([0.0, 0.0, OBJECTS[task.target].grasp_height])
         left, right, _ = self.touches(data, task.target)
-        reached, lifted = np.linalg.norm(grasp - eef) < 0.03, self.height(data, task.target) > 0.01
+        reached, lifted = np.linalg.norm(grasp - eef) < REACHED, self.height(data, task.target) > 0.01
         parts.append([float(name == task.task_id) for name in TASKS])
         parts.append([float(f) for f in (reached, left and right, lifted, self.success(task, data))])
         return np.concatenate(parts).astype(np.float32)

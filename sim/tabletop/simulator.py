@@ -108,6 +108,7 @@ class TabletopSimulator:
         s = self._slots.setdefault(slot, _Slot())
         s.begin(task, episode, scene)
         scene.restore(s.data(scene), s.control, self.initial_state(episode))
+        s.tracker = scene.tracker(task, s.data(scene))
         return self.observe(slot)
 
     def step(self, slot: int, actions: np.ndarray) -> SlotStep:
@@ -129,6 +130,7 @@ class TabletopSimulator:
             s.scene.controller.control_step(data, s.control, row)
             s.elapsed += 1
             executed += 1
+            s.tracker.update(opening=row[-1] < 0.0)
             s.held = s.held + 1 if s.scene.success(s.task, data) else 0
             if s.held >= self.config.success_hold:
                 s.success = True
@@ -137,7 +139,8 @@ class TabletopSimulator:
                 break
         truncated = not s.success and s.elapsed >= horizon
         s.over = s.success or truncated
-        return SlotStep(self.observe(slot), rewards, executed, s.success, truncated, s.success)
+        failure = s.tracker.verdict() if truncated else ""
+        return SlotStep(self.observe(slot), rewards, executed, s.success, truncated, s.success, failure)
 
     def close(self) -> None:
         """Free compiled scenes, slots and GL contexts. May be called again."""

@@ -12,6 +12,7 @@ from vla_rl.specs import TaskSpec
 
 TABLE_HEIGHT = 0.8  # metres, of the table top in the world frame
 LIFT_HEIGHT = 0.04  # metres between a lifted object's underside and the table
+REACHED = 0.03  # metres from the point between the fingers to where they should close
 CELL = splits.DEFAULT_CELL
 MAX_OBJECTS = 2  # of a scene
 STAGES = ("reached", "grasped", "lifted", "success")  # flags at the end of the privileged state
