@@ -180,6 +180,70 @@ def test_expert_picks_up_again_what_it_lost(simulator) -> None:
     assert "approach" in phases[phases.index("carry") :]
 
 
+def never_closes(highest: float, action: np.ndarray) -> np.ndarray:
+    return np.array([*action[:6], -1.0])
+
+
+def up_and(gripper: float, limit: float):
+    """Straight up once it is lifted; once it was ``limit`` metres high the hand stops, with ``gripper`` as its command."""
+
+    def change(highest: float, action: np.ndarray) -> np.ndarray:
+        if highest > limit:
+            return np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, gripper])
+        return np.array([0.0, 0.0, 0.6, 0.0, 0.0, 0.0, 1.0]) if highest > 0.01 else action
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        (lambda highest, action: np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0]), "never_reached"),
+        (never_closes, "missed_grasp"),
+        (up_and(-1.0, 0.25), "dropped"),
+        (up_and(-1.0, 0.04), "wrong_place"),
+        (up_and(1.0, 0.10), "out_of_time"),
+    ],
+    ids=["still", "open", "let_go_high", "let_go_low", "hold"],
+)
+def test_an_episode_that_fails_says_how(simulator, change, kind) -> None:
+    """The expert whose actions are changed, by how high it has lifted (m)."""
+    from sim.libero.demonstrator import make_demonstrator
+
+    simulator.start(0, EpisodeSpec(TASK, 1, split="train", seed=1))
+    simulator.slot(0).horizon = 90
+    state = simulator.state(0)
+    expert, start, highest = make_demonstrator(state), state.position("cream_cheese_1")[2], 0.0
+    while True:
+        highest = max(highest, state.position("cream_cheese_1")[2] - start)
+        step = simulator.step(0, change(highest, expert.act(state))[None])
+        if step.terminated or step.truncated:
+            break
+        assert step.failure == ""
+    assert not step.success and step.failure == kind
+
+
+def test_the_box_around_an_object_holds_its_points(simulator) -> None:
+    """Worked out from the corners of the geoms' boxes, against the vertices of its collision shapes."""
+    from sim.libero.demonstrator import Shapes
+
+    simulator.start(0, EpisodeSpec(TASK, 1, split="train"))
+    scene, data = simulator.scene(TASK), simulator.physics(0)
+    points = Shapes(scene.model, data).points(int(scene.env.obj_body_id["cream_cheese_1"]))
+    low, high = scene.box(data, "cream_cheese_1")
+    assert (points >= low - 1e-6).all() and (points <= high + 1e-6).all()
+    np.testing.assert_allclose(high - low, np.ptp(points, axis=0), atol=0.01)
+
+
+def test_goals_beyond_pick_and_place_are_not_told() -> None:
+    from sim.libero.backend import TaskScene
+
+    objects = {"bowl_1": "bowl"}
+    for goal in [(("open", "cabinet_1_top_region"),), (("in", "bowl_1", "drawer"), ("close", "drawer"))]:
+        scene = SimpleNamespace(problem=SimpleNamespace(goal=goal, objects=objects))
+        assert TaskScene.tracker(scene, None) is None
+
+
 def test_absolute_control_is_refused(simulator) -> None:
     absolute = SimpleNamespace(config=LiberoConfig(control_mode="absolute"))
     with pytest.raises(ConfigError, match="use relative"):

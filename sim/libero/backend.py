@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from sim.failures import AT_REST, FALL, RIM_FALL, FailureTracker
 from sim.gl import ensure_backend
 from sim.libero import package
 from sim.libero.tasks import GOAL_DIM, MAX_GOALS, MAX_OBJECTS, OBJECT_DIM, Task
@@ -36,6 +37,8 @@ OPENING_DRAWS = 2
 _FINGER_TRAVEL = 0.08  # metres between the fingers when open
 _PLACEMENTS = 100  # attempts to place everything without overlap
 _MAX_GEOMS = 1000  # that robosuite draws
+_REACHED = 0.02  # metres from the point between the fingers to the object
+_FALL = {"on": FALL, "in": RIM_FALL}  # goals of pick-and-place
 
 Edits = Mapping[str, tuple[np.ndarray, np.ndarray]]
 """Changes of a model: {field of `mujoco.MjModel`: (rows, values)}, for instance {"body_pos": ([7], [[0, 0, 1]])}.
@@ -148,6 +151,40 @@ class World:
             self._context = None
 
 
+class TaskFacts:
+    """What `sim.failures.FailureTracker` asks about one slot's episode of a task; made while the kinematics are fresh."""
+
+    def __init__(self, scene: TaskScene, wrapped: Any) -> None:
+        self._scene, self._wrapped, self._data = scene, wrapped, wrapped._data
+        data = self._data
+        self._position = {name: data.xpos[scene.bodies[name]] for name in scene.problem.objects}  # views, live
+        self._hand = data.site_xpos[scene.controller.site]
+        self._boxes = {part[1]: scene.box(data, part[1]) for part in scene.problem.goal}
+        self._velocity = np.empty(6)
+
+    def height(self, name: str) -> float:
+        return float(self._position[name][2])
+
+    def near(self, name: str) -> bool:
+        """The point between the fingers is within `_REACHED` of the box around the object's collision shapes."""
+        low, high = self._boxes[name]
+        at = (self._hand - self._position[name]) @ self._data.xmat[self._scene.bodies[name]].reshape(3, 3)
+        outside = np.maximum(np.maximum(low - at, at - high), 0.0)
+        return float(outside @ outside) < _REACHED**2
+
+    def fingers(self, name: str) -> int:
+        return sum(self._scene.touches(self._data, name))
+
+    def settled(self, name: str) -> bool:
+        kind, body = mujoco.mjtObj.mjOBJ_BODY, self._scene.bodies[name]
+        mujoco.mj_objectVelocity(self._scene.model, self._data, kind, body, self._velocity, 0)
+        return float(np.abs(self._velocity[3:]).max()) < AT_REST
+
+    def at_goal(self, name: str) -> bool:
+        holds = self._scene.holds(self._wrapped)
+        return all(true for part, true in zip(self._scene.problem.goal, holds) if part[1] == name)
+
+
 class TaskScene:
     """One task on its world. Methods take the MjData (robosuite's wrapper where it says ``wrapped``) of a slot."""
 
@@ -180,7 +217,7 @@ class TaskScene:
             for site, _ in self.env.get_object(state.object_name).object_properties["vis_site_names"].values()
         ]
         self._dark = {site: float(self.model.site_rgba[site, 3]) for site, _ in self._burners}
-        self._bodies = {name: int(body) for name, body in self.env.obj_body_id.items()}
+        self.bodies = {name: int(body) for name, body in self.env.obj_body_id.items()}
         self._sites = {self.model.site(i).name: i for i in range(self.model.nsite)}
         ordered = [n for n in self.problem.of_interest if n in self.problem.objects]
         self._objects = [*ordered, *(n for n in self.problem.objects if n not in ordered)][:MAX_OBJECTS]
@@ -293,6 +330,24 @@ class TaskScene:
         self._use(wrapped)
         return [bool(self.env._eval_predicate(list(part))) for part in self.problem.goal]
 
+    def tracker(self, wrapped: Any) -> FailureTracker | None:
+        """For the episode that starts in a slot, which it goes on watching; None for a goal that is not pick-and-place."""
+        goal, objects = self.problem.goal, self.problem.objects
+        if not all(part[0] in _FALL and part[1] in objects for part in goal):
+            return None
+        return FailureTracker(TaskFacts(self, wrapped), {part[1]: _FALL[part[0]] for part in goal}, objects)
+
+    def box(self, data: mujoco.MjData, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Lower and upper corner [3] (m, in the object's own frame) of a box around its collision shapes."""
+        geoms = np.flatnonzero(self._contact_mask(self.env.get_object(name)))
+        rotation = data.geom_xmat[geoms].reshape(-1, 3, 3)
+        signs = np.stack(np.meshgrid(*[(-1.0, 1.0)] * 3), axis=-1).reshape(8, 3)
+        corners = self.model.geom_aabb[geoms, None, :3] + signs * self.model.geom_aabb[geoms, None, 3:]
+        world = np.einsum("nij,nkj->nki", rotation, corners) + data.geom_xpos[geoms, None]
+        body = self.bodies[name]
+        own = (world.reshape(-1, 3) - data.xpos[body]) @ data.xmat[body].reshape(3, 3)
+        return own.min(axis=0), own.max(axis=0)
+
     def lit(self, wrapped: Any) -> tuple[bool, ...]:
         """Which stoves show their burner, as LIBERO decides it after each control step."""
         if not self._stoves:
@@ -318,11 +373,11 @@ class TaskScene:
 
     def position(self, data: mujoco.MjData, name: str) -> np.ndarray:
         """World position (m) of an object, a fixture or a region."""
-        return (data.xpos[self._bodies[name]] if name in self._bodies else data.site_xpos[self._site(name)]).copy()
+        return (data.xpos[self.bodies[name]] if name in self.bodies else data.site_xpos[self._site(name)]).copy()
 
     def rotation(self, data: mujoco.MjData, name: str) -> np.ndarray:
         """Rotation matrix [3, 3] of an object, a fixture or a region."""
-        flat = data.xmat[self._bodies[name]] if name in self._bodies else data.site_xmat[self._site(name)]
+        flat = data.xmat[self.bodies[name]] if name in self.bodies else data.site_xmat[self._site(name)]
         return flat.reshape(3, 3).copy()
 
     def joint(self, data: mujoco.MjData, name: str) -> float:
@@ -364,7 +419,7 @@ class TaskScene:
         rotation = data.site_xmat[self.controller.site].reshape(3, 3)
         parts = [eef, velocity[3:].copy(), rotation[:, :2].T.ravel(), data.qpos[self.controller.fingers], [time_left]]
         for name in self._objects:
-            body = self._bodies[name]
+            body = self.bodies[name]
             place = data.xpos[body]
             mujoco.mj_objectVelocity(self.model, data, mujoco.mjtObj.mjOBJ_BODY, body, velocity, 0)
             rotation = data.xmat[body].reshape(3, 3)

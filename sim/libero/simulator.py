@@ -233,7 +233,8 @@ class LiberoSimulator:
             )
         truncated = not s.success and s.elapsed >= s.horizon
         s.over = s.success or truncated
-        return SlotStep(self.observe(slot), rewards, executed, s.success, truncated, s.success)
+        failure = s.tracker.verdict() if truncated and s.tracker is not None else ""
+        return SlotStep(self.observe(slot), rewards, executed, s.success, truncated, s.success, failure)
 
     def close(self) -> None:
         """Free compiled scenes, slots and GL contexts. May be called again."""
@@ -411,6 +412,7 @@ class _Slot:
         self.control, self.clock, self.seen = snapshot.copy_working_state()
         self.lit = snapshot.lit
         scene.restore(self.wrapped, snapshot)
+        self.tracker = scene.tracker(self.wrapped)
         self.elapsed, self.success, self.over = 0, False, False
 
     def advance(self, action: np.ndarray) -> None:
@@ -420,6 +422,8 @@ class _Slot:
         scene.controller.advance(self.data, self.control, action, self.clock, self.seen)
         self.lit = scene.lit(self.wrapped)
         self.success = scene.success(self.wrapped)
+        if self.tracker is not None:
+            self.tracker.update(opening=action[6] < 0.0)
         self.elapsed += 1
 
     def forget(self, key: str) -> None:
