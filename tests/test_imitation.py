@@ -1,4 +1,4 @@
-"""SFT: augmentation on hand-made images, schedule, learning, accumulation, EMA, resume, bad numbers, filtered BC."""
+"""SFT: augmentation on hand-made images, schedule, learning, accumulation, resume, bad numbers, filtered BC."""
 
 from __future__ import annotations
 
@@ -151,39 +151,21 @@ def test_micro_batches_add_up():
     torch.testing.assert_close(weights(whole.policy), weights(sliced.policy), rtol=1e-4, atol=1e-6)
 
 
-def test_ema_trails_the_weights_and_is_swapped_in_and_out():
-    sft = trainer(ema_decay=0.99)
-    sft.run(20)
-    now = weights(sft.policy)
-    with sft.ema_weights():
-        averaged = weights(sft.policy)
-    assert torch.equal(weights(sft.policy), now)
-    assert 0 < averaged.norm() < now.norm()
-    plain = trainer()
-    plain.update()
-    now = weights(plain.policy)
-    with plain.ema_weights():
-        assert torch.equal(weights(plain.policy), now)
-
-
 def test_resume_is_bit_equal(tmp_path):
-    sft = trainer(ema_decay=0.9)
+    sft = trainer()
     sft.run(5)
     torch.save([sft.state_dict(), sft.sampler.state_dict(), sft.policy.state_dict()], tmp_path / "s.pt")
     state, sampler, policy = torch.load(tmp_path / "s.pt", weights_only=True)
-    other = trainer(ema_decay=0.9)
+    other = trainer()
     other.load_state_dict(state)
     other.sampler.load_state_dict(sampler)
     other.policy.load_state_dict(policy)
     assert sft.run(9) == other.run(9)
     assert torch.equal(weights(sft.policy), weights(other.policy))
-    assert all(torch.equal(a, b) for a, b in zip(sft.ema, other.ema, strict=True))
-    with pytest.raises(ConfigError, match="ema_decay"):
-        trainer().load_state_dict(state)
 
 
 def test_non_finite_updates_are_skipped_then_stop_the_run():
-    sft = trainer(max_bad_updates=2, ema_decay=0.5)
+    sft = trainer(max_bad_updates=2)
     sft.policy.poison = True
     before = weights(sft.policy)
     assert sft.update()["sft/skipped_updates"] == 1
@@ -209,9 +191,9 @@ def test_what_cannot_imitate_is_refused():
 
 
 def test_config_is_an_omegaconf_schema():
-    merged = OmegaConf.merge(OmegaConf.structured(im.ImitationConfig), {"augment": {"shift": 2}, "ema_decay": 0.9})
+    merged = OmegaConf.merge(OmegaConf.structured(im.ImitationConfig), {"augment": {"shift": 2}, "warmup_updates": 9})
     config = OmegaConf.to_object(merged)
-    assert config == im.ImitationConfig(ema_decay=0.9, augment=im.AugmentConfig(shift=2))
+    assert config == im.ImitationConfig(warmup_updates=9, augment=im.AugmentConfig(shift=2))
 
 
 # -------------------------------------------------------------------------------------------------------- filtered BC

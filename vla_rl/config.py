@@ -278,6 +278,8 @@ def load(path: Path) -> RunConfig:
         raise ConfigError(f"{path} cannot be read as a config: {' '.join(str(error).split())}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} is not a config: it holds a {type(tree).__name__}, not a mapping")
+    if isinstance(tree.get("sft"), dict):
+        tree["sft"].pop("ema_decay", None)  # of runs from before it was dropped: nothing used what it averaged
     return from_tree(tree)
 
 

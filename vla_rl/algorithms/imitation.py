@@ -58,9 +58,8 @@ class ImitationConfig:
 
     ``validation_episodes`` of each task are kept out of training, for the validation loss and the use of images (scripted
     collection collects so many more; of a given dataset at most a fifth is kept out).
-    ``ema_decay`` (None: off) averages the weights; `Imitation.ema_weights` swaps them in. ``micro_batch_size`` (None:
-    at once) accumulates gradients. ``offload_optimizer`` keeps the optimiser's state in host memory. ``max_bad_updates``
-    non-finite updates in a row raise `TrainingDiverged`.
+    ``micro_batch_size`` (None: at once) accumulates gradients. ``offload_optimizer`` keeps the optimiser's state in host
+    memory. ``max_bad_updates`` non-finite updates in a row raise `TrainingDiverged`.
     """
 
     updates: int = 1000
@@ -73,7 +72,6 @@ class ImitationConfig:
     weight_decay: float = 0.01
     offload_optimizer: bool = False
     grad_clip: float | None = 1.0
-    ema_decay: float | None = None
     micro_batch_size: int | None = None
     autocast: bool = True
     max_bad_updates: int = 10
@@ -85,8 +83,7 @@ class ImitationConfig:
             require_range("ImitationConfig", name, getattr(self, name), 1)
         for name in ("learning_rate", "warmup_updates", "weight_decay", "grad_clip", "validation_episodes"):
             require_range("ImitationConfig", name, getattr(self, name), 0)
-        for name in ("min_learning_rate_fraction", "ema_decay"):
-            require_range("ImitationConfig", name, getattr(self, name), 0, 1)
+        require_range("ImitationConfig", "min_learning_rate_fraction", self.min_learning_rate_fraction, 0, 1)
         if len(self.betas) != 2:
             raise ConfigError(f"ImitationConfig.betas={list(self.betas)!r} needs two numbers")
 
@@ -176,7 +173,6 @@ class Imitation:
         )
         self.guard = GuardedStep(config.max_bad_updates, config.grad_clip)
         self.generator = torch.Generator().manual_seed(config.seed)
-        self.ema = [p.detach().clone() for p in self.parameters] if config.ema_decay is not None else None
         self.updates = 0
 
     def update(self) -> dict[str, float]:
@@ -205,10 +201,6 @@ class Imitation:
                 sums[name] += x * float(share)
         norm = self.guard.step(self.optimizer, total)
         self.updates += 1
-        if self.ema is not None and config.ema_decay is not None and norm is not None:
-            # early on, average over what there is: a fixed decay would keep the untrained weights for long
-            decay = min(config.ema_decay, (1 + self.updates) / (10 + self.updates))
-            torch._foreach_lerp_(self.ema, [p.detach() for p in self.parameters], 1.0 - decay)
         out = {f"sft/{k}": v for k, v in sums.items()}
         out |= {"sft/loss": float(total), "sft/learning_rate": config.learning_rate * factor}
         out["sft/skipped_updates"] = float(self.guard.skipped)
@@ -225,24 +217,6 @@ class Imitation:
                 on_update(self.updates, metrics)
         return metrics
 
-    @contextlib.contextmanager
-    def ema_weights(self):
-        """Within the block the policy holds the averaged weights (nothing changes where ``ema_decay`` is None)."""
-        if self.ema is None:
-            yield
-            return
-        kept = [p.detach().clone() for p in self.parameters]
-        self._load(self.ema)
-        try:
-            yield
-        finally:
-            self._load(kept)
-
-    @torch.no_grad()
-    def _load(self, values: Sequence[Tensor]) -> None:
-        for p, x in zip(self.parameters, values, strict=True):
-            p.copy_(x)
-
     def state_dict(self) -> dict[str, Any]:
         """Everything but the weights and the sampler's position. Needs no pickle."""
         return {
@@ -250,21 +224,14 @@ class Imitation:
             "optimizer": optimizer_state(self.optimizer),
             "guard": self.guard.state_dict(),
             "generator": self.generator.get_state(),
-            "ema": None if self.ema is None else [x.clone() for x in self.ema],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state_dict`. Raises ConfigError where the parameters differ from those saved."""
-        if (state["ema"] is None) != (self.ema is None):
-            raise ConfigError(
-                "the saved state and this run disagree on ImitationConfig.ema_decay; resume with the same value"
-            )
         self.updates = int(state["updates"])
         load_optimizer_state(self.optimizer, state["optimizer"])
         self.guard.load_state_dict(state["guard"])
         self.generator.set_state(state["generator"].cpu())
-        if self.ema is not None:
-            self.ema = [x.to(p.device).clone() for x, p in zip(state["ema"], self.parameters, strict=True)]
 
 
 # --------------------------------------------------------------------------------------------------------- filtered BC
