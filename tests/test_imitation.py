@@ -244,9 +244,13 @@ def test_sampler_visits_every_decision_once_an_epoch_and_resumes():
 class _Reader(nn.Module):
     """Predicts the pixel of one camera, or, blind, always 5."""
 
+    embodiment, chunk_length = None, H
+
     def __init__(self, camera: str | None):
         super().__init__()
         self.camera = camera
+
+    def act(self, observation, *, deterministic=False, seeds=None): ...
 
     def imitation_loss(self, observation: Observation, actions: Tensor, valid: Tensor) -> tuple[Tensor, dict[str, float]]:
         assert not self.training
