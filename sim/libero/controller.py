@@ -15,7 +15,17 @@ import numpy as np
 from robosuite.utils import control_utils
 from robosuite.utils import transform_utils as transforms
 
-from sim.tabletop.controller import GRIPPER_SPEED, KP, OSC, POSITION_RANGE, ROTATION_RANGE, SUBSTEPS, ControlState, _torques
+from sim.tabletop.controller import (
+    GRIPPER_SPEED,
+    KP,
+    OSC,
+    POSITION_RANGE,
+    ROTATION_RANGE,
+    SUBSTEPS,
+    ControlState,
+    _torques,
+    actuate,
+)
 
 TIMESTEP = 0.002  # seconds per sub-step
 PERIOD = 1.0 / 20  # seconds per control step
@@ -149,7 +159,7 @@ class ArmController(OSC):
         """
         model, ctrl, command = self.model, data.ctrl, state.gripper
         step1, step2, torques, tick = self.step1, self.step2, self.torques, clock.tick
-        arm, weight, offset = self._arm_slice, self._gripper_weight, self._gripper_bias
+        arm, gripper, weight, offset = self.actuators, self.gripper, self._gripper_weight, self._gripper_bias
         speed = np.array([-1.0, 1.0]) * GRIPPER_SPEED * np.sign(action[6])
         for substep in range(SUBSTEPS):
             step1(model, data)
@@ -158,14 +168,13 @@ class ArmController(OSC):
                 stale, state.stale = state.stale, None
                 if stale is not None:
                     aim(state, action[:6], stale.position, stale.rotation)
-                    ctrl[arm] = self._torques_from(stale, data, state)
+                    out = self._torques_from(stale, data, state)
                 else:
                     aim(state, action[:6], data.site_xpos[self.site], data.site_xmat[self.site].reshape(3, 3))
-                    ctrl[arm] = torques(data, state)
+                    out = torques(data, state)
             else:
-                ctrl[arm] = torques(data, state)
-            np.minimum(np.maximum(command + speed, -1.0), 1.0, out=command)
-            ctrl[self.gripper] = offset + weight * command
+                out = torques(data, state)
+            actuate(command, speed, offset, weight, out, arm, gripper, ctrl)
             if tick():
                 seen.qpos[:] = data.qpos
                 step2(model, data)

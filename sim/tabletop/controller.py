@@ -148,6 +148,16 @@ def _torques(
         out[i] = min(max(s, limits[i, 0]), limits[i, 1])
 
 
+@njit(cache=True, fastmath=False)
+def actuate(command, speed, offset, weight, torques, arm, gripper, ctrl):
+    """Move the gripper's ``command`` [2] by ``speed`` within [-1, 1]; write it and the torques [n] into ``ctrl``."""
+    for i in range(command.shape[0]):
+        command[i] = min(max(command[i] + speed[i], -1.0), 1.0)
+        ctrl[gripper[i]] = offset[i] + weight[i] * command[i]
+    for i in range(torques.shape[0]):
+        ctrl[arm[i]] = torques[i]
+
+
 class OSC:
     """Controller of one arm and its two-finger gripper on a compiled model; state lives in a `ControlState` per slot.
 
@@ -178,7 +188,6 @@ class OSC:
         self._jac_p = np.zeros((3, model.nv))
         self._jac_r = np.zeros((3, model.nv))
         self._out = np.zeros(len(self.dofs))
-        self._arm_slice = _as_slice(self.actuators)
         self.untimed()
 
     def untimed(self) -> None:
@@ -194,7 +203,8 @@ class OSC:
         step1, step2, jac_site = self.step1, self.step2, mujoco.mj_jacSite
         position, rotation = data.site_xpos[site], data.site_xmat[site]
         mass, qpos, qvel, bias, ctrl = data.qM, data.qpos, data.qvel, data.qfrc_bias, data.ctrl
-        arm, weight, offset, command = self._arm_slice, self._gripper_weight, self._gripper_bias, state.gripper
+        arm, gripper, command = self.actuators, self.gripper, state.gripper
+        weight, offset = self._gripper_weight, self._gripper_bias
         delta = np.clip(action[: self.arm_dim], -1.0, 1.0)
         speed = np.array([-GRIPPER_SPEED, GRIPPER_SPEED]) * np.sign(action[self.arm_dim])
         for substep in range(SUBSTEPS):
@@ -206,9 +216,7 @@ class OSC:
                 mass, self._row_address, self._parent, self.dofs, self.qpos_index, qpos, qvel, bias, self._jac_p,
                 self._jac_r, position, rotation, state.goal_position, state.goal_rotation, self.rest, self._limits, out,
             )  # fmt: skip
-            np.clip(command + speed, -1.0, 1.0, out=command)
-            ctrl[arm] = out
-            ctrl[self.gripper] = offset + weight * command
+            actuate(command, speed, offset, weight, out, arm, gripper, ctrl)
             step2(model, data)
 
     def _set_goal(self, state: ControlState, delta: np.ndarray, position: np.ndarray, rotation: np.ndarray) -> None:
@@ -251,10 +259,3 @@ def rotation_matrix(vector: np.ndarray) -> np.ndarray:
         [[1.0 - yy - zz, xy - wz, xz + wy], [xy + wz, 1.0 - xx - zz, yz - wx], [xz - wy, yz + wx, 1.0 - xx - yy]],
         dtype=np.float32,
     )
-
-
-def _as_slice(index: np.ndarray) -> slice | np.ndarray:
-    """A slice where the indices are consecutive (faster to assign to), else the indices."""
-    if np.array_equal(index, np.arange(index[0], index[0] + len(index))):
-        return slice(int(index[0]), int(index[0]) + len(index))
-    return index
