@@ -52,7 +52,7 @@ def config_json() -> dict[str, Any]:
         "timm_model_ids": ["vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"],
         "timm_override_act_layers": [None, None], "timm_model_args": [sizes, sizes],
         "image_sizes": [IMAGE, IMAGE], "image_resize_strategy": "resize-naive", "llm_max_length": 2048,
-        "pad_token_id": 32000, "pad_to_multiple_of": 64, "n_action_bins": 256, "norm_stats": {},
+        "pad_token_id": 32000, "pad_to_multiple_of": 64, "n_action_bins": 256, "norm_stats": {}, "chunk_length": 2,
         "text_config": {
             "model_type": "llama", "vocab_size": VOCABULARY, "pad_token_id": 32000, "hidden_size": WIDTH,
             "intermediate_size": MLP, "num_hidden_layers": LAYERS, "num_attention_heads": 2, "num_key_value_heads": 2,
@@ -176,7 +176,7 @@ def tokenizer_json() -> str:
 def write_checkpoint(
     folder: Path, *, weights: dict[str, Tensor] | None = None, parts: tuple[str, ...] = (), shards: int = 2, **config: Any
 ) -> Path:
-    """A folder as the OFT authors publish it; ``config`` overrides keys of config.json."""
+    """A folder as the OFT authors publish it, but for a recorded chunk length; ``config`` overrides keys of config.json."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = random_weights() if weights is None else weights
     names = list(weights)

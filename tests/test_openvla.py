@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import io
 import json
 import math
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +23,7 @@ from policies.openvla import OpenVLA, OpenVLAConfig, OpenVLAL1
 from policies.openvla import images as image_path
 from policies.openvla.bench import generate_tokens, tokens_without_reuse
 from policies.openvla.tokens import ActionCodec, PromptTokenizer
-from vla_rl.errors import ConfigError, EmbodimentMismatch, UserError
+from vla_rl.errors import ConfigError, EmbodimentMismatch, MissingPackage, UserError
 from vla_rl.types import Observation
 
 PLAIN = {"precision": "float32", "chunk_length": 2}
@@ -129,7 +133,7 @@ def test_lanczos_agrees_with_pillow():
 
 def test_center_crop_by_hand():
     # size 5, side sqrt(0.9): samples at 4 ((1 - side) / 2 + side i / 4) = 0.1026, 1.0513, 2, 2.9487, 3.8974
-    matrix = image_path.crop_matrix(5)
+    matrix = image_path.crop_matrix(5, 5)
     side = math.sqrt(0.9)
     first = 2 * (1 - side)
     np.testing.assert_allclose(matrix[0], [1 - first, first, 0, 0, 0], atol=1e-6)
@@ -137,23 +141,164 @@ def test_center_crop_by_hand():
     np.testing.assert_allclose(matrix.sum(1), np.ones(5), atol=1e-6)
     # floats go back to uint8 as floor(255.5 x): 128/255 -> 128.25 -> 128, 1 -> 255 (saturated)
     flat = torch.tensor([0, 128, 255], dtype=torch.uint8)[None, :, None, None].expand(1, 3, 8, 8)
-    assert image_path.center_crop(flat)[0, :, 0, 0].tolist() == [0, 128, 255]
+    assert image_path.center_crop(flat, 8)[0, :, 0, 0].tolist() == [0, 128, 255]
+    # 3 -> 2 at once: samples at the two ends of the box, 2 (1 - side) / 2 and 2 (1 + side) / 2
+    np.testing.assert_allclose(image_path.crop_matrix(3, 2), [[side, 1 - side, 0], [0, 1 - side, side]], atol=1e-6)
 
 
 def test_official_path_in_order():
     """Rotation, JPEG, Lanczos, crop: equal to the steps one after the other; RLinf's path is the resize alone."""
     images = torch.randint(0, 256, (2, 48, 48, 3), dtype=torch.uint8)
-    out = image_path.prepare(images, 28, jpeg_lanczos=True, crop=True, rotate=True)
+    out = image_path.prepare(images, 28, path="jpeg_lanczos", crop=True, rotate=True)
     turned = torch.from_numpy(np.ascontiguousarray(images.numpy()[:, ::-1, ::-1]))
     decoded = image_path.through_jpeg(turned)
     assert (decoded.int() - turned.int()).abs().max() > 0  # noise does not survive JPEG
-    stepwise = image_path.center_crop(image_path.resize_lanczos(decoded.permute(0, 3, 1, 2), 28))
+    stepwise = image_path.center_crop(image_path.resize_lanczos(decoded.permute(0, 3, 1, 2), 28), 28)
     torch.testing.assert_close(out, stepwise, rtol=0, atol=0)
     with torch.autocast("cpu", dtype=torch.bfloat16):  # as in an update; eight bits of mantissa are too few for pixels
-        again = image_path.prepare(images, 28, jpeg_lanczos=True, crop=True, rotate=True)
+        again = image_path.prepare(images, 28, path="jpeg_lanczos", crop=True, rotate=True)
     torch.testing.assert_close(again, out, rtol=0, atol=0)
-    plain = image_path.prepare(images, 28, jpeg_lanczos=False, crop=True, rotate=False)
+    plain = image_path.prepare(images, 28, path="bicubic", crop=True, rotate=False)
     torch.testing.assert_close(plain, image_path.resize_bicubic(images.permute(0, 3, 1, 2), 28), rtol=0, atol=0)
+
+
+REFERENCE = json.loads((Path(__file__).parent / "openvla_images.json").read_text())
+
+
+def recorded(name: str) -> torch.Tensor:
+    entry = REFERENCE[name]
+    pixels = np.frombuffer(base64.b64decode(entry["pixels"]), np.uint8).reshape(entry["shape"])
+    return torch.from_numpy(pixels.copy())
+
+
+def test_image_paths_give_the_pixels_of_tensorflow():
+    """Against a recording of TensorFlow's own decoder, resize and crop; "about" in the file says how it was made."""
+    y, x, c = np.mgrid[0:20, 0:26, 0:3]
+    image = torch.from_numpy(((9 * x + 5 * y * (c + 1) + x * y // 3 + 90 * (x > 12) * c) % 256).astype(np.uint8))[None]
+    decoded = image_path.through_jpeg(image)
+    assert torch.equal(decoded[0], recorded("decoded"))
+    buffer = io.BytesIO()
+    Image.fromarray(image[0].numpy()).save(buffer, format="JPEG", quality=95, subsampling="4:2:0")
+    accurate = np.asarray(Image.open(buffer)).astype(int)
+    assert np.abs(accurate - decoded[0].numpy()).max() > 4  # the accurate transform of other decoders is another image
+    for crop, name in ((False, "resized"), (True, "cropped")):
+        out = image_path.prepare(image, 14, path="jpeg_lanczos", crop=crop, rotate=False)
+        assert torch.equal(out[0].permute(1, 2, 0), recorded(name)), name
+    out = image_path.prepare(image, 14, path="pil_bicubic", crop=True, rotate=False)  # RLinf's RoboTwin: the crop alone
+    assert torch.equal(out[0].permute(1, 2, 0), recorded("cropped_raw"))
+
+
+def grey_jpeg(coefficients: np.ndarray, quantisers: np.ndarray) -> bytes:
+    """A baseline JPEG of one 8 x 8 block from quantised DCT coefficients, by the layout of ITU T.81.
+
+    Its Huffman tables give all DC categories 4 bits and all AC symbols 8 bits.
+    """
+    zigzag = sorted(np.ndindex(8, 8), key=lambda ij: (sum(ij), ij[sum(ij) % 2 == 0]))
+    values = [int(coefficients[ij]) for ij in zigzag]
+    ac_symbols = [run << 4 | size for run in range(16) for size in range(1, 11)] + [0x00]
+    bits = ""
+
+    def put(value: int, code: str) -> str:
+        size = abs(value).bit_length()
+        return code + (format(value if value > 0 else value + (1 << size) - 1, f"0{size}b") if size else "")
+
+    bits += put(values[0], format(abs(values[0]).bit_length(), "04b"))
+    run = 0
+    for value in values[1:]:
+        if value == 0:
+            run += 1
+            continue
+        assert run < 16
+        bits += put(value, format(ac_symbols.index(run << 4 | abs(value).bit_length()), "08b"))
+        run = 0
+    bits += format(ac_symbols.index(0), "08b") if run else ""  # end of block
+    bits += "1" * (-len(bits) % 8)
+    scan = bytes(int(bits[i : i + 8], 2) for i in range(0, len(bits), 8)).replace(b"\xff", b"\xff\x00")
+
+    def segment(marker: int, *content: int) -> bytes:
+        return bytes([0xFF, marker]) + (len(content) + 2).to_bytes(2, "big") + bytes(content)
+
+    dc_table = (0x00, *(0, 0, 0, 12), *[0] * 12, *range(12))
+    ac_table = (0x10, *[0] * 7, len(ac_symbols), *[0] * 8, *ac_symbols)
+    return (
+        b"\xff\xd8" + segment(0xDB, 0, *(int(quantisers[ij]) for ij in zigzag)) + segment(0xC0, 8, 0, 8, 0, 8, 1, 1, 0x11, 0)
+        + segment(0xC4, *dc_table) + segment(0xC4, *ac_table) + segment(0xDA, 1, 1, 0, 0, 63, 0) + scan + b"\xff\xd9"
+    )  # fmt: skip
+
+
+def fast_inverse(coefficients: np.ndarray, quantisers: np.ndarray) -> np.ndarray:
+    """Pixels of one block by the scaled transform of Arai, Agui and Nakajima in integers, as libjpeg's documentation of
+    its fast method describes it: five multiplications a line by constants of 8 fractional bits, every product cut off
+    (not rounded), two spare bits between the passes, the output cut off as well."""
+    factors = np.array([1.0] + [math.sqrt(2) * math.cos(k * math.pi / 16) for k in range(1, 8)])
+    scale = np.round(np.outer(factors, factors) * 2**14).astype(int)
+    x = coefficients.astype(int) * (quantisers.astype(int) * scale + 2**11 >> 12)
+
+    def times(value: np.ndarray, constant: float) -> np.ndarray:
+        return value * round(constant * 256) >> 8
+
+    r, cos = math.sqrt(2), math.cos(math.pi / 8)
+    high, low = 2 * cos, 2 * math.sin(math.pi / 8)
+    for _ in range(2):  # columns, then rows: transposed twice
+        even_sum, even_difference, both = x[0] + x[4], x[0] - x[4], x[2] + x[6]
+        middle = times(x[2] - x[6], r) - both
+        even = [even_sum + both, even_difference + middle, even_difference - middle, even_sum - both]
+        outer_sum, outer_difference, inner_sum, inner_difference = x[1] + x[7], x[1] - x[7], x[5] + x[3], x[5] - x[3]
+        shared = times(inner_difference + outer_difference, high)
+        seventh = outer_sum + inner_sum
+        sixth = times(inner_difference, -(high + low)) + shared - seventh
+        fifth = times(outer_sum - inner_sum, r) - sixth
+        fourth = times(outer_difference, high - low) - shared + fifth
+        odd = [seventh, sixth, fifth, -fourth]
+        x = np.stack([e + o for e, o in zip(even, odd)] + [e - o for e, o in zip(even[::-1], odd[::-1])]).T
+    return np.clip((x >> 5) + 128, 0, 255)
+
+
+def test_jpeg_is_decoded_with_the_fast_integer_transform():
+    random, differences = np.random.default_rng(0), []
+    for _ in range(20):
+        quantisers = random.integers(1, 12, (8, 8))
+        coefficients = np.round(random.normal(0, 60, (8, 8)) / (1 + np.add.outer(range(8), range(8))) / quantisers)
+        data = grey_jpeg(coefficients, quantisers)
+        expected = fast_inverse(coefficients, quantisers)
+        decoded = image_path.decode_jpeg(data)
+        assert (decoded == expected[..., None]).all()
+        differences.append(np.abs(np.asarray(Image.open(io.BytesIO(data))).astype(int) - expected).max())
+    assert max(differences) >= 2  # the same blocks by the accurate transform: the test can tell them apart
+
+
+def test_pillows_bicubic_by_integers():
+    """RLinf's loader of official checkpoints: Keys' kernel (a = -1/2) over 22-bit integer weights, widened by the scale, the
+    columns first and rounded to uint8 before the rows."""
+    image = np.random.default_rng(0).integers(0, 256, (20, 26, 3))
+    given = torch.from_numpy(image.astype(np.uint8))[None]
+
+    def kernel(t: np.ndarray) -> np.ndarray:
+        t = np.abs(t)
+        return np.where(t < 1, (1.5 * t - 2.5) * t * t + 1, np.where(t < 2, ((-0.5 * t + 2.5) * t - 4) * t + 2, 0.0))
+
+    def along(pixels: np.ndarray, size: int) -> np.ndarray:
+        """[n in c] → [n size c]."""
+        scale, rows = pixels.shape[1] / size, []
+        for i in range(size):
+            center = (i + 0.5) * scale
+            first, last = max(int(center - 2 * scale + 0.5), 0), min(int(center + 2 * scale + 0.5), pixels.shape[1])
+            weights = kernel((np.arange(first, last) + 0.5 - center) / scale)
+            whole = np.trunc(weights / weights.sum() * 2**22 + np.copysign(0.5, weights)).astype(np.int64)
+            rows.append((np.einsum("nkc,k->nc", pixels[:, first:last], whole) + 2**21) >> 22)
+        return np.clip(np.stack(rows, 1), 0, 255)
+
+    expected = along(along(image, 14).transpose(1, 0, 2), 14).transpose(1, 0, 2)
+    out = image_path.prepare(given, 14, path="pil_bicubic", crop=False, rotate=False)
+    np.testing.assert_array_equal(out[0].permute(1, 2, 0), expected)
+    assert (image_path.resize_bicubic(given.permute(0, 3, 1, 2), 14) != out).any()  # the way of RLinf's own checkpoints
+
+
+def test_without_the_jpeg_decoder_nothing_stands_in(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "simplejpeg", None)
+    with pytest.raises(MissingPackage, match=r"jpeg_lanczos needs .*'simplejpeg'.*vla-rl\[openvla\]"):
+        load(folder)
+    load(folder, image_path="bicubic").act(observe())
 
 
 def test_pixels_are_normalised_by_the_files_constants(folder):
@@ -200,7 +345,8 @@ def reference_logits(policy: OpenVLA, observation: Observation, tokens: torch.Te
             x = torch.cat([x, embed(tokens[i].flatten()[None, :-1].long() + 31744)], 1)
         length = x.shape[1]
         seen = torch.ones(length, length, dtype=torch.bool)
-        seen = seen.tril() if policy.config.causal else seen
+        asked = (policy.config.decoding, policy.config.attention)
+        seen = seen.tril() if asked in (("autoregressive", "auto"), ("parallel", "causal")) else seen
         mask = torch.zeros(1, 1, length, length).masked_fill(~seen, torch.finfo(torch.float32).min)
         logits = llama(inputs_embeds=x, attention_mask=mask, use_cache=False).logits
         rows.append(logits[:, start : start + n, -320:-64])
@@ -213,10 +359,11 @@ def reference_logits(policy: OpenVLA, observation: Observation, tokens: torch.Te
         {},
         {"cameras": ["agentview", "wrist"]},
         {"dialect": "rlinf"},
-        {"dialect": "rlinf", "attention": "bidirectional", "image_path": "jpeg_lanczos"},
+        {"dialect": "rlinf", "attention": "causal", "image_path": "jpeg_lanczos"},
+        {"attention": "causal", "image_path": "pil_bicubic"},
         {"decoding": "autoregressive"},
     ],
-    ids=["official", "two_cameras", "rlinf", "rlinf_bidirectional", "autoregressive"],
+    ids=["official", "two_cameras", "rlinf", "rlinf_causal", "official_causal", "autoregressive"],
 )
 def test_batched_logits_equal_a_loop_over_rows(folder, options):
     policy, observation = load(folder, **options), observe()
@@ -256,7 +403,8 @@ def test_cached_decoding_equals_decoding_without_a_cache(folder):
     torch.testing.assert_close(replayed.log_prob, cached.behavior_log_prob, rtol=0, atol=1e-4)
 
 
-def test_cached_decoding_equals_transformers_generate(folder):
+def test_cached_decoding_equals_transformers_generate(tmp_path):
+    folder = write_checkpoint(tmp_path, chunk_length=None)
     policy, observation = load(folder, decoding="autoregressive", chunk_length=1), observe()
     mine = policy.act(observation, deterministic=True).replay["action_tokens"].view(3, 7)
     assert len(set(mine[0].tolist())) > 2  # no trivial sequence

@@ -57,7 +57,8 @@ def test_dry_run_from_the_command_line(tmp_path, capsys):
     assert "optimiser" in capsys.readouterr().out
     result = json.loads((tmp_path / "m.json").read_text())
     assert 14.8e9 < result["weights"] < 15.2e9 and result["optimizer"] == 12 * result["trained"]
-    run = ["run=openvla_oft_libero_grpo", f"policy.checkpoint={write_checkpoint(tmp_path / 'c')}", "policy.lora_rank=4"]
+    published = write_checkpoint(tmp_path / "c", chunk_length=8)
+    run = ["run=openvla_oft_libero_grpo", f"policy.checkpoint={published}", "policy.lora_rank=4"]
     assert main(["bench", "policy", "--dry-run", *run, "--json", str(tmp_path / "r.json")]) == 0
     assert json.loads((tmp_path / "r.json").read_text())["trained"] < 50_000
     assert main(["bench", "policy", "--dry-run", "run=toy"]) == 2

@@ -33,7 +33,8 @@ from typing import Any, TextIO
 METRICS_FILE = "metrics.jsonl"
 PACKAGES = (
     "vla-rl", "torch", "numpy", "transformers", "timm", "hydra-core", "safetensors", "robosuite", "mujoco", "numba",
-    "hf-libero", "lerobot", "ray", "pyarrow", "av", "wandb", "peft", "diffusers", "pyrealsense2",
+    "hf-libero", "lerobot", "ray", "pyarrow", "av", "wandb", "peft", "diffusers", "simplejpeg",
+    "pyrealsense2",
 )  # fmt: skip
 _log = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
 """Reading and writing checkpoint folders in the format of OpenVLA and OpenVLA-OFT.
 
 ``config.json``, ``model*.safetensors`` (with an index when sharded), ``preprocessor_config.json``, ``tokenizer.json``,
-``dataset_statistics.json`` (fine-tuned checkpoints; it replaces ``norm_stats``), and OFT's extra parts as
-``<part>--<step>_checkpoint.pt``. Nothing is unpickled but plain tensors.
+``dataset_statistics.json`` (fine-tuned checkpoints; it replaces ``norm_stats``, or adds to it in RLinf's dialect), and OFT's
+extra parts as ``<part>--<step>_checkpoint.pt``. Nothing is unpickled but plain tensors.
 """
 
 from __future__ import annotations
@@ -24,6 +24,11 @@ CONFIG, STATISTICS, PREPROCESSOR, TOKENIZER = (
 )  # fmt: skip
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 PARTS = ("proprio_projector", "action_head", "value_head")
+_UNSUPPORTED_PARTS = {
+    "vision_backbone": "FiLM (vision features that depend on the instruction)",
+    "noisy_action_projector": "OFT's diffusion head",
+}
+_OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.msgpack", "*.h5")
 _COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _SHARD_BYTES = 7 * 10**9
 _LISTED = 20
@@ -31,7 +36,8 @@ _LISTED = 20
 
 @dataclass(frozen=True)
 class Source:
-    """All of a checkpoint but its weights. ``statistics`` is upstream's ``norm_stats``; ``folder`` None: random weights."""
+    """All of a checkpoint but its weights. ``statistics`` is upstream's ``norm_stats``, read from ``statistics_from``;
+    ``folder`` None: random weights."""
 
     config: dict[str, Any]
     preprocessor: dict[str, Any]
@@ -39,10 +45,15 @@ class Source:
     tokenizer_json: str
     companions: dict[str, str] = field(default_factory=dict)
     folder: Path | None = None
+    statistics_from: str = STATISTICS
 
     @property
     def where(self) -> str:
-        return str(self.folder / CONFIG) if self.folder else CONFIG
+        return self.beside(CONFIG)
+
+    def beside(self, name: str) -> str:
+        """A file of the folder, for messages."""
+        return str(self.folder / name) if self.folder else name
 
     def choose_statistics(self, key: str) -> tuple[str, dict[str, Any]]:
         """The entry ``key`` (or ``key``_no_noops, as LIBERO's evaluation allows); the only one for an empty key."""
@@ -50,17 +61,26 @@ class Source:
         if not key and len(names) == 1:
             key = names[0]
         for name in (key, f"{key}_no_noops"):
-            if name in self.statistics and "action" in self.statistics[name]:
-                return name, self.statistics[name]
+            if name in self.statistics:
+                entry = self.statistics[name]
+                if not isinstance(entry, dict) or not isinstance(entry.get("action"), dict):
+                    raise UserError(
+                        f"{self.statistics_from} has no object 'action' under {name!r}: copy the file again from the "
+                        "published checkpoint"
+                    )
+                return name, entry
         listing = ", ".join(names) or "none"
         problem = (
             f"policy.unnorm_key={key!r} is not among" if key else "policy.unnorm_key is empty and does not choose among"
         )
-        raise ConfigError(f"{problem} the statistics of {self.where}: {listing}. Set it to one of these")
+        raise ConfigError(f"{problem} the statistics of {self.statistics_from}: {listing}. Set it to one of these")
 
 
-def read_source(folder: Path | str) -> Source:
-    """Everything but the weights of a checkpoint folder. `UserError` for what is missing or unreadable."""
+def read_source(folder: Path | str, dialect: str = "official") -> Source:
+    """Everything but the weights of a checkpoint folder.
+
+    `UserError` for what is missing or unreadable, and for parts that this policy would otherwise leave out in silence.
+    """
     folder = Path(folder)
     if not (folder / CONFIG).is_file():
         raise UserError(
@@ -69,18 +89,43 @@ def read_source(folder: Path | str) -> Source:
     missing = [name for name in (PREPROCESSOR, TOKENIZER) if not (folder / name).is_file()]
     if missing:
         raise UserError(f"{folder} lacks {' and '.join(missing)}: copy them from the published checkpoint")
+    for path in sorted(folder.glob("*--*.pt")):
+        if (part := path.name.partition("--")[0]) not in PARTS:
+            what = _UNSUPPORTED_PARTS.get(part, "a part that this policy does not know")
+            raise UserError(f"{path} holds {what}, which is not supported; without it the model is another")
     config = _json(folder / CONFIG)
-    statistics = _json(folder / STATISTICS) if (folder / STATISTICS).is_file() else config.get("norm_stats") or {}
-    companions = {name: (folder / name).read_text("utf-8") for name in _COMPANIONS if (folder / name).is_file()}
-    tokenizer = (folder / TOKENIZER).read_text("utf-8")
-    return Source(config, _json(folder / PREPROCESSOR), statistics, tokenizer, companions, folder)
+    statistics, origin = _statistics(folder, config, dialect)
+    companions = {name: _text(folder / name) for name in _COMPANIONS if (folder / name).is_file()}
+    tokenizer = _text(folder / TOKENIZER)
+    return Source(config, _json(folder / PREPROCESSOR), statistics, tokenizer, companions, folder, origin)
+
+
+def _statistics(folder: Path, config: Mapping[str, Any], dialect: str) -> tuple[dict[str, Any], str]:
+    """All statistics and where they are from. openvla-oft lets the file replace ``norm_stats``, RLinf adds it to them."""
+    stored = config.get("norm_stats") or {}
+    if not isinstance(stored, dict):
+        raise UserError(
+            f"{folder / CONFIG} has norm_stats of type {type(stored).__name__}, it should be an object: use the config.json "
+            "that the checkpoint was published with"
+        )
+    path = folder / STATISTICS
+    if not path.is_file():
+        return stored, f"{folder / CONFIG} (norm_stats)"
+    if dialect != "rlinf" or not stored:
+        return _json(path), str(path)
+    return {**stored, **_json(path)}, f"{path} and {CONFIG} (norm_stats)"
 
 
 def read_weights(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
     """All tensors of the shards and of the extra parts, in ``dtype``, under the policy's names."""
     weights: dict[str, Tensor] = {}
     for path in weight_files(folder):
-        weights |= {name: tensor.to(dtype) for name, tensor in _tensors(path).items()}
+        tensors = _tensors(path)
+        whole = sorted(name for name, tensor in tensors.items() if not tensor.is_floating_point())
+        if whole:
+            raise UserError(f"{path} has weights that are no floating-point numbers ({_shortened(whole)}): quantised "
+                            "checkpoints are not supported")  # fmt: skip
+        weights |= {name: tensor.to(dtype) for name, tensor in tensors.items()}
     for part in PARTS:
         if (path := part_file(folder, part)) is not None:
             weights |= {f"{part}.{name}": tensor.to(dtype) for name, tensor in _part(path).items()}
@@ -95,11 +140,33 @@ def read_weights(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
 
 def weight_files(folder: Path) -> list[Path]:
     """The shards that the index names, or the single file. `UserError` for those that are not there."""
-    names = sorted(set(_json(folder / INDEX)["weight_map"].values())) if (folder / INDEX).is_file() else [SINGLE]
+    names = _indexed(folder / INDEX) if (folder / INDEX).is_file() else [SINGLE]
     missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        raise UserError(f"{folder} lacks weights: {_shortened(missing)} not found. Download the missing files again")
-    return [folder / name for name in names]
+    if not missing:
+        return [folder / name for name in names]
+    others = sorted({p.name for pattern in _OTHER_FORMATS for p in folder.glob(pattern) if "--" not in p.name})
+    if others and len(missing) == len(names):
+        raise UserError(
+            f"{folder} has its weights in {_shortened(others)}; only safetensors are read. Save the model again in the "
+            "project that made it, with save_pretrained(folder, safe_serialization=True)"
+        )
+    if (folder / "lora_adapter").is_dir():
+        raise UserError(
+            f"{folder} has a lora_adapter but not the weights that it belongs to ({_shortened(missing)} not found): merge "
+            "it first, with openvla-oft's merge_lora_weights_and_save.py"
+        )
+    raise UserError(f"{folder} lacks weights: {_shortened(missing)} not found. Download the missing files again")
+
+
+def _indexed(path: Path) -> list[str]:
+    """Names of the shards in an index."""
+    files = _json(path).get("weight_map")
+    names = set(files.values()) if isinstance(files, dict) and all(isinstance(f, str) for f in files.values()) else set()
+    if not names or any(Path(name).name != name for name in names):
+        raise UserError(
+            f"{path} has no weight_map that gives a file name for each tensor: download this file again, with the shards"
+        )
+    return sorted(names)
 
 
 def part_file(folder: Path, part: str) -> Path | None:
@@ -196,31 +263,43 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 
     try:
         return load_file(path)
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise UserError(f"{path} is damaged or cut off ({error}): download this file again") from error
 
 
 def _part(path: Path) -> dict[str, Tensor]:
-    import pickle
-
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except Exception as error:  # a damaged file fails in many ways: as an archive, a pickle, or a tensor
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"{path} is not a file of plain tensors ({first}): download it again from its publisher") from error
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+    if not isinstance(state, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()):
         raise UserError(f"{path} does not hold a state dict of tensors: use the part that was saved with the checkpoint")
     return {name.removeprefix("module."): tensor for name, tensor in state.items()}
 
 
-def _json(path: Path) -> dict[str, Any]:
+def parse_json(text: str, where: str) -> dict[str, Any]:
+    """The object in ``text``. `UserError` that names ``where`` for anything else."""
     try:
-        value = json.loads(path.read_text("utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is damaged ({error}): download this file again") from error
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where} is damaged ({error}): download this file again") from error
     if not isinstance(value, dict):
-        raise UserError(f"{path} holds a {type(value).__name__}, it should hold an object: download this file again")
+        raise UserError(f"{where} holds a {type(value).__name__}, it should hold an object: download this file again")
     return value
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return parse_json(_text(path), str(path))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is damaged ({error}): download this file again") from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror or error}): check its permissions") from error
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -10,13 +10,22 @@ from policies.trunk import require_choices
 from vla_rl.errors import ConfigError, UserError
 
 DIALECTS = ("official", "rlinf")
+ACTION_BINS, LLAMA_VOCABULARY = 256, 32000
+# Chunk lengths by the first letters of the statistics' name: openvla-oft picks them by the platform (`constants.py`) and no
+# published folder records them. RLinf keeps 8 for LIBERO and has others elsewhere.
+PUBLISHED_CHUNKS = {"official": {"libero": 8, "aloha": 25, "bridge": 5}, "rlinf": {"libero": 8}}
+_UNSUPPORTED = {
+    "use_film": "FiLM (vision features that depend on the instruction) is",
+    "use_diffusion": "OFT's diffusion head is",
+    "quantization_config": "quantised weights are",
+}
 ARCHITECTURES = ("", "nano", "7b")
 _CHOICES = {
     "architecture": ARCHITECTURES,
     "decoding": ("parallel", "autoregressive"),
     "dialect": DIALECTS,
     "attention": ("auto", "bidirectional", "causal"),
-    "image_path": ("auto", "jpeg_lanczos", "bicubic"),
+    "image_path": ("auto", "jpeg_lanczos", "bicubic", "pil_bicubic"),
     "prompt": ("pure", "vicuna"),
     "normalization": ("q99", "minmax"),
     "gripper": ("libero", "none"),
@@ -32,14 +41,14 @@ class OpenVLAConfig:
 
     ``checkpoint`` is a folder in the upstream format. Without one, ``architecture`` names a layout with random weights.
     ``dialect`` "official" is that of openvla-oft and SimpleVLA-RL, "rlinf" that of RLinf's own OFT checkpoints; they differ
-    in the sequence, the attention and the image path, and a wrong one makes a checkpoint useless without any error.
+    in the sequence, the image path and whose statistics count, and a wrong one makes a checkpoint useless without any error.
     """
 
     checkpoint: str = ""
     architecture: str = ""  # nano | 7b: random weights where no checkpoint is given
     decoding: str = "parallel"  # parallel (OFT) | autoregressive (OpenVLA)
     dialect: str = "official"  # official | rlinf
-    attention: str = "auto"  # of parallel decoding; auto: the dialect's own
+    attention: str = "auto"  # of parallel decoding; auto: bidirectional, in either dialect
     chunk_length: int = 8  # control steps; 1 for OpenVLA itself
     cameras: list[str] = field(
         default_factory=list
@@ -51,8 +60,8 @@ class OpenVLAConfig:
     gripper: str = "libero"  # libero: the model says 1 open, 0 closed, the env -1 open, +1 closed; none: as it is
     action_space: str = "unit"  # un-normalised actions are shares of the embodiment's bounds (unit), or in its units
     prompt: str = "pure"  # vicuna for v01 checkpoints
-    image_path: str = "auto"  # auto: the dialect's own
-    center_crop: bool = True  # 90 % of the area, for models trained with random crops (official image path only)
+    image_path: str = "auto"  # auto: jpeg_lanczos (official) or bicubic (rlinf); pil_bicubic: RLinf's way with official ones
+    center_crop: bool = True  # 90 % of the area, for models trained with random crops (the path bicubic never crops)
     rotate_images: bool = False  # by 180 degrees, for an env that shows LIBERO's cameras as MuJoCo renders them
     # acting and learning
     temperature: float = 1.0  # of sampling and of every reported log-prob
@@ -96,15 +105,20 @@ class OpenVLAConfig:
 
     @property
     def causal(self) -> bool:
-        """Whether a position sees only those before it. RLinf runs flash attention, which upstream's fork left causal."""
-        if self.decoding == "autoregressive":
-            return True
-        return self.dialect == "rlinf" if self.attention == "auto" else self.attention == "causal"
+        """Whether a position sees only those before it.
+
+        Never in parallel decoding, unless asked for: openvla-oft, SimpleVLA-RL and RLinf all run the SDPA layer of the
+        transformers fork, which lets every position see all others. (RLinf's YAML names flash attention, which would be
+        causal there, but its loader of either ``implement_version`` does not pass that on.)
+        """
+        return self.decoding == "autoregressive" or self.attention == "causal"
 
     @property
-    def jpeg_lanczos(self) -> bool:
-        """Whether images take the official path instead of a plain bicubic resize."""
-        return self.dialect == "official" if self.image_path == "auto" else self.image_path == "jpeg_lanczos"
+    def chosen_image_path(self) -> str:
+        """``image_path`` with auto resolved."""
+        if self.image_path != "auto":
+            return self.image_path
+        return "jpeg_lanczos" if self.dialect == "official" else "bicubic"
 
 
 # ------------------------------------------------------------------------------------------------------ the checkpoint's
@@ -127,6 +141,7 @@ class Architecture:
     action_bins: int
     text_vocabulary: int  # ids below it are real; the last `action_bins` of them are the action tokens
     max_length: int
+    where: str = "config.json"  # the file that says so, for messages
 
     @property
     def fused(self) -> bool:
@@ -146,7 +161,7 @@ class Architecture:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], where: str) -> Architecture:
-        """Raises `UserError` that names what ``config`` lacks; ``where`` is shown in it."""
+        """Raises `UserError` that names what ``config`` lacks or what this policy cannot do; ``where`` is shown in it."""
         if config.get("model_type") != "openvla":
             raise UserError(
                 f"{where} has model_type {config.get('model_type')!r}, this policy reads 'openvla': give the folder of an "
@@ -158,30 +173,96 @@ class Architecture:
             raise UserError(
                 f"{where} lacks {', '.join(missing)}: use the config.json that the checkpoint was published with"
             )
-        names, sizes = list(config["timm_model_ids"]), list(config["image_sizes"])
-        expected = 2 if config["use_fused_vision_backbone"] else 1
-        acts = list(config.get("timm_override_act_layers") or [None] * len(names))
-        arguments = list(config.get("timm_model_args") or [{}] * len(names))
-        if not len(names) == len(sizes) == len(acts) == len(arguments) == expected or len(set(sizes)) > 1:
+        _refuse_unknown(config, where)
+        text = _text(config["text_config"], where)
+        bins = _count(config, "n_action_bins", 256, where)
+        padding = _count(config, "pad_to_multiple_of", 64, where)
+        if bins != ACTION_BINS:
             raise UserError(
-                f"{where} names the vision towers {names} with image sizes {sizes}; "
-                f"use_fused_vision_backbone={config['use_fused_vision_backbone']} needs {expected} of one size"
+                f"{where} has n_action_bins {bins}; openvla's and OFT's action tokenisers make {ACTION_BINS} whatever this "
+                f"says: set it to {ACTION_BINS} if the checkpoint was trained with these, no other is supported"
             )
-        text = {
-            **_LLAMA_DEFAULTS,
-            **{k: v for k, v in config["text_config"].items() if k in _LLAMA_DEFAULTS and v is not None},
-        }
-        scaling = config["text_config"].get("rope_scaling")
-        if scaling and scaling.get("rope_type", scaling.get("type")) != "default":
-            raise UserError(f"{where} asks for rope_scaling {scaling}, which OpenVLA's Llama-2 does not have")
-        bins, padding = int(config.get("n_action_bins", 256)), int(config.get("pad_to_multiple_of", 64))
-        return cls(
-            tuple(TowerSpec(*row) for row in zip(names, sizes, acts, arguments, strict=True)),
-            text,
-            bins,
-            text["vocab_size"] - padding,
-            min(int(config.get("llm_max_length", 2048)), text["max_position_embeddings"]),
+        if text["vocab_size"] - padding != LLAMA_VOCABULARY:
+            raise UserError(
+                f"{where} has text_config.vocab_size {text['vocab_size']} and pad_to_multiple_of {padding}, which puts the "
+                f"action tokens before id {text['vocab_size'] - padding}; Llama-2's end at {LLAMA_VOCABULARY} (published: "
+                "32064 and 64). Use the config.json that the checkpoint was published with"
+            )
+        length = min(_count(config, "llm_max_length", 2048, where), text["max_position_embeddings"])
+        return cls(_towers(config, where), text, bins, LLAMA_VOCABULARY, length, where)
+
+
+def _refuse_unknown(config: Mapping[str, Any], where: str) -> None:
+    """Keys that change what the model computes in a way that is not implemented here."""
+    strategy = config.get("image_resize_strategy") or "resize-naive"
+    if strategy != "resize-naive":
+        raise UserError(
+            f"{where} has image_resize_strategy {strategy!r}; only 'resize-naive' is supported, that of every published "
+            "OpenVLA checkpoint"
         )
+    for key, what in _UNSUPPORTED.items():
+        if config.get(key):
+            raise UserError(f"{where} has {key} {str(config[key])[:60]!r}: {what} not supported, use another checkpoint")
+
+
+def _towers(config: Mapping[str, Any], where: str) -> tuple[TowerSpec, ...]:
+    for key in ("timm_model_ids", "image_sizes", "timm_override_act_layers", "timm_model_args"):
+        if not isinstance(config.get(key) or [], list):
+            raise UserError(f"{where} has {key} {config[key]!r}, it should be a list with an entry for each vision tower")
+    names, sizes = config["timm_model_ids"] or [], config["image_sizes"] or []
+    expected = 2 if config["use_fused_vision_backbone"] else 1
+    acts = config.get("timm_override_act_layers") or [None] * len(names)
+    arguments = config.get("timm_model_args") or [{}] * len(names)
+    if not len(names) == len(sizes) == len(acts) == len(arguments) == expected or sizes[0] != sizes[-1]:
+        raise UserError(
+            f"{where} names the vision towers {names} with image sizes {sizes}; "
+            f"use_fused_vision_backbone={config['use_fused_vision_backbone']} needs {expected} of one size"
+        )
+    _count({"image_sizes": sizes[0]}, "image_sizes", None, where)
+    for key, values, kind in (
+        ("timm_model_ids", names, str),
+        ("timm_override_act_layers", [act for act in acts if act is not None], str),
+        ("timm_model_args", arguments, dict),
+    ):
+        if not all(isinstance(value, kind) for value in values):
+            raise UserError(f"{where} has {key} {values!r}: use the config.json that the checkpoint was published with")
+    return tuple(TowerSpec(*row) for row in zip(names, sizes, acts, arguments, strict=True))
+
+
+def _text(given: Any, where: str) -> dict[str, Any]:
+    """Sizes of the Llama, those that ``text_config`` leaves out by the library's defaults."""
+    if not isinstance(given, Mapping):
+        raise UserError(
+            f"{where} has text_config {given!r}, it should be an object: use the config.json that the checkpoint was "
+            "published with"
+        )
+    for key, only in (("model_type", "llama"), ("hidden_act", "silu")):
+        if given.get(key) not in (None, only):
+            raise UserError(f"{where} has text_config.{key} {given[key]!r}: only {only!r} is supported, that of Llama-2")
+    rope = given.get("rope_scaling") or given.get("rope_parameters") or {}  # the second: transformers 5
+    if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type", "default")) != "default":
+        raise UserError(f"{where} asks for rope_scaling {rope}, which OpenVLA's Llama-2 does not have")
+    text = {**_LLAMA_DEFAULTS, **{k: rope[k] for k in ("rope_theta",) if k in rope}}
+    text |= {key: value for key, value in given.items() if key in text and value is not None}
+    for key, default in _LLAMA_DEFAULTS.items():
+        if isinstance(default, int):
+            _count(text, key, None, where, "text_config.")
+        elif isinstance(text[key], bool) or not isinstance(text[key], int | float) or not 0 < text[key] < float("inf"):
+            raise UserError(f"{where} has text_config.{key} {text[key]!r}, it should be a number above 0")
+    heads, pairs = text["num_attention_heads"], text["num_key_value_heads"]
+    if text["hidden_size"] % (2 * heads) or heads % pairs:
+        raise UserError(
+            f"{where} has text_config.hidden_size {text['hidden_size']} for {heads} heads and {pairs} key-value heads, "
+            "which does not divide: use the config.json that the checkpoint was published with"
+        )
+    return text
+
+
+def _count(config: Mapping[str, Any], key: str, default: int | None, where: str, prefix: str = "") -> int:
+    value = config.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < (key != "pad_to_multiple_of"):
+        raise UserError(f"{where} has {prefix}{key} {value!r}, it should be a whole number of at least 1")
+    return value
 
 
 # The converter of the published checkpoints wrote text_config from the library's bare Llama defaults, not from Meta's

@@ -1,9 +1,11 @@
 """The image path of OpenVLA checkpoints: from camera pixels to the towers' inputs.
 
-Official (openvla-oft `libero_utils.py`, `openvla_utils.py`): JPEG and back, because the training images were stored so;
-Lanczos to the towers' size; the centre 90 % of the area, for models trained with random crops. RLinf resizes bicubically and
-does nothing else. Upstream computes in TensorFlow; here are the same formulas. Pillow decodes JPEG with the accurate inverse
-transform, so that pixels can differ a little from a decoder with the fast one.
+jpeg_lanczos (openvla-oft `libero_utils.py`, `openvla_utils.py`): JPEG and back, because the training images were stored so;
+Lanczos to the towers' size; the centre 90 % of the area, for models trained with random crops. Upstream computes in
+TensorFlow, whose decoder takes libjpeg's fast integer transform (`decode_image_op.cc`): here too, which Pillow cannot do.
+
+bicubic: RLinf's own checkpoints, a resize of tensors and nothing else. pil_bicubic: RLinf's loader of official checkpoints
+(``implement_version: official``), Pillow's resize, behind the crop where their env makes one (RoboTwin's).
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import functools
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,10 +21,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vla_rl.errors import UserError
+from vla_rl.errors import MissingPackage, UserError
 
 JPEG_QUALITY = 95  # TensorFlow's default
 CROP_AREA = 0.9
+
+
+def jpeg_decoder() -> Callable[..., np.ndarray]:
+    """simplejpeg's decoder. `MissingPackage` without it: other decoders differ by up to 13 levels, so none stands in."""
+    try:
+        import simplejpeg
+    except ImportError:
+        raise MissingPackage("simplejpeg", "openvla", "the JPEG step of policy.image_path=jpeg_lanczos") from None
+    return simplejpeg.decode_jpeg
+
+
+def decode_jpeg(data: bytes) -> np.ndarray:
+    """uint8 RGB [H W 3] of a JPEG file as TensorFlow decodes it: fast integer transform, smooth chroma upsampling."""
+    return jpeg_decoder()(data, colorspace="RGB", fastdct=True, fastupsample=False)
 
 
 def through_jpeg(images: Tensor) -> Tensor:
@@ -33,7 +49,7 @@ def through_jpeg(images: Tensor) -> Tensor:
     for image in images.cpu().numpy():
         buffer = io.BytesIO()
         Image.fromarray(image).save(buffer, format="JPEG", quality=JPEG_QUALITY, subsampling="4:2:0")
-        decoded.append(np.asarray(Image.open(buffer)))
+        decoded.append(decode_jpeg(buffer.getvalue()))
     return torch.from_numpy(np.stack(decoded))
 
 
@@ -56,14 +72,14 @@ def lanczos_matrix(size_in: int, size_out: int) -> Tensor:
 
 
 @functools.cache
-def crop_matrix(size: int, area: float = CROP_AREA) -> Tensor:
-    """Weights float32 [size size] that cut out the centre ``area`` along one axis and stretch it back, bilinearly.
+def crop_matrix(size_in: int, size_out: int, area: float = CROP_AREA) -> Tensor:
+    """Weights float32 [out in] that cut out the centre ``area`` along one axis and stretch it bilinearly.
 
-    TensorFlow's crop_and_resize: samples run from one end of the box to the other, in units of size - 1.
+    TensorFlow's crop_and_resize: samples run from one end of the box to the other, in units of in - 1.
     """
     side = math.sqrt(area)
-    at = ((1 - side) / 2 + side * np.arange(size) / (size - 1)) * (size - 1)
-    return torch.tensor(np.clip(1 - np.abs(at[:, None] - np.arange(size)[None]), 0.0, None), dtype=torch.float32)
+    at = ((1 - side) / 2 + side * np.arange(size_out) / (size_out - 1)) * (size_in - 1)
+    return torch.tensor(np.clip(1 - np.abs(at[:, None] - np.arange(size_in)[None]), 0.0, None), dtype=torch.float32)
 
 
 def apply_axes(images: Tensor, matrix_y: Tensor, matrix_x: Tensor) -> Tensor:
@@ -84,43 +100,68 @@ def resize_bicubic(images: Tensor, size: int) -> Tensor:
     return out.round_().clamp_(0, 255).to(torch.uint8)
 
 
-def center_crop(images: Tensor) -> Tensor:
-    """The centre 90 % of the area of uint8 [n 3 S S], stretched back; floats in [0, 1] become floor(255.5 x), saturating."""
-    matrix = crop_matrix(images.shape[-1])
-    out = apply_axes(images.float() / 255, matrix, matrix).clamp_(0.0, 1.0)
-    return (out * 255.5).floor_().clamp_(max=255).to(torch.uint8)
+def resize_pillow(images: Tensor, size: int) -> Tensor:
+    """uint8 [n 3 H W] → uint8 [n 3 size size] by Pillow on the CPU, in integers, rounded between the axes."""
+    from PIL import Image
+
+    rows = images.permute(0, 2, 3, 1).contiguous().cpu().numpy()
+    resized = [np.asarray(Image.fromarray(row).resize((size, size), Image.Resampling.BICUBIC)) for row in rows]
+    return torch.from_numpy(np.stack(resized)).permute(0, 3, 1, 2)
+
+
+def center_crop(images: Tensor, size: int) -> Tensor:
+    """The centre 90 % of the area of uint8 [n 3 H W], stretched to size. Floats in [0, 1] become floor(255.5 x)."""
+    out = apply_axes(images.float() / 255, crop_matrix(images.shape[2], size), crop_matrix(images.shape[3], size))
+    return (out.clamp_(0.0, 1.0) * 255.5).floor_().clamp_(max=255).to(torch.uint8)
 
 
 def prepare(
-    images: Tensor, size: int, *, jpeg_lanczos: bool, crop: bool, rotate: bool, device: torch.device | str = "cpu"
+    images: Tensor, size: int, *, path: str, crop: bool, rotate: bool, device: torch.device | str = "cpu"
 ) -> Tensor:
     """Camera images uint8 [n H W 3] → uint8 [n 3 size size] on ``device``, as the model's processor gets them."""
     images = images.flip(1, 2) if rotate else images
-    if jpeg_lanczos:
+    if path == "jpeg_lanczos":
         images = through_jpeg(images)
     planes = images.to(device, non_blocking=True).permute(0, 3, 1, 2)
-    if jpeg_lanczos:
-        planes = resize_lanczos(planes, size) if planes.shape[2:] != (size, size) else planes.contiguous()
-        return center_crop(planes) if crop else planes
-    return resize_bicubic(planes, size) if planes.shape[2:] != (size, size) else planes.contiguous()
+    resize = {"jpeg_lanczos": resize_lanczos, "bicubic": resize_bicubic, "pil_bicubic": resize_pillow}[path]
+    if path == "pil_bicubic" and crop:  # the env crops from the camera's size to the model's: nothing is left to resize
+        return center_crop(planes, size)
+    planes = resize(planes, size).to(device) if planes.shape[2:] != (size, size) else planes.contiguous()
+    return center_crop(planes, size) if path == "jpeg_lanczos" and crop else planes
 
 
-def normalization(preprocessor: Mapping[str, Any], towers: int) -> list[tuple[Tensor, Tensor]]:
-    """(mean, std) float32 [3 1 1] of each tower, as the checkpoint's ``preprocessor_config.json`` states them.
+def normalization(preprocessor: Mapping[str, Any], towers: int, where: str) -> list[tuple[Tensor, Tensor]]:
+    """(mean, std) float32 [3 1 1] of each tower, as the checkpoint's ``preprocessor_config.json`` (``where``) states them.
 
     ``tvf_normalize_params`` wins over ``means`` and ``stds``. The published values are rounded to bfloat16: reading them
     matters, as the textbook constants differ in the third digit.
     """
-    given = preprocessor.get("tvf_normalize_params")
-    if not given and "means" in preprocessor and "stds" in preprocessor:
-        given = [{"mean": m, "std": s} for m, s in zip(preprocessor["means"], preprocessor["stds"], strict=False)]
-    if not given or len(given) != towers:
+    strategy = preprocessor.get("image_resize_strategy") or "resize-naive"
+    if strategy != "resize-naive" or preprocessor.get("tvf_do_letterbox"):
         raise UserError(
-            f"the checkpoint's preprocessor_config.json gives normalisation constants for {len(given or [])} towers, the "
-            f"model has {towers}: use the file that the checkpoint was published with"
+            f"{where} has image_resize_strategy {strategy!r} and tvf_do_letterbox {preprocessor.get('tvf_do_letterbox')!r}; "
+            "only 'resize-naive' without letterbox is supported, that of every published OpenVLA checkpoint"
         )
-    return [(_constants(row["mean"]), _constants(row["std"])) for row in given]
+    given = preprocessor.get("tvf_normalize_params")
+    if not given:
+        means, stds = (preprocessor.get(key) or [] for key in ("means", "stds"))
+        pairs = zip(means, stds, strict=False) if isinstance(means, list) and isinstance(stds, list) else ()
+        given = [{"mean": m, "std": s} for m, s in pairs]
+    if not isinstance(given, list) or len(given) != towers or not all(isinstance(row, dict) for row in given):
+        count = len(given) if isinstance(given, list) else "no"
+        raise UserError(
+            f"{where} gives normalisation constants (tvf_normalize_params) for {count} towers, the model has {towers}: use "
+            "the file that the checkpoint was published with"
+        )
+    return [(_constants(row, "mean", where), _constants(row, "std", where)) for row in given]
 
 
-def _constants(values: Any) -> Tensor:
+def _constants(row: Mapping[str, Any], key: str, where: str) -> Tensor:
+    values = row.get(key)
+    numbers = isinstance(values, list) and all(isinstance(v, int | float) and math.isfinite(v) for v in values)
+    if not numbers or len(values) != 3 or (key == "std" and min(values) <= 0):
+        raise UserError(
+            f"{where} has the normalisation constants {key} {values!r}, it should be three numbers"
+            f"{' above 0' if key == 'std' else ''}: use the file that the checkpoint was published with"
+        )
     return torch.tensor(values, dtype=torch.float32).view(3, 1, 1)

@@ -48,7 +48,7 @@ class MemoryEstimate:
 
 def skeleton(config: OpenVLAConfig, embodiment: EmbodimentSpec, kind: type[OpenVLABase] = OpenVLA) -> OpenVLABase:
     """The policy without memory for its weights, frozen and adapted as ``config`` says."""
-    source = read_source(config.checkpoint) if config.checkpoint else random_source(config)
+    source = read_source(config.checkpoint, config.dialect) if config.checkpoint else random_source(config)
     stats = VectorStats.from_bounds(embodiment.action_low, embodiment.action_high)
     proprio = VectorStats.identity(embodiment.proprio_dim)
     return kind(config, embodiment, source, ("", statistics_of(config, embodiment, stats, proprio)))._finish()

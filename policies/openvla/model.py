@@ -12,12 +12,14 @@ from typing import Any
 import timm
 import torch
 import torch.nn.functional as F
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
 from policies.openvla.config import Architecture, TowerSpec
 from policies.trunk import rms_norm, rotate
+from vla_rl.errors import UserError
 
 
 # --------------------------------------------------------------------------------------------------------------- vision
@@ -32,11 +34,24 @@ class LayerScale(nn.Module):
         return x * self.scale_factor
 
 
-def _tower(spec: TowerSpec) -> nn.Module:
+def _tower(spec: TowerSpec, where: str) -> nn.Module:
+    """timm's vision transformer. `UserError` for what timm does not know, cannot build so, or is no such transformer."""
     options: dict[str, Any] = {"img_size": spec.image_size, "num_classes": 0, **spec.arguments}
     if spec.act_layer is not None:
         options["act_layer"] = spec.act_layer
-    tower = timm.create_model(spec.timm_name, pretrained=False, **options)
+    problem = "timm knows no such model"
+    if ":" not in spec.timm_name and timm.is_model(spec.timm_name):  # a colon would make timm look elsewhere, even online
+        try:
+            tower = timm.create_model(spec.timm_name, pretrained=False, **options)
+        except Exception as error:  # timm passes sizes on to many constructors
+            problem = f"timm cannot build it with {options}: {error}"
+        else:
+            problem = "" if isinstance(tower, VisionTransformer) else f"it is a {type(tower).__name__}, no VisionTransformer"
+    if problem:
+        raise UserError(
+            f"{where} names the vision tower {spec.timm_name!r} (timm_model_ids): {problem}. Use the config.json that the "
+            "checkpoint was published with, or another version of timm"
+        )
     for block in tower.blocks:
         for name in ("ls1", "ls2"):
             if isinstance(gamma := getattr(getattr(block, name), "gamma", None), Tensor):
@@ -49,9 +64,15 @@ class VisionBackbone(nn.Module):
 
     def __init__(self, architecture: Architecture):
         super().__init__()
-        self.featurizer = _tower(architecture.towers[0])
+        self.featurizer = _tower(architecture.towers[0], architecture.where)
         if architecture.fused:
-            self.fused_featurizer = _tower(architecture.towers[1])
+            self.fused_featurizer = _tower(architecture.towers[1], architecture.where)
+        counts = [tower.patch_embed.num_patches for tower in self.towers]
+        if len(set(counts)) > 1:
+            raise UserError(
+                f"{architecture.where} names two vision towers (timm_model_ids) with {counts[0]} and {counts[1]} patches an "
+                "image, which cannot be joined: use the config.json that the checkpoint was published with"
+            )
         self.checkpointing = False
 
     @property

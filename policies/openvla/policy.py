@@ -31,11 +31,12 @@ from policies.openvla.checkpoint import (
     TOKENIZER,
     Source,
     check_weights,
+    parse_json,
     read_source,
     read_weights,
     write_checkpoint,
 )
-from policies.openvla.config import Architecture, OpenVLAConfig, random_config, random_preprocessor
+from policies.openvla.config import PUBLISHED_CHUNKS, Architecture, OpenVLAConfig, random_config, random_preprocessor
 from policies.openvla.model import (
     KVCache,
     L1Head,
@@ -54,6 +55,7 @@ from policies.openvla.tokens import (
     PromptTokenizer,
     gripper_dims,
     normalize_proprio,
+    read_range,
     stand_in_tokenizer,
 )
 from policies.trunk import chunk_uniforms, native_bfloat16, sample_inverse_cdf
@@ -95,7 +97,7 @@ class OpenVLABase(nn.Module):
         self.tokenizer = PromptTokenizer(source.tokenizer_json, prompt=config.prompt, dialect=config.dialect)
         self.codec = ActionCodec.from_statistics(
             self.statistics["action"], embodiment, self.architecture.action_bins, config.normalization, config.gripper,
-            config.action_space == "unit",
+            config.action_space == "unit", self._statistics_of("action"),
         )  # fmt: skip
         with torch.device("meta"):
             self.vision_backbone = VisionBackbone(self.architecture)
@@ -110,7 +112,8 @@ class OpenVLABase(nn.Module):
                 self.value_head = ValueHead(width)
         self.rope = Rope(self.architecture)
         self.register_buffer("action_values", self.codec.table(), persistent=False)
-        for i, (mean, std) in enumerate(image_path.normalization(source.preprocessor, len(self.architecture.towers))):
+        constants = image_path.normalization(source.preprocessor, len(self.architecture.towers), source.beside(PREPROCESSOR))
+        for i, (mean, std) in enumerate(constants):
             self.register_buffer(f"pixel_mean_{i}", mean, persistent=False)
             self.register_buffer(f"pixel_std_{i}", std, persistent=False)
         if config.use_proprio:
@@ -128,8 +131,9 @@ class OpenVLABase(nn.Module):
             raise ConfigError(
                 "policy.checkpoint is empty: give the folder of an OpenVLA checkpoint, or train one first (phases=[sft,...])"
             )
-        source = read_source(config.checkpoint)
+        source = read_source(config.checkpoint, config.dialect)
         policy = cls(config, embodiment, source, source.choose_statistics(config.unnorm_key))
+        policy._check_published_chunk()
         policy._load_published(new_parts=("value_head",))
         return policy._finish()
 
@@ -154,12 +158,13 @@ class OpenVLABase(nn.Module):
         With ``config.unnorm_key`` the checkpoint's own statistics stay in use; else they are the dataset's. Parts that the
         checkpoint does not have start from random weights.
         """
-        source = read_source(config.checkpoint) if config.checkpoint else random_source(config)
+        source = read_source(config.checkpoint, config.dialect) if config.checkpoint else random_source(config)
         if config.checkpoint and config.unnorm_key:
             statistics = source.choose_statistics(config.unnorm_key)
         else:
             of_data = (VectorStats.from_dict(action_stats), VectorStats.from_dict(proprio_stats))
             statistics = (OWN_STATISTICS, statistics_of(config, embodiment, *of_data))
+            source = dataclasses.replace(source, statistics_from="the dataset")
         policy = cls(config, embodiment, source, statistics)
         with contextlib.nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
             if seed is not None:
@@ -174,17 +179,22 @@ class OpenVLABase(nn.Module):
     def from_config_dict(cls, data: Mapping[str, Any], embodiment: EmbodimentSpec, files: Mapping[str, str]) -> Any:
         """Inverse of `config_dict` and `extra_files`; weights are loaded afterwards, by `load_state_dict`."""
         own = data[_OWN]
+        if not isinstance(own, Mapping) or not isinstance(own["config"], Mapping):
+            raise ConfigError(f"the checkpoint's config.json has no object {_OWN}.config: it is damaged, use an earlier one")
         known = {f.name for f in dataclasses.fields(OpenVLAConfig)}
         unknown = sorted(set(own["config"]) - known)
         if unknown:
             raise ConfigError(f"the checkpoint's policy config has unknown keys {unknown}: it needs a newer vla_rl")
         config = OpenVLAConfig(**own["config"])
         upstream = {k: v for k, v in data.items() if k not in (_OWN, "policy_type", "format", "vla_rl_version")}
-        statistics = json.loads(files[STATISTICS])
+        statistics = parse_json(files[STATISTICS], f"the checkpoint's {STATISTICS}")
+        preprocessor = parse_json(files[PREPROCESSOR], f"the checkpoint's {PREPROCESSOR}")
         companions = {k: v for k, v in files.items() if k not in (STATISTICS, PREPROCESSOR, TOKENIZER)}
         folder = Path(config.checkpoint) if config.checkpoint else None
-        source = Source(upstream, json.loads(files[PREPROCESSOR]), statistics, files[TOKENIZER], companions, folder)
-        policy = cls(config, embodiment, source, (own["unnorm_key"], statistics[own["unnorm_key"]]))
+        source = Source(
+            upstream, preprocessor, statistics, files[TOKENIZER], companions, folder, f"the checkpoint's {STATISTICS}"
+        )
+        policy = cls(config, embodiment, source, source.choose_statistics(own["unnorm_key"]))
         if config.save_trained_only:
             policy._load_published(new_parts=("value_head", "proprio_projector", "action_head"))
         else:
@@ -196,6 +206,8 @@ class OpenVLABase(nn.Module):
 
     def _materialise(self, device: str, *, random: bool = True, only: Sequence[str] | None = None) -> None:
         """Give memory to modules that have none yet, with random weights or with whatever lies there."""
+        if self.config.chosen_image_path == "jpeg_lanczos":
+            image_path.jpeg_decoder()  # whatever has weights is going to act: say now what is missing
         for name, module in self._modules_with_weights():
             if only is None or name in only:
                 module.to_empty(device=device)
@@ -248,11 +260,27 @@ class OpenVLABase(nn.Module):
             ("use_proprio", "use_proprio"),
         ):
             mine = getattr(self.config, option)
-            if key in recorded and recorded[key] != mine:
+            if recorded.get(key) is not None and recorded[key] != mine:
                 raise ConfigError(
                     f"policy.{option} is {mine}, but {self.source.where} records {key} = {recorded[key]}: set "
                     f"policy.{option}={str(recorded[key]).lower()}"
                 )
+
+    def _check_published_chunk(self) -> None:
+        """A published folder does not record its chunk length, and another one acts without any error."""
+        recorded = any(self.source.config.get(key) is not None for key in ("chunk_length", "num_actions_chunk"))
+        if self.config.decoding == "autoregressive":
+            expected, why = 1, "an autoregressive OpenVLA is published with chunks of 1 control step"
+        else:
+            table = PUBLISHED_CHUNKS[self.config.dialect]
+            expected = next((n for start, n in table.items() if self.unnorm_key.startswith(start)), self.chunk_length)
+            why = f"with statistics {self.unnorm_key!r} OpenVLA-OFT is published with chunks of {expected} control steps"
+        if not recorded and self.chunk_length != expected:
+            raise ConfigError(
+                f"policy.chunk_length is {self.chunk_length}, but {why}, and {self.source.where} records no other: set "
+                f"policy.chunk_length={expected}. If this checkpoint was trained with {self.chunk_length}, say so in its "
+                f'config.json: "chunk_length": {self.chunk_length}'
+            )
 
     def _finish(self) -> Any:
         """Freeze, add LoRA, switch checkpointing on."""
@@ -327,22 +355,25 @@ class OpenVLABase(nn.Module):
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.uses_bfloat16())
 
+    def _statistics_of(self, part: str) -> str:
+        """The statistics of ``part`` in words, with the file that they were read from."""
+        return f"the {part} statistics {self.unnorm_key!r} of {self.source.statistics_from}"
+
     def _proprio_range(self) -> tuple[Tensor, Tensor, Tensor]:
         statistics = self.statistics.get("proprio")
         keys = ("q01", "q99") if self.config.normalization == "q99" else ("min", "max")
-        if not statistics or any(key not in statistics for key in keys):
+        if not isinstance(statistics, Mapping) or any(key not in statistics for key in keys):
             raise UserError(
-                f"policy.use_proprio=true needs statistics of the proprioception, {self.source.where} has none with "
-                f"{' and '.join(keys)} under {self.unnorm_key!r}: use another policy.unnorm_key, or use_proprio=false"
+                f"policy.use_proprio=true needs statistics of the proprioception, {self.source.statistics_from} has none "
+                f"with {' and '.join(keys)} under {self.unnorm_key!r}: use another policy.unnorm_key, or use_proprio=false"
             )
-        low, high = (torch.tensor(statistics[key], dtype=torch.float32) for key in keys)
-        mask = torch.tensor(statistics.get("mask", [True] * len(low)), dtype=torch.bool)
+        low, high, mask = read_range(statistics, keys, self._statistics_of("proprio"))
         if len(low) != self.embodiment.proprio_dim:
             raise EmbodimentMismatch(
-                f"the checkpoint's proprio statistics have {len(low)} dimensions, embodiment {self.embodiment.name} has "
+                f"{self._statistics_of('proprio')} have {len(low)} dimensions, embodiment {self.embodiment.name} has "
                 f"{self.embodiment.proprio_dim} ({', '.join(self.embodiment.proprio_names)}): use an env of its robot"
             )
-        return low, high, mask
+        return torch.from_numpy(low).float(), torch.from_numpy(high).float(), torch.from_numpy(mask)
 
     def pixels(self, observation: Observation) -> Tensor:
         """The cameras' images as the checkpoint's processor gets them: uint8 [b cameras 3 S S], on the policy's device."""
@@ -357,7 +388,7 @@ class OpenVLABase(nn.Module):
                 )
             prepared.append(
                 image_path.prepare(
-                    image, size, jpeg_lanczos=self.config.jpeg_lanczos, crop=self.config.center_crop,
+                    image, size, path=self.config.chosen_image_path, crop=self.config.center_crop,
                     rotate=self.config.rotate_images, device=self.device,
                 )
             )  # fmt: skip

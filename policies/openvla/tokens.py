@@ -36,6 +36,11 @@ class PromptTokenizer:
             raise UserError(
                 f"the checkpoint's tokenizer.json cannot be read ({error}): copy it again from the published checkpoint"
             ) from error
+        if self._tokenizer.token_to_id("▁") != SPACE_ID:
+            raise UserError(
+                f"the checkpoint's tokenizer.json gives the lone space id {self._tokenizer.token_to_id('▁')}, Llama-2's has "
+                f"{SPACE_ID}: it belongs to another model, copy it again from the published checkpoint"
+            )
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self.json = tokenizer_json
@@ -105,22 +110,16 @@ class ActionCodec:
         normalization: str,
         gripper: str,
         unit: bool,
+        where: str = "the checkpoint's action statistics",
     ) -> ActionCodec:
-        """``statistics`` is the "action" entry of ``norm_stats``. `EmbodimentMismatch` for another number of dimensions."""
+        """``statistics`` is the "action" entry of ``norm_stats``, ``where`` says whose. `EmbodimentMismatch` for another
+        number of dimensions."""
         keys = ("q01", "q99") if normalization == "q99" else ("min", "max")
-        missing = [key for key in keys if key not in statistics]
-        if missing:
-            raise UserError(
-                f"the checkpoint's action statistics lack {', '.join(missing)} (they have {', '.join(sorted(statistics))}): "
-                "set policy.normalization to q99 or minmax, as the checkpoint was trained"
-            )
-        low, high = (np.asarray(statistics[key], dtype=np.float64) for key in keys)
-        mask = np.asarray(statistics.get("mask", np.ones(len(low))), dtype=bool)
-        if not len(low) == len(high) == len(mask) == embodiment.action_dim:
+        low, high, mask = read_range(statistics, keys, where)
+        if len(low) != embodiment.action_dim:
             raise EmbodimentMismatch(
-                f"the checkpoint's statistics are for {len(low)} action dimensions, embodiment {embodiment.name} has "
-                f"{embodiment.action_dim} ({', '.join(embodiment.action_names)}): use an env of the checkpoint's robot, or "
-                "another policy.unnorm_key"
+                f"{where} are for {len(low)} action dimensions, embodiment {embodiment.name} has {embodiment.action_dim} "
+                f"({', '.join(embodiment.action_names)}): use an env of the checkpoint's robot, or another policy.unnorm_key"
             )
         return cls(embodiment, bins, low, high, mask, gripper, unit)
 
@@ -167,6 +166,46 @@ class ActionCodec:
             x[..., dims] = np.clip((1 - x[..., dims]) / 2, 0.0, 1.0)
         scaled = np.clip(2 * (x - self.low) / (self.high - self.low + 1e-8) - 1, -1.0, 1.0)
         return np.where(self.mask, np.where(self.low == self.high, 0.0, scaled), x)
+
+
+def read_range(
+    statistics: Mapping[str, Any], keys: tuple[str, str], where: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Lower and upper bound float64 [n] and mask bool [n] (default: all) of an "action" or "proprio" entry.
+
+    `UserError` that names ``where`` for bounds that are no numbers, not finite, of different lengths, or the wrong way round
+    in a dimension that the mask leaves in use: these would become actions without any sign of it.
+    """
+    missing = [key for key in keys if key not in statistics]
+    if missing:
+        raise UserError(
+            f"{where} lack {', '.join(missing)} (they have {', '.join(sorted(statistics))}): set policy.normalization to "
+            "q99 or minmax, as the checkpoint was trained"
+        )
+    remedy = "copy the file again from the published checkpoint"
+    low, high = (_numbers(statistics[key], key, where, remedy) for key in keys)
+    mask = statistics.get("mask")
+    mask = [True] * len(low) if mask is None else mask
+    if not isinstance(mask, list) or not all(value in (False, True) for value in mask):
+        raise UserError(f"{where} have mask {mask!r}, it should be a list of true and false: {remedy}")
+    if not len(low) == len(high) == len(mask):
+        raise UserError(
+            f"{where} have {len(low)} numbers in {keys[0]}, {len(high)} in {keys[1]} and {len(mask)} in mask: {remedy}"
+        )
+    used = np.array(mask, dtype=bool)
+    for i in np.flatnonzero(used & (low > high))[:1]:
+        raise UserError(f"{where} have {keys[0]} {low[i]:g} above {keys[1]} {high[i]:g} in dimension {i}: {remedy}")
+    return low, high, used
+
+
+def _numbers(values: Any, key: str, where: str, remedy: str) -> np.ndarray:
+    if not isinstance(values, list) or not all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
+        raise UserError(f"{where} have {key} {str(values)[:80]}, it should be a list of numbers: {remedy}")
+    array = np.array(values, dtype=np.float64)
+    if not np.isfinite(array).all():
+        dim = int(np.flatnonzero(~np.isfinite(array))[0])
+        raise UserError(f"{where} are not finite ({key} is {array[dim]} in dimension {dim}), nor would actions be: {remedy}")
+    return array
 
 
 def gripper_dims(embodiment: EmbodimentSpec) -> list[int]:
