@@ -14,8 +14,8 @@ from vla_rl import paths
 from vla_rl.errors import MissingDependency
 
 SDKS = [
-    *("robosuite", "mujoco", "numba", "libero", "lerobot", "ray", "pyrealsense2", "diffusers", "peft", "simplejpeg", "wandb"),
-    *("jaxtyping", "beartype", "hydra", "omegaconf", "rich"),
+    *("robosuite", "mujoco", "numba", "libero", "lerobot", "ray", "pyrealsense2", "diffusers", "peft", "wandb"),
+    *("simplejpeg", "jaxtyping", "beartype", "hydra", "omegaconf", "rich"),
 ]
 PACKAGES = ("vla_rl", "policies", "sim", "real", "reward_models")
 

@@ -561,6 +561,32 @@ def test_a_chunk_length_that_the_checkpoint_does_not_have(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "options", "published"),  # openvla-oft's constants of LIBERO, ALOHA and Bridge; openvla has no chunks
+    [
+        ("libero_spatial_no_noops", {}, 8),
+        ("libero_130_no_noops_trajall", {"dialect": "rlinf"}, 8),
+        ("aloha1_fold_shirt_30_demos", {}, 25),
+        ("bridge_orig", {}, 5),
+        ("bridge_orig", {"decoding": "autoregressive"}, 1),
+        ("bridge_orig", {"dialect": "rlinf"}, None),
+        ("place_empty_cup_1k", {}, None),
+    ],
+)
+def test_published_folders_act_with_their_own_chunk_length(tmp_path, name, options, published):
+    folder = write_checkpoint(tmp_path, chunk_length=None)
+    (folder / "dataset_statistics.json").write_text(json.dumps({name: STATISTICS["libero_spatial_no_noops"]}))
+    if published is None:
+        load(folder, **options)  # nothing is known about these
+        return
+    with pytest.raises(ConfigError, match=rf"is 2, but .*chunks of {published} .*set policy.chunk_length={published}"):
+        load(folder, **options)
+    load(folder, **options, chunk_length=published)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "chunk_length": 2}))
+    load(folder, **options)  # as the message says
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"dialect": "simplevla"}, "policy.dialect is 'simplevla', choose one of official, rlinf"),
@@ -584,5 +610,22 @@ def test_statistics_are_named_never_guessed(tmp_path):
         load(folder, unnorm_key="bridge")
     several = {"a": STATISTICS["libero_spatial_no_noops"], "b": STATISTICS["libero_spatial_no_noops"]}
     (folder / "dataset_statistics.json").write_text(json.dumps(several))
-    with pytest.raises(ConfigError, match=r"empty and does not choose among .*: a, b"):
+    with pytest.raises(ConfigError, match=r"empty and does not choose among .*dataset_statistics.json: a, b"):
         load(folder)
+
+
+def test_the_dialects_differ_in_whose_statistics_count(tmp_path):
+    """openvla-oft: the file in place of norm_stats. RLinf: norm_stats, and over them the file."""
+    entry = STATISTICS["libero_spatial_no_noops"]
+    wide = {**entry, "action": {**entry["action"], "q99": [9.0] * 6 + [1.0]}}
+    folder = write_checkpoint(tmp_path, norm_stats={"first": entry, "both": wide})
+    (folder / "dataset_statistics.json").write_text(json.dumps({"both": entry, "second": entry}))
+    with pytest.raises(ConfigError, match=r"'first' is not among .*dataset_statistics.json: both, second\."):
+        load(folder, unnorm_key="first")
+    for key in ("first", "both", "second"):
+        policy = load(folder, unnorm_key=key, dialect="rlinf")
+        assert policy.codec.high[0] == 0.9, key
+    (folder / "dataset_statistics.json").unlink()
+    assert load(folder, unnorm_key="both").codec.high[0] == 9.0
+    with pytest.raises(ConfigError, match=r"config.json \(norm_stats\): both, first\."):
+        load(folder, unnorm_key="second")

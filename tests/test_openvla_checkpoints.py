@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from openvla_checkpoints import STATISTICS, libero_like, random_part, random_weights, shapes, write_checkpoint
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 from test_openvla import PLAIN, load, observe
 
 from policies.normalization import VectorStats
@@ -257,6 +260,222 @@ def test_parts_are_never_left_out_silently(tmp_path):
     torch.save(random_part("action_head"), folder / "action_head--50000_checkpoint.pt")
     with pytest.raises(UserError, match="2 files of action_head"):
         load(folder, OpenVLAL1)
+
+
+def damaged(folder, tmp_path):
+    """The folder again, with the large files shared."""
+    copy = tmp_path / "damaged"
+    shutil.copytree(folder, copy, copy_function=os.link)
+    for path in copy.iterdir():
+        if not path.name.endswith(".safetensors"):
+            content = path.read_bytes()
+            path.unlink()
+            path.write_bytes(content)
+    return copy
+
+
+def change(file, **keys):
+    """Keys of a JSON file get other values; "a.b" is b inside a."""
+
+    def do(folder):
+        content = json.loads((folder / file).read_text())
+        for key, value in keys.items():
+            *path, last = key.split("__")
+            inner = content
+            for part in path:
+                inner = inner[part]
+            inner[last] = value
+        (folder / file).write_text(json.dumps(content))
+
+    return do
+
+
+def write(file, content):
+    return lambda folder: (folder / file).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def config(**keys):
+    return change("config.json", **keys)
+
+
+def statistics(**keys):
+    return change("dataset_statistics.json", **{f"libero_spatial_no_noops__{k}": v for k, v in keys.items()})
+
+
+def preprocessor(**keys):
+    return change("preprocessor_config.json", **keys)
+
+
+def only_bin(folder):
+    for path in folder.glob("model*.safetensors*"):
+        path.unlink()
+    (folder / "pytorch_model-00001-of-00002.bin").touch()
+
+
+def only_adapter(folder):
+    for path in folder.glob("model*.safetensors*"):
+        path.unlink()
+    (folder / "lora_adapter").mkdir()
+
+
+def shard(content):
+    """The only shard is this one."""
+
+    def do(folder):
+        write("shard.safetensors", content)(folder)
+        write(INDEX, '{"weight_map": {"x": "shard.safetensors"}}')(folder)
+
+    return do
+
+
+def unreadable(folder):
+    (folder / "config.json").unlink()
+    (folder / "config.json").symlink_to(folder / "config.json")  # a loop: is_file() says no
+
+
+INDEX = "model.safetensors.index.json"
+Q = [0.5] * 7
+BROKEN = {  # what is done to a good folder, and what the message has to say
+    "film": (write("vision_backbone--150000_checkpoint.pt", ""), r"vision_backbone--150000_checkpoint.pt holds FiLM"),
+    "diffusion": (write("noisy_action_projector--5_checkpoint.pt", ""), r"noisy_action_projector--5.*diffusion head"),
+    "unknown part": (write("tactile_encoder--5_checkpoint.pt", ""), r"tactile_encoder--5.*does not know"),
+    "film recorded": (config(use_film=True), r"config.json has use_film 'True': FiLM .* is not supported"),
+    "quantised": (config(quantization_config={"load_in_4bit": True}), r"config.json has quantization_config"),
+    "letterbox": (config(image_resize_strategy="letterbox"), r"config.json has image_resize_strategy 'letterbox'"),
+    "letterbox 2": (preprocessor(image_resize_strategy="letterbox"), r"preprocessor_config.json has .*'letterbox'"),
+    "letterbox 3": (preprocessor(tvf_do_letterbox=True), r"preprocessor_config.json has .*tvf_do_letterbox True"),
+    "no padding": (config(pad_to_multiple_of=0), r"config.json has .*pad_to_multiple_of 0, .* before id 32064"),
+    "padding of 32": (config(pad_to_multiple_of=32), r"pad_to_multiple_of 32"),
+    "bins": (config(n_action_bins=128), r"config.json has n_action_bins 128"),
+    "bins text": (config(n_action_bins="256"), r"config.json has n_action_bins '256', it should be a whole number"),
+    "mistral": (config(text_config__model_type="mistral"), r"text_config.model_type 'mistral': only 'llama'"),
+    "gelu": (config(text_config__hidden_act="gelu"), r"text_config.hidden_act 'gelu'"),
+    "rope of transformers 5": (config(text_config__rope_parameters={"rope_type": "yarn"}), r"rope_scaling .*yarn"),
+    "text null": (config(text_config=None), r"config.json has text_config None, it should be an object"),
+    "text list": (config(text_config=[1]), r"config.json has text_config \[1\]"),
+    "heads": (config(text_config__num_attention_heads=3), r"hidden_size 32 for 3 heads"),
+    "width": (config(text_config__hidden_size="32"), r"text_config.hidden_size '32'"),
+    "layers": (config(text_config__num_hidden_layers=0), r"text_config.num_hidden_layers 0"),
+    "eps": (config(text_config__rms_norm_eps="small"), r"text_config.rms_norm_eps 'small', it should be a number above"),
+    "rope": (config(text_config__rope_scaling="linear"), r"rope_scaling linear"),
+    "towers null": (config(timm_model_ids=None), r"names the vision towers \[\].* needs 2"),
+    "towers text": (config(timm_model_ids="vit"), r"timm_model_ids 'vit', it should be a list"),
+    "towers numbers": (config(timm_model_ids=[1, 2]), r"timm_model_ids \[1, 2\]"),
+    "sizes": (config(image_sizes=["28", "28"]), r"image_sizes '28', it should be a whole number"),
+    "one size": (config(image_sizes=28), r"image_sizes 28, it should be a list"),
+    "arguments": (config(timm_model_args=[1, 2]), r"timm_model_args \[1, 2\]"),
+    "timm id": (
+        config(timm_model_ids=["vit_large_patch14_reg4_dinov2.lvd142m", "vit_huge_patch3"]),
+        r"config.json names the vision tower 'vit_huge_patch3' .*timm knows no such model",
+    ),
+    "timm online": (config(timm_model_ids=["hf-hub:a/b", "hf-hub:a/b"]), r"'hf-hub:a/b' .*timm knows no such model"),
+    "no vit": (
+        config(timm_model_ids=["resnet18", "resnet18"], timm_model_args=None),
+        r"the vision tower 'resnet18' .*(no VisionTransformer|timm cannot build it)",
+    ),
+    "activation": (config(timm_override_act_layers=["nonsense", None]), r"vision tower .*timm cannot build it"),
+    "patches": (
+        config(timm_model_ids=["vit_large_patch14_reg4_dinov2.lvd142m", "vit_small_patch16_224"]),
+        r"config.json names two vision towers .*4 and 1 patches",
+    ),
+    "norm_stats": (config(norm_stats=[1]), r"config.json has norm_stats of type list"),
+    "no object": (write("config.json", "[]"), r"config.json holds a list"),
+    "not JSON": (write("dataset_statistics.json", "{"), r"dataset_statistics.json is damaged"),
+    "not text": (write("dataset_statistics.json", b"\xff\xfe"), r"dataset_statistics.json is damaged"),
+    "deep": (write("dataset_statistics.json", "[" * 100_000), r"dataset_statistics.json is damaged"),
+    "a list": (write("dataset_statistics.json", "[1]"), r"dataset_statistics.json holds a list"),
+    "no statistics": (write("dataset_statistics.json", "{}"), r"does not choose among .*dataset_statistics.json: none"),
+    "entry": (change("dataset_statistics.json", libero_spatial_no_noops=5), r"statistics.json has no object 'action'"),
+    "action": (statistics(action=[1.0]), r"dataset_statistics.json has no object 'action' under 'libero_spatial_no_noops'"),
+    "no q01": (statistics(action={"mean": Q, "min": Q, "max": Q}), r"dataset_statistics.json lack q01, q99 .*max, mean"),
+    "q01 null": (statistics(action__q01=None), r"dataset_statistics.json have q01 None, it should be a list of numbers"),
+    "q01 text": (statistics(action__q01=["a"] * 7), r"have q01 \['a'"),
+    "q01 ragged": (statistics(action__q01=[[0.0]] * 7), r"have q01 \[\[0.0\]"),
+    "q01 short": (statistics(action__q01=[0.0] * 6), r"have 6 numbers in q01, 7 in q99 and 7 in mask"),
+    "mask short": (statistics(action__mask=[True]), r"7 in q99 and 1 in mask"),
+    "mask text": (statistics(action__mask=["False"] * 7), r"have mask \['False'"),
+    "NaN": (
+        statistics(action__q01=[float("nan"), *Q[1:]]),
+        r"'libero_spatial_no_noops' of .*dataset_statistics.json are not finite \(q01 is nan in dimension 0",
+    ),
+    "infinite": (statistics(action__q99=[*Q[1:], float("inf")]), r"not finite \(q99 is inf in dimension 6"),
+    "crossed": (statistics(action__q01=[0.95, *[-0.6] * 5, 0.0]), r"have q01 0.95 above q99 0.9 in dimension 0"),
+    "constants": (preprocessor(tvf_normalize_params=[1, 2]), r"preprocessor_config.json gives normalisation constants"),
+    "constants text": (preprocessor(tvf_normalize_params="x"), r"preprocessor_config.json .* for no towers"),
+    "no std": (preprocessor(tvf_normalize_params=[{"mean": Q[:3]}] * 2), r"preprocessor_config.json has .*std None"),
+    "std 0": (preprocessor(tvf_normalize_params=[{"mean": Q[:3], "std": [0.0] * 3}] * 2), r"three numbers above 0"),
+    "four means": (preprocessor(tvf_normalize_params=[{"mean": Q[:4], "std": Q[:3]}] * 2), r"mean \[0.5, 0.5, 0.5, 0.5\]"),
+    "means": (preprocessor(tvf_normalize_params=None, means=3), r"preprocessor_config.json gives .* for 0 towers"),
+    "tokenizer": (write("tokenizer.json", b"\xff"), r"tokenizer.json is damaged"),
+    "companion": (write("tokenizer_config.json", b"\xff"), r"tokenizer_config.json is damaged"),
+    "another tokenizer": (change("tokenizer.json", model__vocab={"<unk>": 0, "▁": 5}), r"gives the lone space id 5"),
+    "index": (write(INDEX, '{"metadata": {}}'), r"index.json has no weight_map that gives a file name for each tensor"),
+    "index list": (write(INDEX, '{"weight_map": ["a"]}'), r"index.json has no weight_map"),
+    "index numbers": (write(INDEX, '{"weight_map": {"a": 1}}'), r"index.json has no weight_map"),
+    "index elsewhere": (write(INDEX, '{"weight_map": {"a": "../model.safetensors"}}'), r"index.json has no weight_map"),
+    "bin": (only_bin, r"weights in pytorch_model-00001-of-00002.bin; only safetensors are read"),
+    "adapter": (only_adapter, r"has a lora_adapter but not the weights .*merge"),
+    "integers": (shard(save({"x": torch.zeros(2, dtype=torch.int8)})), r"no floating-point numbers \(x\)"),
+    "empty shard": (shard(b""), r"shard.safetensors is damaged or cut off"),
+    "part": (write("proprio_projector--5_checkpoint.pt", "no part"), r"proprio_projector--5.*not a file of plain tensors"),
+    "loop": (unreadable, r"holds no config.json"),
+    "folder": (lambda f: ((f / "tokenizer.json").unlink(), (f / "tokenizer.json").mkdir()), r"lacks tokenizer.json"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_every_malformed_file_gets_one_clear_error(folder, tmp_path, name):
+    do, words = BROKEN[name]
+    broken = damaged(folder, tmp_path)
+    do(broken)
+    with pytest.raises(UserError, match=words) as caught:
+        load(broken)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
+
+
+def test_a_file_that_may_not_be_read(folder, monkeypatch):
+    def refuse(path, *arguments, **options):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(UserError, match=r"config.json cannot be read \(Permission denied\)"):
+        load(folder)
+
+
+def test_malformed_proprio_statistics(tmp_path):
+    folder = write_checkpoint(tmp_path, parts=("proprio_projector",))
+    for proprio, words in (
+        (None, r"dataset_statistics.json has none with q01 and q99"),
+        ([1.0], r"has none with q01 and q99"),
+        ({"q01": [0.0] * 8, "q99": [float("nan")] * 8}, r"the proprio statistics .* are not finite \(q99"),
+        ({"q01": [0.0] * 5, "q99": [1.0] * 5}, r"proprio statistics .* have 5 dimensions, embodiment libero_like has 8"),
+    ):
+        statistics(proprio=proprio)(folder)
+        with pytest.raises(UserError, match=words):
+            load(folder, use_proprio=True)
+
+
+def test_a_lower_bound_may_be_anything_where_the_mask_leaves_it_out(tmp_path):
+    folder = write_checkpoint(tmp_path)
+    statistics(action__q01=[-0.8] * 3 + [-0.3] * 3 + [2.0])(folder)  # the gripper's
+    load(folder).act(observe())
+
+
+@pytest.mark.parametrize(
+    ("file", "change_of", "words"),
+    [
+        ("config.json", {"vla_rl_policy": 3}, r"no object vla_rl_policy.config"),
+        ("config.json", {"vla_rl_policy__config__chunk_length": "2"}, r"vla_rl_policy.config of wrong types"),
+        ("config.json", {"vla_rl_policy__unnorm_key": "bridge"}, r"'bridge' is not among .*dataset_statistics.json"),
+        ("dataset_statistics.json", "{", r"dataset_statistics.json is damaged"),
+        ("preprocessor_config.json", "[]", r"preprocessor_config.json holds a list"),
+    ],
+)
+def test_a_runs_malformed_checkpoint(folder, tmp_path, file, change_of, words):
+    save_checkpoint(tmp_path / "rl", load(folder))
+    (write(file, change_of) if isinstance(change_of, str) else change(file, **change_of))(tmp_path / "rl")
+    with pytest.raises(UserError, match=words):
+        load_policy(tmp_path / "rl", lambda name: implementation("policy", name), libero_like())
 
 
 class Payload:

@@ -28,7 +28,7 @@ CROP_AREA = 0.9
 
 
 def jpeg_decoder() -> Callable[..., np.ndarray]:
-    """simplejpeg's decoder. `MissingPackage` without it: other decoders differ by up to 13 levels, so none stands in."""
+    """simplejpeg's decoder. `MissingPackage` without it: the accurate transform of others differs by several levels."""
     try:
         import simplejpeg
     except ImportError:

@@ -185,7 +185,10 @@ class OpenVLABase(nn.Module):
         unknown = sorted(set(own["config"]) - known)
         if unknown:
             raise ConfigError(f"the checkpoint's policy config has unknown keys {unknown}: it needs a newer vla_rl")
-        config = OpenVLAConfig(**own["config"])
+        try:
+            config = OpenVLAConfig(**own["config"])
+        except TypeError as error:
+            raise ConfigError(f"the checkpoint's config.json has {_OWN}.config of wrong types: {error}") from error
         upstream = {k: v for k, v in data.items() if k not in (_OWN, "policy_type", "format", "vla_rl_version")}
         statistics = parse_json(files[STATISTICS], f"the checkpoint's {STATISTICS}")
         preprocessor = parse_json(files[PREPROCESSOR], f"the checkpoint's {PREPROCESSOR}")
