@@ -37,6 +37,8 @@ except MissingPackage as missing:
         ({"camera_size": 8}, "16 to 2048"),
         ({"horizon": -1}, "horizon >= 0"),
         ({"built_scenes": 0}, "built_scenes >= 1"),
+        ({"arm_noise": float("nan")}, "arm_noise between 0 and 0.5"),
+        ({"opening_draws": 0}, "opening_draws >= 1"),
     ],
 )
 def test_config_errors_name_the_choices(values, words) -> None:

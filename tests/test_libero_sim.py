@@ -12,6 +12,8 @@ from contracts import assert_same_observation, assert_same_step, check_simulator
 from libero_reference import Reference, libero_problem
 
 from sim.libero import package
+from sim.libero.init_states import read_init_states
+from sim.libero.plain import REST
 from sim.libero.simulator import LiberoConfig, LiberoSimulator
 from vla_rl import splits
 from vla_rl.errors import MissingDependency, UserError
@@ -106,11 +108,36 @@ def test_equal_to_liberos_own_env_also_after_a_cached_reset_and_in_a_used_slot(s
     run_beside(reference, simulator, 0, actions[: 2 * CHUNK])
 
 
-def test_sampled_states_are_those_that_libero_draws_from_the_seed(simulator, reference) -> None:
-    seed = splits.stable_seed("libero", SPATIAL, "train", 5, 0) % 2**32
-    started = simulator.start(0, EpisodeSpec(SPATIAL, 5))
-    assert_equal_to(reference, simulator, 0, reference.reset(seed, official=None), started)
+def seed_of(number: int) -> int:
+    return splits.stable_seed("libero", SPATIAL, "train", number, 0) % 2**32
+
+
+def test_sampled_states_are_those_that_libero_draws_from_the_seed(simulator, reference, monkeypatch) -> None:
+    monkeypatch.setattr(simulator.config, "arm_noise", 0.0)
+    started = simulator.start(0, EpisodeSpec(SPATIAL, 105))
+    assert_equal_to(reference, simulator, 0, reference.reset(seed_of(105), official=None), started)
     run_beside(reference, simulator, 0, smooth_actions(CHUNK, seed=1))
+
+
+def test_arm_noise_is_that_of_an_initial_state_which_libero_is_given(simulator, reference) -> None:
+    """The sampled state with a noisy arm, handed to LIBERO's own `set_init_state` as evaluations do with official ones."""
+    reference.reset(seed_of(6), official=None, settle=0)
+    state = reference.env.get_sim_state()
+    state[1:8] += 0.02 * np.random.default_rng(seed_of(6)).standard_normal(7)
+    reference.env.set_init_state(state)
+    for _ in range(10):
+        observed = reference.step(REST)
+    started = simulator.start(0, EpisodeSpec(SPATIAL, 6))
+    assert_equal_to(reference, simulator, 0, observed, started)
+    run_beside(reference, simulator, 0, smooth_actions(CHUNK, seed=1))
+
+
+def test_arms_of_sampled_states_spread_as_those_of_official_ones(simulator, monkeypatch) -> None:
+    monkeypatch.setattr(simulator.config, "settle_steps", 0)
+    sampled = [simulator.initial_state(EpisodeSpec(SPATIAL, 200 + n)).seen.qpos[:7] for n in range(50)]
+    official = read_init_states(simulator.task(SPATIAL).init_file)[:, 1:8]
+    np.testing.assert_allclose(np.std(sampled, axis=0), official.std(axis=0), rtol=0.35)
+    np.testing.assert_allclose(np.mean(sampled, axis=0), official.mean(axis=0), atol=4 * 0.02 * np.sqrt(2 / 50))
 
 
 def test_slots_with_other_fixtures_do_not_disturb_each_other(simulator) -> None:
@@ -283,16 +310,23 @@ def test_a_burner_shows_as_it_does_in_libero() -> None:
 
 
 @pytest.mark.slow
-def test_equal_to_lerobots_env() -> None:
+@pytest.mark.parametrize(
+    ("suite", "task", "reset"),
+    [("libero_object", 1, 1), ("libero_spatial", 4, 1), ("libero_spatial", 4, 2)],  # the latter with a drawer that starts open
+)
+def test_equal_to_lerobots_env(suite, task, reset) -> None:
+    """lerobot's constructor resets once, and each reset leaves LIBERO one more draw of openings: 3 at its first episode."""
     lerobot = pytest.importorskip("lerobot.envs.libero")
     with package.quiet():
-        suite = lerobot._get_suite("libero_object")
         env = lerobot.LiberoEnv(
-            suite, 1, "libero_object", obs_type="pixels_agent_pos", observation_width=SIZE, observation_height=SIZE
-        )
-        observed, _ = env.reset(seed=3)
-    simulator = make("libero_object", "1", scene_seed=3)
-    observation = simulator.start(0, EpisodeSpec("libero_object/1", 0, split="held_out"))
+            lerobot._get_suite(suite), task, suite, obs_type="pixels_agent_pos", observation_width=SIZE,
+            observation_height=SIZE,
+        )  # fmt: skip
+        for _ in range(reset):
+            observed, _ = env.reset(seed=3)
+    simulator = make(suite, str(task), scene_seed=3, opening_draws=2 + reset)
+    episode = EpisodeSpec(f"{suite}/{task}", reset - 1, split="held_out")
+    observation = simulator.start(0, episode)
     for actions in [None, *np.split(smooth_actions(4 * CHUNK, seed=5), 4)]:
         if actions is not None:
             observation = simulator.step(0, actions).observation
@@ -302,6 +336,10 @@ def test_equal_to_lerobots_env() -> None:
         np.testing.assert_array_equal(simulator.physics(0).qpos, env._env.sim.data._data.qpos)
         for camera, name in (("agentview", "image"), ("robot0_eye_in_hand", "image2")):
             np.testing.assert_array_equal(observation.images[camera], observed["pixels"][name][::-1, ::-1])
+    plain = make(suite, str(task), scene_seed=3)  # as LIBERO's own loop would start: fixtures elsewhere, if openings are drawn
+    fixtures = [dict(each.initial_state(episode).edits)["body_pos"][1] for each in (simulator, plain)]
+    assert np.array_equal(*fixtures) == (suite == "libero_object")
+    plain.close()
     simulator.close()
     env.close()
 

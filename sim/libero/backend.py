@@ -31,9 +31,6 @@ import mujoco  # noqa: E402  isort: skip  (MUJOCO_GL must be set before mujoco i
 STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 POSES = ("body_pos", "body_quat")  # what LIBERO changes in a model to place fixtures
 REST = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])  # the action while things settle
-# LIBERO's environment draws the openings of drawers once per reset it has ever done, the one in its constructor included.
-# A fresh environment that is reset once, as most evaluations use it, therefore draws them twice before it places fixtures.
-OPENING_DRAWS = 2
 _FINGER_TRAVEL = 0.08  # metres between the fingers when open
 _PLACEMENTS = 100  # attempts to place everything without overlap
 _MAX_GEOMS = 1000  # that robosuite draws
@@ -190,7 +187,7 @@ class TaskScene:
 
     def __init__(
         self, task: Task, worlds: dict[str, World], *, look: Any, cameras: Sequence[CameraSpec], gl: Any, exact: bool,
-        absolute: bool, assets: str,
+        absolute: bool, assets: str, opening_draws: int,
     ) -> None:  # fmt: skip
         self.task, self.problem = task, task.problem
         self.env, self.key = _build(task, self.problem, worlds, look, cameras, gl, assets)
@@ -207,7 +204,7 @@ class TaskScene:
         self.env.check_contact = self._check_contact
         self._placed: tuple[Any, Edits, np.ndarray, Any] | None = None  # of the latest seed: official states share one
         self._own = self.env.sim.data  # the one that LIBERO's environment resets itself in
-        self.env.object_property_initializers *= OPENING_DRAWS
+        self.env.object_property_initializers *= opening_draws  # one set of them per reset that LIBERO's would have done
         fixtures = [self.env.sim.model.body_name2id(f.root_body) for f in self.env.fixtures_dict.values()]
         self._fixtures = np.array(sorted(fixtures), dtype=np.int64)
         self._stoves = [s for s in self.env.tracking_object_states_change if s.has_turnon_affordance]
@@ -228,10 +225,12 @@ class TaskScene:
         """robosuite's wrapper around a new MjData; its ``_data`` is MuJoCo's own."""
         return type(self.env.sim.data)(self.env.sim.model)
 
-    def settled(self, *, seed: int, state: np.ndarray | None, steps: int) -> Snapshot:
+    def settled(self, *, seed: int, state: np.ndarray | None, steps: int, arm_noise: float = 0.0) -> Snapshot:
         """The snapshot after ``steps`` resting control steps from an official ``state`` [1 + nq + nv], or a sampled one.
 
-        ``seed`` fixes the fixtures and, without a state, the objects, as LIBERO's own ``seed`` and ``reset`` do.
+        ``seed`` fixes the fixtures and, without a state, the objects, as LIBERO's own ``seed`` and ``reset`` do. A sampled
+        state with ``arm_noise`` (rad per joint, Gaussian) starts as the official ones do: by LIBERO's ``set_init_state``
+        after its reset, so that the controller still remembers the arm at home.
         """
         from sim.libero.controller import ObservationClock, Seen
 
@@ -240,6 +239,9 @@ class TaskScene:
             self._placed = (wanted, *self._place(seed))
         _, edits, qpos, control = self._placed
         control = control.copy()
+        if state is None and arm_noise > 0.0:
+            state = np.concatenate([[0.0], qpos, np.zeros(self.model.nv)])
+            state[1 + self.controller.qpos_index] += np.random.default_rng(seed).normal(0.0, arm_noise, 7)
         wrapped, data = self._own, self._own._data
         mujoco.mj_resetData(self.model, data)
         self.world.apply(edits)

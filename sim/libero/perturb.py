@@ -8,6 +8,7 @@ of one episode push in the same direction. docs/robustness.md says what each lev
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 CAMERA = "agentview"  # what LIBERO-Plus moves and blurs; the wrist camera stays as it is
 _ON_PICTURES = ("camera", "noise")
+_log = logging.getLogger(__name__)
 
 
 class PerturbedLibero(LiberoSimulator):
@@ -74,7 +76,8 @@ class PerturbedLibero(LiberoSimulator):
         rng = self._rng(episode)
         scene.world.apply(snapshot.edits)  # else the model may hold what another slot has edited
         if factor == "camera":
-            edits = perturb_scene.camera_edits(scene.model, CAMERA, level, rng)
+            targets = perturb_scene.target_positions(scene, snapshot)
+            edits = perturb_scene.camera_edits(scene.model, CAMERA, level, rng, targets)
         elif factor == "light":
             edits = perturb_scene.light_edits(scene.model, level, rng)
         elif factor == "background":
@@ -85,16 +88,26 @@ class PerturbedLibero(LiberoSimulator):
             with scene.posture(self._benchmark_posture(episode, scene)):
                 return self._official(scene, episode)
         elif factor == "layout":
-            return perturb_scene.displaced_objects(scene, snapshot, level, rng)
+            return perturb_scene.displaced_objects(scene, snapshot, level, rng) or self._unperturbed(episode, snapshot)
         else:
             return snapshot
-        return replace(snapshot, edits={**snapshot.edits, **edits})
+        return self._unperturbed(episode, snapshot) if edits is None else replace(snapshot, edits={**snapshot.edits, **edits})
+
+    @staticmethod
+    def _unperturbed(episode: EpisodeSpec, snapshot: Snapshot) -> Snapshot:
+        _log.warning(
+            "%s: nothing suitable was found for initial state %d (%s) of %s, which runs unperturbed",
+            episode.perturbation, episode.init_state_id, episode.split, episode.task_id,
+        )  # fmt: skip
+        return snapshot
 
     def instruction_of(self, episode: EpisodeSpec) -> str:
         instruction = super().instruction_of(episode)
         factor, level = episode.perturbed
         if factor == "language":
-            return paraphrase(instruction, level, self._rng(episode))
+            problem = self.problem(episode.task_id)
+            things = {*problem.objects.values(), *problem.fixtures.values()}
+            return paraphrase(instruction, level, self._rng(episode), things)
         if factor == "no_instruction":
             return ""
         if factor == "other_instruction":

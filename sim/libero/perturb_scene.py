@@ -34,28 +34,53 @@ DISPLACEMENT = 0.03  # metres per level that an object may move
 _TRIES = 30
 _LAYOUTS = 5
 _SETTLE_STEPS = 10
+_LANDING_STEPS = 40  # control steps that things in the air get to come down
 _SLIPPED = 0.01  # metres
+_SLOW = 0.02  # m/s
 _RGB_ROLE = 1  # of a material's textures in newer MuJoCo, where there is more than one
 
 
 # ---------------------------------------------------------------------------------------------------------------- camera
-def camera_edits(model: mujoco.MjModel, camera: str, level: int, rng: np.random.Generator) -> Edits:
+def camera_edits(
+    model: mujoco.MjModel, camera: str, level: int, rng: np.random.Generator, targets: np.ndarray
+) -> Edits | None:
     """Another pose of ``camera``: on a sphere about `PIVOT`, farther away, and tilted; up to the level's bounds.
 
     The turns of LIBERO-Plus: about y by the elevation, then about z by the azimuth, both of position and view; distance from
-    the pivot; then the view alone about z and y.
+    the pivot; then the view alone about z and y. A view that loses one of the ``targets`` [n 3] (m, world) which the usual
+    one has is drawn again; None where `_TRIES` of them do.
     """
     number = model.camera(camera).id
-    azimuth, elevation, turn, nod = rng.uniform(-1.0, 1.0, 4)
-    farther = rng.uniform()
+    wanted = targets[in_view(model, number, model.cam_pos[number], model.cam_quat[number], targets)]
     at = level - 1
-    around = _quaternion("z", azimuth * AZIMUTH[at]), _quaternion("y", elevation * ELEVATION[at])
-    orbit = _product(*around)
-    offset = np.empty(3)
-    mujoco.mju_rotVecQuat(offset, model.cam_pos[number] - PIVOT, orbit)
-    position = PIVOT + offset * (1.0 + farther * (DISTANCE[at] - 1.0))
-    view = _product(_quaternion("z", turn * TILT[at]), _quaternion("y", nod * TILT[at]), orbit, model.cam_quat[number])
-    return {"cam_pos": _row(number, position), "cam_quat": _row(number, view)}
+    for _ in range(_TRIES):
+        azimuth, elevation, turn, nod = rng.uniform(-1.0, 1.0, 4)
+        farther = rng.uniform()
+        orbit = _product(_quaternion("z", azimuth * AZIMUTH[at]), _quaternion("y", elevation * ELEVATION[at]))
+        offset = np.empty(3)
+        mujoco.mju_rotVecQuat(offset, model.cam_pos[number] - PIVOT, orbit)
+        position = PIVOT + offset * (1.0 + farther * (DISTANCE[at] - 1.0))
+        view = _product(_quaternion("z", turn * TILT[at]), _quaternion("y", nod * TILT[at]), orbit, model.cam_quat[number])
+        if in_view(model, number, position, view, wanted).all():
+            return {"cam_pos": _row(number, position), "cam_quat": _row(number, view)}
+    return None
+
+
+def in_view(
+    model: mujoco.MjModel, number: int, position: np.ndarray, quaternion: np.ndarray, points: np.ndarray
+) -> np.ndarray:
+    """Bool [n]: which ``points`` [n 3] lie inside the square picture of camera ``number`` at a pose, hidden or not."""
+    turn = np.empty(9)
+    mujoco.mju_quat2Mat(turn, np.asarray(quaternion))
+    x, y, z = ((np.reshape(points, (-1, 3)) - position) @ turn.reshape(3, 3)).T  # it looks along its own -z
+    reach = -z * np.tan(np.radians(model.cam_fovy[number]) / 2)
+    return (np.abs(x) < reach) & (np.abs(y) < reach)
+
+
+def target_positions(scene: TaskScene, snapshot: Snapshot) -> np.ndarray:
+    """Where all that the goal names is at the start [n 3] (m, world)."""
+    data, _ = _working_copy(scene, snapshot)
+    return np.array([scene.position(data, name) for _, *names in scene.problem.goal for name in names])
 
 
 def _quaternion(axis: str, angle: float) -> np.ndarray:
@@ -209,29 +234,55 @@ def displaced_arm(scene: TaskScene, snapshot: Snapshot, level: int, rng: np.rand
 
 
 # ---------------------------------------------------------------------------------------------------------------- layout
-def displaced_objects(scene: TaskScene, snapshot: Snapshot, level: int, rng: np.random.Generator) -> Snapshot:
+def displaced_objects(scene: TaskScene, snapshot: Snapshot, level: int, rng: np.random.Generator) -> Snapshot | None:
     """``snapshot`` with the movable objects elsewhere on their table or floor, up to `DISPLACEMENT` metres per level away.
 
     Objects that touch each other move together, so that a bowl stays on its plate; those that stand on or in a fixture stay.
-    A place must be free, and everything must still stand there after `_SETTLE_STEPS` control steps, with the goal not
-    fulfilled; else it is drawn again, and an object for which nothing is found stays where it is.
+    What is in the air comes down first (official living-room states begin inside the table, which throws some objects up),
+    and what does not come to rest is neither moved nor judged. A place must be free, and all that rested must still stand
+    there after `_SETTLE_STEPS` control steps, with the goal not fulfilled; else it is drawn again, and an object for which
+    nothing is found stays where it is. None where that is so for all of them.
     """
     model, roots = scene.model, _Roots(scene)
+    snapshot = _come_to_rest(scene, snapshot, roots.objects)
     for _ in range(_LAYOUTS):
         wrapped = scene.new_data()
         data, (control, clock, seen) = _working_copy(scene, snapshot, wrapped)
-        for group in _movable_groups(model, data, roots):
-            _move(model, data, group, roots, DISPLACEMENT * level, rng)
-        placed = {body: data.xpos[body].copy() for body in roots.objects}
+        resting = {body for body in roots.objects if _rests(model, data, body)}
+        groups = [group for group in _movable_groups(model, data, roots) if resting.issuperset(group)]
+        moved = [_move(model, data, group, roots, DISPLACEMENT * level, rng) for group in groups]
+        placed = {body: data.xpos[body].copy() for body in resting}
         lit = snapshot.lit
         for _ in range(_SETTLE_STEPS):
             seen.lit = lit
             scene.controller.advance(data, control, REST, clock, seen, moves=True)
             lit = scene.lit(wrapped)
         slipped = max((float(np.abs(data.xpos[body] - place).max()) for body, place in placed.items()), default=0.0)
-        if slipped < _SLIPPED and not scene.success(wrapped) and not scene.blew_up(data):
+        if any(moved) and slipped < _SLIPPED and not scene.success(wrapped) and not scene.blew_up(data):
             return Snapshot(_physics(model, data), control, clock, seen, lit, False, snapshot.edits)
-    return snapshot
+    return None
+
+
+def _come_to_rest(scene: TaskScene, snapshot: Snapshot, bodies: Sequence[int]) -> Snapshot:
+    """``snapshot`` once all ``bodies`` rest, or after `_LANDING_STEPS` control steps; itself where they rest already."""
+    wrapped = scene.new_data()
+    data, (control, clock, seen) = _working_copy(scene, snapshot, wrapped)
+    lit = snapshot.lit
+    for step in range(_LANDING_STEPS + 1):
+        if step == _LANDING_STEPS or all(_rests(scene.model, data, body) for body in bodies):
+            break
+        seen.lit = lit
+        scene.controller.advance(data, control, REST, clock, seen, moves=True)
+        lit = scene.lit(wrapped)
+    if step == 0:
+        return snapshot
+    return Snapshot(_physics(scene.model, data), control, clock, seen, lit, scene.success(wrapped), snapshot.edits)
+
+
+def _rests(model: mujoco.MjModel, data: mujoco.MjData, body: int) -> bool:
+    """Whether a movable object touches something and does not travel."""
+    start = int(model.body_dofadr[body])
+    return bool(np.abs(data.qvel[start : start + 3]).max() < _SLOW and _touching(model, data, [body]))
 
 
 def _movable_groups(model: mujoco.MjModel, data: mujoco.MjData, roots: _Roots) -> list[list[int]]:
@@ -251,8 +302,8 @@ def _movable_groups(model: mujoco.MjModel, data: mujoco.MjData, roots: _Roots) -
 
 def _move(
     model: mujoco.MjModel, data: mujoco.MjData, group: list[int], roots: _Roots, farthest: float, rng: np.random.Generator
-) -> None:
-    """Shift a group to a free place, uniformly in a disc of ``farthest`` metres."""
+) -> bool:
+    """Shift a group to a free place, uniformly in a disc of ``farthest`` metres; whether one was found."""
     addresses = [int(model.jnt_qposadr[model.body_jntadr[body]]) for body in group]
     start = [data.qpos[a : a + 2].copy() for a in addresses]
     standing = _touching(model, data, group) & roots.arena
@@ -263,10 +314,11 @@ def _move(
             data.qpos[address : address + 2] = place + shift
         mujoco.mj_forward(model, data)
         if _touching(model, data, group) == standing:
-            return
+            return True
     for address, place in zip(addresses, start):
         data.qpos[address : address + 2] = place
     mujoco.mj_forward(model, data)
+    return False
 
 
 # -------------------------------------------------------------------------------------------------------------- contacts

@@ -35,6 +35,7 @@ from sim.libero.init_states import read_init_states
 from sim.libero.tasks import (
     GOAL_DIM,
     HAND_DIM,
+    HORIZONS,
     MAX_GOALS,
     MAX_OBJECTS,
     OBJECT_DIM,
@@ -71,10 +72,13 @@ class LiberoConfig:
 
     ``tasks``: ids, numbers or BDDL names; empty takes the whole suite. ``horizon`` 0 keeps the suite's own. ``look``:
     "exact" draws the benchmark's pixels, "light" a cheaper picture of the same scene. ``controller``: "exact" equals the
-    benchmark's physics bit by bit, "fast" up to rounding. ``control_mode``: motions, or poses of the hand.
+    benchmark's physics bit by bit, "fast" up to rounding, which contacts amplify. ``control_mode``: motions, or poses of the hand.
     ``init_states``: "split" takes official states for held-out episodes and sampled ones for training, "official" and
-    "sampled" take those for both. ``assets`` names an existing copy of LIBERO's assets. ``scene_seed`` places the
-    fixtures of official states. At most ``built_scenes`` compiled scenes are kept.
+    "sampled" take those for both. ``arm_noise``: standard deviation (rad) of each arm joint in sampled states; the official
+    ones have 0.02, LIBERO's own reset has none. ``assets`` names an existing copy of LIBERO's assets. ``scene_seed`` places
+    the fixtures of official states. ``opening_draws``: LIBERO draws the openings of drawers, doors and knobs once more with
+    every reset that an environment has done, before it places fixtures; 2 is a fresh environment's first reset, 3 the first
+    episode of lerobot's `LiberoEnv` (one more for each that follows). At most ``built_scenes`` compiled scenes are kept.
     """
 
     suite: str = "libero_object"
@@ -88,7 +92,9 @@ class LiberoConfig:
     horizon: int = 0
     settle_steps: int = 10
     init_states: str = "split"
+    arm_noise: float = 0.02
     scene_seed: int = 0
+    opening_draws: int = 2
     assets: str = ""
     built_scenes: int = 16
 
@@ -106,6 +112,11 @@ class LiberoConfig:
                 "libero needs horizon >= 0, settle_steps >= 0, scene_seed >= 0 and built_scenes >= 1, got "
                 f"{self.horizon}, {self.settle_steps}, {self.scene_seed} and {self.built_scenes}"
             )
+        if not 0.0 <= self.arm_noise <= 0.5 or self.opening_draws < 1:
+            raise ConfigError(
+                "libero needs arm_noise between 0 and 0.5 (rad) and opening_draws >= 1, got "
+                f"{self.arm_noise} and {self.opening_draws}"
+            )
         self.tasks = [str(task) for task in self.tasks]
 
     def is_official(self, split: str) -> bool:
@@ -117,7 +128,17 @@ class LiberoConfig:
         """Which initial states episodes of ``split`` start from, for reports."""
         if self.is_official(split):
             return f"the 50 official initial states of {self.suite} per task"
-        return f"initial states sampled in the placement regions of {self.suite}'s tasks ({split} seeds)"
+        arm = f"arm noise {self.arm_noise:g} rad" if self.arm_noise else "no arm noise"
+        return f"initial states sampled in the placement regions of {self.suite}'s tasks ({split} seeds, {arm})"
+
+    def describe(self) -> str:
+        """What a figure measured here depends on besides the policy, in a line for reports."""
+        limit = self.horizon or HORIZONS[self.suite]
+        official = "" if limit == HORIZONS[self.suite] else f" (the suite's own: {HORIZONS[self.suite]})"
+        return (
+            f"{self.look} look at {self.camera_size} px, {self.controller} control ({self.control_mode}), at most {limit} "
+            f"control steps{official} after {self.settle_steps} settling ones"
+        )
 
 
 def _check_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
@@ -328,7 +349,9 @@ class LiberoSimulator:
     def _sampled(self, scene: TaskScene, episode: EpisodeSpec) -> Snapshot:
         for attempt in range(_ATTEMPTS):
             seed = splits.stable_seed("libero", episode.task_id, episode.split, episode.init_state_id, attempt) % 2**32
-            snapshot = scene.settled(seed=seed, state=None, steps=self.config.settle_steps)
+            snapshot = scene.settled(
+                seed=seed, state=None, steps=self.config.settle_steps, arm_noise=self.config.arm_noise
+            )
             if not snapshot.success:
                 break
         return snapshot
@@ -356,6 +379,7 @@ class LiberoSimulator:
         return TaskScene(
             task, self._worlds, look=Look(config.look), cameras=self.embodiment.cameras, gl=self._gl[0],
             exact=config.controller == "exact", absolute=config.control_mode == "absolute", assets=config.assets,
+            opening_draws=config.opening_draws,
         )  # fmt: skip
 
     def _drop_scenes(self) -> None:

@@ -48,7 +48,7 @@ class Task:
     init_file: Path
     horizon: int
 
-    @property
+    @functools.cached_property
     def problem(self) -> Problem:
         return read_problem(self.bddl_file)
 
