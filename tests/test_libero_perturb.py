@@ -279,7 +279,7 @@ def test_it_is_said_where_nothing_suitable_is_found(simulator, monkeypatch, capl
 
 @pytest.mark.real_sim
 def test_layouts_are_found_where_things_still_fall_at_the_start() -> None:
-    """In official living-room states a bottle begins inside the table, is thrown up, and still falls when an episode starts."""
+    """In official living-room states a bottle begins inside the table; thrown up, it still falls when the episode starts."""
     if problem := libero_problem():
         pytest.skip(f"needs LIBERO: {problem}")
     simulator = PerturbedLibero(LiberoConfig(suite="libero_90", tasks=["47"], camera_size=16, look="light"))

@@ -312,7 +312,7 @@ def test_a_burner_shows_as_it_does_in_libero() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("suite", "task", "reset"),
-    [("libero_object", 1, 1), ("libero_spatial", 4, 1), ("libero_spatial", 4, 2)],  # the latter with a drawer that starts open
+    [("libero_object", 1, 1), ("libero_spatial", 4, 1), ("libero_spatial", 4, 2)],  # in the latter a drawer starts open
 )
 def test_equal_to_lerobots_env(suite, task, reset) -> None:
     """lerobot's constructor resets once, and each reset leaves LIBERO one more draw of openings: 3 at its first episode."""
@@ -336,7 +336,7 @@ def test_equal_to_lerobots_env(suite, task, reset) -> None:
         np.testing.assert_array_equal(simulator.physics(0).qpos, env._env.sim.data._data.qpos)
         for camera, name in (("agentview", "image"), ("robot0_eye_in_hand", "image2")):
             np.testing.assert_array_equal(observation.images[camera], observed["pixels"][name][::-1, ::-1])
-    plain = make(suite, str(task), scene_seed=3)  # as LIBERO's own loop would start: fixtures elsewhere, if openings are drawn
+    plain = make(suite, str(task), scene_seed=3)  # as LIBERO's own loop starts: with other fixtures, if openings are drawn
     fixtures = [dict(each.initial_state(episode).edits)["body_pos"][1] for each in (simulator, plain)]
     assert np.array_equal(*fixtures) == (suite == "libero_object")
     plain.close()

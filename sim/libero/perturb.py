@@ -91,7 +91,9 @@ class PerturbedLibero(LiberoSimulator):
             return perturb_scene.displaced_objects(scene, snapshot, level, rng) or self._unperturbed(episode, snapshot)
         else:
             return snapshot
-        return self._unperturbed(episode, snapshot) if edits is None else replace(snapshot, edits={**snapshot.edits, **edits})
+        if edits is None:
+            return self._unperturbed(episode, snapshot)
+        return replace(snapshot, edits={**snapshot.edits, **edits})
 
     @staticmethod
     def _unperturbed(episode: EpisodeSpec, snapshot: Snapshot) -> Snapshot:

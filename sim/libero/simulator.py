@@ -72,9 +72,9 @@ class LiberoConfig:
 
     ``tasks``: ids, numbers or BDDL names; empty takes the whole suite. ``horizon`` 0 keeps the suite's own. ``look``:
     "exact" draws the benchmark's pixels, "light" a cheaper picture of the same scene. ``controller``: "exact" equals the
-    benchmark's physics bit by bit, "fast" up to rounding, which contacts amplify. ``control_mode``: motions, or poses of the hand.
-    ``init_states``: "split" takes official states for held-out episodes and sampled ones for training, "official" and
-    "sampled" take those for both. ``arm_noise``: standard deviation (rad) of each arm joint in sampled states; the official
+    benchmark's physics bit by bit, "fast" up to rounding, which contacts amplify. ``control_mode``: motions, or poses of
+    the hand. ``init_states``: "split" takes official states for held-out episodes and sampled ones for training, "official"
+    and "sampled" take those for both. ``arm_noise``: standard deviation (rad) of each arm joint in sampled states; the official
     ones have 0.02, LIBERO's own reset has none. ``assets`` names an existing copy of LIBERO's assets. ``scene_seed`` places
     the fixtures of official states. ``opening_draws``: LIBERO draws the openings of drawers, doors and knobs once more with
     every reset that an environment has done, before it places fixtures; 2 is a fresh environment's first reset, 3 the first
