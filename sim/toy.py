@@ -57,6 +57,10 @@ class ToyConfig:
                 f"{self.horizon}, {self.max_step} and {self.success_radius}."
             )
 
+    def describe(self) -> str:
+        """What a figure measured here depends on besides the policy, in a line for reports."""
+        return f"picture of {self.image_size} px, at most {self.horizon} control steps"
+
 
 @dataclass
 class _Slot:

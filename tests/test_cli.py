@@ -176,13 +176,15 @@ def test_eval_writes_the_result_as_json(checkpoint, tmp_path, capsys):
     assert "reach_red" in text and "95 % interval" in text and str(target) in text
 
 
-def test_eval_takes_the_env_that_the_run_recorded(checkpoint, tmp_path):
+def test_eval_takes_the_env_that_the_run_recorded(checkpoint, tmp_path, capsys):
     """No suite named: the toy env of the checkpoint's own run, not the default suite."""
     target = tmp_path / "result.json"
     assert cli.main(["eval", str(checkpoint), "--episodes", "2", "--json", str(target), "env.horizon=5"]) == 0
     document = json.loads(target.read_text())
     assert set(document["tasks"]) == {"reach_red", "reach_blue"}
     assert max(o["control_steps"] for o in document["outcomes"]) <= 5
+    assert document["conditions"] == "picture of 16 px, at most 5 control steps"
+    assert f"conditions: {document['conditions']}" in capsys.readouterr().out
 
 
 def test_eval_compares_two_checkpoints_on_the_same_episodes(checkpoint, tmp_path, capsys):

@@ -105,6 +105,15 @@ def test_both_kinds_of_initial_states_can_be_forced(monkeypatch) -> None:
         assert [simulator.is_official(split) for split in ("train", "held_out")] == [expected] * 2
 
 
+def test_conditions_name_look_controller_and_limit() -> None:
+    assert LiberoConfig(suite="libero_goal", look="light", controller="fast", camera_size=84).describe() == (
+        "light look at 84 px, fast control (relative), at most 300 control steps after 10 settling ones, 2 draws of openings"
+    )
+    assert "at most 90 control steps (the suite's own: 280)" in LiberoConfig(horizon=90, arm_noise=0.0).describe()
+    assert "no arm noise" in LiberoConfig(arm_noise=0.0).initial_states("train")
+    assert "arm noise 0.02 rad" in LiberoConfig().initial_states("train")
+
+
 @installed
 def test_a_suite_is_named_on_the_command_line(tmp_path) -> None:
     from vla_rl import config as configs

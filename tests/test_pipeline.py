@@ -284,6 +284,13 @@ def test_an_unknown_task_is_refused_with_those_that_exist(tmp_path):
         run_pipeline(small(tmp_path, "tasks=[reach_green]"))
 
 
+def test_evaluations_say_under_which_conditions(whole):
+    conditions = "picture of 16 px, at most 20 control steps"
+    phases = json.loads((whole / "phases.json").read_text())
+    assert {phases[name]["conditions"] for name in ("eval_sft", "eval_rl")} == {conditions}
+    assert f"Conditions: {conditions}." in (whole / "report.html").read_text(encoding="utf-8")
+
+
 def test_a_held_out_task_is_evaluated_and_never_trained_on(whole, tmp_path):
     start = f"checkpoint={whole / 'checkpoints' / 'sft'}"
     folder = run_pipeline(small(tmp_path, start, "held_out_tasks=[reach_blue]", "rl.iterations=1"))

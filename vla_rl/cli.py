@@ -231,6 +231,9 @@ def run_eval(arguments: argparse.Namespace) -> None:
     if hasattr(config.env, "initial_states"):
         document["initial_states"] = config.env.initial_states(arguments.split)
         print(f"initial states: {document['initial_states']}")
+    if hasattr(config.env, "describe"):
+        document["conditions"] = config.env.describe()
+        print(f"conditions: {document['conditions']}")
     _write(arguments.json, document)
 
 

@@ -180,6 +180,9 @@ def phase_eval(run: Run, name: str, checkpoint: Path) -> dict[str, Any]:
     record: dict[str, Any] = {"episodes": result.episodes, "control_steps": result.control_steps}
     if hasattr(c.env, "initial_states"):  # a benchmark says whether they are its own
         record["initial_states"] = c.env.initial_states(result.split)
+    if hasattr(c.env, "describe"):
+        record["conditions"] = c.env.describe()
+        run.progress.say(f"conditions: {record['conditions']}")
     if name == "sft" and c.evaluate.deterministic and _samples_too(c, policy):
         sampled = _evaluate(run, policy, f"{name} (sampled)", deterministic=False, video_episodes=0)
         sampled.save(run.dir / f"sampled_{name}.json")

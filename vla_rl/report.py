@@ -558,6 +558,8 @@ def _success(runs: Sequence[RunData]) -> str:
     where = "initial states that training never sees" if first.split == "held_out" else "training initial states"
     where = runs[0].phases.get(f"eval_{names[0]}", {}).get("initial_states") or where
     lead = f"Evaluated with {how} on {where}. Lines mark 95 % Wilson intervals. {', '.join(details)}."
+    if conditions := runs[0].phases.get(f"eval_{names[0]}", {}).get("conditions"):
+        lead += f" Conditions: {escape(conditions)}."
     if len(runs) > 1:
         lead += " Each run's own rows come first; the last rows pool the episodes of all runs."
     for name in names:

@@ -509,7 +509,8 @@ def table(document: dict[str, Any]) -> str:
     agreement = document["agreement"]
     lines.append(
         f"exact against lerobot, hand pressing down: pixels identical at {agreement['identical']} of "
-        f"{agreement['decisions']} decisions, largest difference of joint states {agreement['largest_qpos_difference']:.1e}; fast control against exact "
+        f"{agreement['decisions']} decisions, largest difference of joint states "
+        f"{agreement['largest_qpos_difference']:.1e}; fast control against exact "
         f"{agreement['largest_qpos_difference_of_fast_control']:.1e}"
     )
     return "\n".join(lines)

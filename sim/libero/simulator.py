@@ -74,11 +74,12 @@ class LiberoConfig:
     "exact" draws the benchmark's pixels, "light" a cheaper picture of the same scene. ``controller``: "exact" equals the
     benchmark's physics bit by bit, "fast" up to rounding, which contacts amplify. ``control_mode``: motions, or poses of
     the hand. ``init_states``: "split" takes official states for held-out episodes and sampled ones for training, "official"
-    and "sampled" take those for both. ``arm_noise``: standard deviation (rad) of each arm joint in sampled states; the official
-    ones have 0.02, LIBERO's own reset has none. ``assets`` names an existing copy of LIBERO's assets. ``scene_seed`` places
-    the fixtures of official states. ``opening_draws``: LIBERO draws the openings of drawers, doors and knobs once more with
-    every reset that an environment has done, before it places fixtures; 2 is a fresh environment's first reset, 3 the first
-    episode of lerobot's `LiberoEnv` (one more for each that follows). At most ``built_scenes`` compiled scenes are kept.
+    and "sampled" take those for both. ``arm_noise``: standard deviation (rad) of each arm joint in sampled states; the
+    official ones have 0.02, LIBERO's own reset has none. ``assets`` names an existing copy of LIBERO's assets.
+    ``scene_seed`` places the fixtures of official states. ``opening_draws``: LIBERO draws the openings of drawers, doors and
+    knobs once more with every reset that an environment has done, before it places fixtures; 2 is a fresh environment's
+    first reset, 3 the first episode of lerobot's `LiberoEnv` (one more for each that follows). At most ``built_scenes``
+    compiled scenes are kept.
     """
 
     suite: str = "libero_object"
@@ -137,7 +138,7 @@ class LiberoConfig:
         official = "" if limit == HORIZONS[self.suite] else f" (the suite's own: {HORIZONS[self.suite]})"
         return (
             f"{self.look} look at {self.camera_size} px, {self.controller} control ({self.control_mode}), at most {limit} "
-            f"control steps{official} after {self.settle_steps} settling ones"
+            f"control steps{official} after {self.settle_steps} settling ones, {self.opening_draws} draws of openings"
         )
 
 

@@ -67,6 +67,11 @@ class TabletopConfig:
                 f"{self.horizon}, {self.action_noise} and {self.success_hold}"
             )
 
+    def describe(self) -> str:
+        """What a figure measured here depends on besides the policy, in a line for reports."""
+        limit = f"at most {self.horizon} control steps" if self.horizon else "each task's own time limit"
+        return f"{self.look} look at {self.camera_size} px, {self.controller} control, {limit}"
+
 
 def _check_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
