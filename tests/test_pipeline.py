@@ -387,4 +387,6 @@ def test_other_algorithms_run_on_the_same_pipeline(whole, tmp_path, algorithm):
     start = f"checkpoint={whole / 'checkpoints' / 'sft'}"
     folder = run_pipeline(compose([*overrides, *groups, start, f"output_dir={tmp_path}"]))
     assert json.loads((folder / "phases.json").read_text())["rl"]["complete"] is True
+    row = next(r for r in read_metrics(folder / "metrics.jsonl") if r["phase"] == "rl")
+    assert row["engine/episodes"] == row["episodes"] == 8 * row["rollout/rounds"]  # of all rounds of sampling
     assert cli.main(["report", str(folder)]) == 0

@@ -11,7 +11,7 @@ from contracts import check_policy
 from sim.inline import InlineEnv
 from sim.toy import CAMERA, ToyConfig, ToyReach
 from vla_rl.errors import ConfigError, EmbodimentMismatch, UserError
-from vla_rl.rollout import RolloutConfig, RolloutEngine
+from vla_rl.rollout import RolloutConfig, RolloutEngine, pooled_stats
 from vla_rl.types import (
     ActionChunk,
     EpisodeSpec,
@@ -304,6 +304,17 @@ def test_actions_that_are_not_finite_stop_the_run_and_the_engine_stays_usable():
 def test_no_episodes_give_an_empty_result():
     result = RolloutEngine(toy(), SeeingPolicy()).run([])
     assert result.trajectories == [] and result.stats["episodes"] == 0
+
+
+def test_stats_of_several_rounds_add_up():
+    """24 decisions in 12 calls and 60 in 10: 84/22 rows; 3 s half busy and 1 s wholly: (1.5 + 1)/4."""
+    names = ("episodes", "decisions", "control_steps", "seconds", "wait_seconds", "env_utilisation", "policy_batch")
+    rounds = [dict(zip(names, x)) for x in ((4, 24, 90, 3.0, 1.0, 0.5, 2.0), (4, 60, 110, 1.0, 0.25, 1.0, 6.0))]
+    pooled = pooled_stats(rounds)
+    expected = dict(zip(names, (8, 84, 200, 4.0, 1.25, 0.625, 84 / 22)))
+    assert pooled == pytest.approx(expected | {"decisions_per_second": 21.0, "control_steps_per_second": 50.0})
+    alone = RolloutEngine(toy(), SeeingPolicy()).run(episodes(3)).stats
+    assert pooled_stats([alone]) == pytest.approx(alone)
 
 
 def test_bad_input_is_named():

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -271,6 +271,19 @@ class RolloutEngine:
             "control_steps_per_second": tally.control_steps / seconds,
             "policy_batch": tally.decisions / max(1, tally.policy_calls),
         }
+
+
+def pooled_stats(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The ``stats`` of several runs as if they had been one: counts and seconds add up, rates follow from the sums."""
+    total = {name: sum(stats[name] for stats in rounds) for name in rounds[0]}
+    calls = sum(stats["decisions"] / stats["policy_batch"] for stats in rounds if stats["policy_batch"])
+    busy = sum(stats["env_utilisation"] * stats["seconds"] for stats in rounds)
+    return total | {
+        "env_utilisation": busy / total["seconds"],
+        "decisions_per_second": total["decisions"] / total["seconds"],
+        "control_steps_per_second": total["control_steps"] / total["seconds"],
+        "policy_batch": total["decisions"] / max(1.0, calls),
+    }
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from vla_rl.config import RLConfig
 from vla_rl.interfaces import Algorithm, RewardModel
 from vla_rl.metrics import MetricsLogger, Progress
 from vla_rl.rewards import RewardScorer
-from vla_rl.rollout import RolloutEngine
+from vla_rl.rollout import RolloutEngine, pooled_stats
 from vla_rl.specs import FAILURE_KINDS
 from vla_rl.splits import stable_seed
 from vla_rl.types import EpisodeSpec, Observation, RolloutBatch, TaskSpec, Trajectory
@@ -151,24 +151,29 @@ def train_rl(
     started = time.perf_counter() - counters.seconds
     several = getattr(getattr(algorithm, "config", None), "reward_names", ())
     scored: dict[str, Tensor] = {}  # rollout id → rewards, where groups are chosen by them
+    begun = time.perf_counter()
     with progress.task("RL", config.iterations, start=counters.iteration) as bar, RewardScorer(reward) as scorer:
         while counters.iteration < config.iterations:
             metrics: dict[str, float] = {}
+            evaluating = time.perf_counter()
             if evaluate is not None and config.eval_every and counters.iteration % config.eval_every == 0:
                 metrics |= evaluate(counters.iteration)
+            metrics |= {"time/evaluate": time.perf_counter() - evaluating}
             rolled_out: list[Trajectory] = []
+            stats: list[dict[str, float]] = []
             for sampling_round in range(config.max_sampling_rounds if buffer is not None else 1):
                 episodes = propose_episodes(config, curriculum, tasks, counters.iteration, sampling_round, seed)
                 result = engine.run(
                     episodes, policy_version=counters.iteration, progress=bar.inner, on_trajectory=scorer.begin
                 )
                 rolled_out += result.trajectories
+                stats.append(result.stats)
                 record_outcomes(curriculum, result.trajectories)
                 if buffer is None:
                     break
                 if config.dynamic_sampling_by == "reward":  # groups in which rewards differ, whatever their success
                     rewards, _, figures = scorer.score(result.trajectories)
-                    metrics |= figures
+                    add_figures(metrics, figures)
                     scored |= {t.rollout_id: r for t, r in zip(result.trajectories, rewards)}
                     buffer.add(
                         result.trajectories, {t.rollout_id: float(r.sum()) for t, r in zip(result.trajectories, rewards)}
@@ -183,11 +188,11 @@ def train_rl(
                 learn = torch.cat(rewards)
             else:  # (also the groups that a resumed run kept)
                 rewards, learn, figures = scorer.score(chosen, several)
-                metrics |= figures
+                add_figures(metrics, figures)
             updated = time.perf_counter()
             if chosen:
                 metrics |= algorithm.update(RolloutBatch.from_trajectories(chosen), learn)
-            metrics |= rollout_metrics(rolled_out, result.stats)
+            metrics |= rollout_metrics(rolled_out, pooled_stats(stats))
             metrics |= {"rollout/reward": sum(float(r.sum()) for r in rewards) / max(1, len(rewards))}
             metrics |= {"rollout/learned_share": len(chosen) / len(rolled_out), "rollout/rounds": sampling_round + 1}
             metrics |= {"time/update": time.perf_counter() - updated}
@@ -198,6 +203,8 @@ def train_rl(
             counters.control_steps += sum(t.num_control_steps for t in rolled_out)
             counters.seconds = time.perf_counter() - started
             metrics |= {"episodes": counters.episodes, "control_steps": counters.control_steps}
+            now = time.perf_counter()  # writing this iteration's line and checkpoint belongs to the next one
+            begun, metrics["time/iteration"] = now, now - begun
             logger.log("rl", counters.iteration, metrics)
             bar.update(counters.iteration, success=metrics["rollout/success"])
             if counters.iteration % config.checkpoint_every == 0 or counters.iteration == config.iterations:
@@ -213,8 +220,14 @@ def train_rl(
     return counters
 
 
+def add_figures(metrics: dict[str, float], figures: Mapping[str, float]) -> None:
+    """Take the figures of a scoring into an iteration's: seconds add up, of others the last ones count."""
+    for name, value in figures.items():
+        metrics[name] = value + (metrics.get(name, 0.0) if name.startswith("time/") else 0.0)
+
+
 def rollout_metrics(trajectories: Sequence[Trajectory], stats: Mapping[str, float]) -> dict[str, float]:
-    """Success, length and failures of this iteration's episodes, and the engine's throughput (of its last round).
+    """Success, length and failures of this iteration's episodes, and the engine's figures (of all rounds).
 
     ``rollout/failure/KIND`` are shares of all episodes; they are left out where the env does not tell how episodes fail.
     """

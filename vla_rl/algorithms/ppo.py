@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -282,8 +283,9 @@ class PPO:
             metrics["ppo/value_mean"] = float(values.mean())
             metrics["ppo/returns_mean"] = float(returns.mean())
             if self._critic_trainer is not None:
+                started = time.perf_counter()
                 loss = self._critic_trainer.train(batch.observations, returns, values, self.generator)
-                metrics["ppo/value_loss"] = loss
+                metrics |= {"ppo/value_loss": loss, "time/critic": time.perf_counter() - started}
         if old_log_prob is not None:
             own_head = self.critic is None and values is not None
             data = self._prepare(batch, advantages, old_log_prob, returns if own_head else None, values, metrics)
