@@ -152,6 +152,14 @@ def _parser() -> argparse.ArgumentParser:
     sim.add_argument("--steps", type=int, default=160, help="control steps per measurement")
     sim.add_argument("--workers", type=int, nargs="+", help="worker processes of the pool to measure (1 2; LIBERO: 1 2 4)")
     sim.add_argument("--json", type=Path, metavar="FILE")
+    learn = kinds.add_parser("learn", help="how soon runs reached a success rate, and where their seconds went")
+    learn.set_defaults(function=run_bench_learn)
+    learn.add_argument("overrides", nargs="*", metavar="RUN|key=value", help="run folders; with --against, a config")
+    learn.add_argument("--level", type=float, default=0.8, metavar="SHARE", help="of held-out episodes that succeed")
+    learn.add_argument("--against", metavar="OVERRIDES", help="measure a config with and without these (a=1,b=2), in turns")
+    learn.add_argument("--iterations", type=int, default=2, metavar="N", help="of RL that count, per side and round")
+    learn.add_argument("--rounds", type=int, default=2, metavar="N", help="of --against")
+    learn.add_argument("--json", type=Path, metavar="FILE")
     scoring = kinds.add_parser("reward", help="frames/s of reward models, and their share of a run's iterations")
     scoring.set_defaults(function=run_bench_reward)
     scoring.add_argument("overrides", nargs="*", metavar="key=value", help="reward=NAME ... (default: the usual ones)")
@@ -380,6 +388,17 @@ def run_bench_reward(arguments: argparse.Namespace) -> None:
         size=arguments.size,
         run=arguments.run,
     )
+    _write(arguments.json, document)
+
+
+def run_bench_learn(arguments: argparse.Namespace) -> None:
+    from vla_rl.bench_learn import bench_against, bench_runs, split_overrides
+
+    if arguments.against:
+        against = split_overrides(arguments.against)
+        document = bench_against(arguments.overrides, against, iterations=arguments.iterations, rounds=arguments.rounds)
+    else:
+        document = bench_runs([Path(word) for word in arguments.overrides], arguments.level)
     _write(arguments.json, document)
 
 
