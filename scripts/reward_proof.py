@@ -20,7 +20,7 @@ from queue import Queue
 
 import yaml
 
-from vla_rl.charts import Series, line_chart, percent
+from vla_rl.reporting.charts import Series, line_chart, percent
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = Path(sys.executable).with_name("vla-rl")

@@ -10,9 +10,13 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from vla_rl.charts import (
+from vla_rl.errors import UserError
+from vla_rl.evaluate import EpisodeOutcome, EvaluationResult
+from vla_rl.metrics import MetricsLogger, write_json
+from vla_rl.reporting.charts import (
     Interval,
     Series,
+    count_bars,
     episode_squares,
     interval_chart,
     line_chart,
@@ -23,11 +27,12 @@ from vla_rl.charts import (
     stacked_bar,
     thin_out,
 )
-from vla_rl.errors import UserError
-from vla_rl.evaluate import EpisodeOutcome, EvaluationResult
-from vla_rl.metrics import MetricsLogger, write_json
-from vla_rl.report import find_runs, load_run, paired, summary, verdict, warnings, write_report
-from vla_rl.statistics import wilson_interval
+from vla_rl.reporting.diagnostics import warnings
+from vla_rl.reporting.figures import learning_curve, paired, verdict
+from vla_rl.reporting.page import summary, write_report
+from vla_rl.reporting.runs import find_runs, load_run
+from vla_rl.reporting.study import group_runs, median_curve, spread
+from vla_rl.statistics import mean_interval, wilson_interval
 from vla_rl.video import Clip, have_video
 
 TASKS = ("lift_cube", "stack <b>")
@@ -40,7 +45,7 @@ def evaluation(solved, episodes=50, tasks=TASKS, **changes):
     return EvaluationResult(outcomes, **values)
 
 
-def make_run(path, before=20, after=45, seed=0, iterations=12, video=False):
+def make_run(path, before=20, after=45, seed=0, iterations=12, video=False, config=""):
     rng = random.Random(seed)
     path.mkdir(parents=True)
     if before is not None:
@@ -61,6 +66,9 @@ def make_run(path, before=20, after=45, seed=0, iterations=12, video=False):
                 "ppo/explained_variance": i / iterations,
                 "ppo/skipped_updates": int(i > 3) * 2,
             }
+            values |= {"episodes": 64 * i, "control_steps": 5000 * i}
+            if i % 4 == 1:  # before iterations 1, 5 and 9
+                values["eval/success"] = 0.4 + i / 100
             values |= {
                 "engine/retries": int(i == 2),
                 "engine/seconds": 20.0,
@@ -78,7 +86,7 @@ def make_run(path, before=20, after=45, seed=0, iterations=12, video=False):
     write_json(
         path / "versions.json", {"cpu": "Some CPU", "cpu_cores": 2, "packages": {"torch": "2.10"}, "git_commit": "abc"}
     )
-    (path / "config.yaml").write_text(f"name: test\nseed: {seed}\nnote: a < b & c\n")
+    (path / "config.yaml").write_text(f"name: test\nseed: {seed}\nnote: a < b & c\n{config}")
     if video and have_video():
         from vla_rl.evaluate import write_videos
 
@@ -118,7 +126,7 @@ class Page(HTMLParser):
 
     @property
     def words(self):
-        return " ".join(self.text)
+        return " ".join(" ".join(self.text).split())
 
 
 # ------------------------------------------------------------------------------------------------------------- the page
@@ -164,18 +172,16 @@ def test_summary_for_scripts(tmp_path):
     assert s["seeds"] == [0] and s["runs"][0]["phases"]["rl"]["episodes"] == 768
 
 
-def test_several_seeds_are_pooled(tmp_path):
-    for seed, after in ((0, 45), (1, 40), (10, 50)):
-        make_run(tmp_path / "all" / f"seed_{seed}", after=after, seed=seed)
-    assert [p.name for p in find_runs(tmp_path / "all")] == ["seed_0", "seed_1", "seed_10"]
-    page = Page(write_report(tmp_path / "all").read_text(encoding="utf-8"))
-    assert "RL raised success from 40 % to 90 % on 300 held-out episodes (3 runs)" in page.words
-    assert "seeds 0, 1, 10" in page.words and "seed 10, RL" in page.words
-    s = json.loads((tmp_path / "all" / "summary.json").read_text())
-    assert [r["evaluations"]["rl"]["successes"] for r in s["runs"]] == [90, 80, 100] and s["comparison"][
-        "trials"
-    ] == 300
-    assert sum("skipped" in note for note in warnings([load_run(p) for p in find_runs(tmp_path / "all")])) == 1
+def phases_of(run):
+    return json.loads((run / "phases.json").read_text())
+
+
+def page_of(folder):
+    return Page(write_report(folder).read_text(encoding="utf-8"))
+
+
+def summary_of(folder):
+    return json.loads((folder / "summary.json").read_text())
 
 
 @pytest.mark.parametrize(
@@ -215,7 +221,7 @@ def test_verdicts(tmp_path):
         make_run(run, before, after, iterations=2)
         if changes:
             evaluation(after, **changes).save(run / "eval_rl.json")
-        return [text.replace("\u00a0", " ") for text in verdict([load_run(run)])]
+        return [text.replace("\u00a0", " ") for text in verdict(load_run(run))]
 
     worse, evidence = of(45, 20)
     assert worse == "RL lowered success from 90 % to 40 % on 100 held-out episodes"
@@ -224,7 +230,7 @@ def test_verdicts(tmp_path):
     assert of(25, 25)[0] == "RL left success at 50 % on 100 held-out episodes: no more than chance explains"
     assert "cannot be compared pairwise" in of(20, 45, seed=3)[1]
     other = load_run(tmp_path / "20-45-1")
-    assert paired([other], "sft", "rl") is None and summary([other])["comparison"] is None
+    assert paired(other) is None and summary(other)["comparison"] is None
 
 
 def test_warnings_tell_what_to_do(tmp_path):
@@ -244,14 +250,217 @@ def test_warnings_tell_what_to_do(tmp_path):
 
 
 def test_a_large_video_stays_outside(tmp_path, monkeypatch):
-    import vla_rl.report as module
+    from vla_rl.reporting import sections
 
     run = make_run(tmp_path / "r")
     (run / "videos").mkdir(exist_ok=True)
     (run / "videos" / "sft.mp4").write_bytes(b"x" * 100)
-    monkeypatch.setattr(module, "MAX_VIDEO_BYTES", 50)
+    monkeypatch.setattr(sections, "MAX_VIDEO_BYTES", 50)
     page = Page(write_report(run).read_text(encoding="utf-8"))
     assert "sft.mp4 is too large for this page" in page.words and "video" not in page.tags
+
+
+# ------------------------------------------------------------------------------------------- what SFT sees, how it fails
+IMAGE_USE = {
+    "validation/loss": 0.5, "validation/image_use": 0.3, "validation/image_use/front": 0.05,
+    "validation/image_use/wrist": 0.25, "validation/instruction_use": -0.01, "validation/image_spread": 0.4,
+}  # fmt: skip
+
+
+def add_image_use(run, step=200, **changes):
+    row = {"phase": "sft", "step": step, "time_s": 1.0, **IMAGE_USE, **{f"validation/{k}": v for k, v in changes.items()}}
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def test_image_use_is_shown_and_a_blind_policy_warned_about(tmp_path):
+    run = make_run(tmp_path / "sees")
+    add_image_use(run, 100, image_use=0.1)
+    add_image_use(run)
+    page, use = page_of(run), summary_of(run)["image_use"]
+    assert use == {
+        "loss": 0.5, "image_use": 0.3, "instruction_use": -0.01, "image_spread": 0.4,
+        "cameras": {"front": 0.05, "wrist": 0.25}, "update": 200, "warning": "",
+    }  # fmt: skip
+    assert "Does it use its images?" in page.words and "Rise of the loss with other images" in page.words
+    for row in ("nothing 0.5", "all cameras 0.8 +0.3 60 %", "wrist alone 0.75 +0.25 50 %", "the instruction 0.49 −0.01 −2 %"):
+        assert row in page.words
+    assert "trained on held-out demonstrations" in page.words  # both losses in one chart
+    assert "hardly looks" not in page.words and "does not look" not in page.words
+    blind = make_run(tmp_path / "blind", seed=11)
+    add_image_use(blind, image_use=0.001)
+    text = write_report(blind).read_text(encoding="utf-8")
+    assert text.index('class="notes alarm"') < text.index('class="tiles"')
+    assert "The policy does not look at its images" in text
+    assert "does not look at its images" in summary_of(blind)["image_use"]["warning"]
+    without = make_run(tmp_path / "without")
+    assert "its images" not in page_of(without).words and summary_of(without)["image_use"] is None
+
+
+def add_failures(run, name, **kinds):
+    path = run / f"eval_{name}.json"
+    data = json.loads(path.read_text())
+    data["total"]["failures"] = kinds
+    data["tasks"]["lift_cube"]["failures"] = kinds
+    path.write_text(json.dumps(data))
+
+
+def test_failures_by_kind_before_and_after(tmp_path):
+    run = make_run(tmp_path / "r")
+    assert "How it fails" not in page_of(run).words and "failures" not in summary_of(run)["evaluations"]["rl"]
+    add_failures(run, "sft", never_reached=10, missed_grasp=45, **{"not told": 5})
+    add_failures(run, "rl", missed_grasp=4, out_of_time=6)
+    (run / "videos").mkdir()
+    for name in ("sft_failure_missed_grasp", "rl_failure_out_of_time", "rl"):
+        (run / "videos" / f"{name}.mp4").write_bytes(name.encode())
+    page, found = page_of(run), summary_of(run)["evaluations"]
+    assert found["sft"]["failures"] == {"never_reached": 10, "missed_grasp": 45, "not told": 5}
+    assert found["rl"]["tasks"]["lift_cube"]["failures"] == {"missed_grasp": 4, "out_of_time": 6}
+    rows = page.words.partition("Kind SFT of 100 RL of 100 change")[2].partition("One of each kind")[0]
+    assert rows.strip() == (
+        "never reached 10 (10 %) 0 −10 missed grasp 45 (45 %) 4 (4 %) −41 out of time 0 6 (6 %) +6 not told 5 (5 %) 0 −5 "
+        "all failures 60 (60 %) 10 (10 %) −50"
+    )
+    assert page.tags.count("video") == 3 and "missed grasp · SFT, 45 episodes" in page.words
+    watched, _, clips = page.words.partition("How it fails")
+    assert "out of time · RL, 6 episodes" in clips and "failure_" not in watched
+
+
+def test_the_guard_is_heard(tmp_path):
+    run = make_run(tmp_path / "r")
+    phases = phases_of(run)
+    phases["rl"]["guard"] = "1 of 640 episodes succeeded <so far>"
+    write_json(run / "phases.json", phases)
+    text = write_report(run).read_text(encoding="utf-8")
+    assert '<ul class="notes alarm"><li>1 of 640 episodes succeeded &lt;so far&gt;</li></ul>' in text
+    assert summary_of(run)["guard"] == "1 of 640 episodes succeeded <so far>"
+
+
+def test_a_killed_run_shows_how_far_rl_came(tmp_path):
+    run = make_run(tmp_path / "r", after=None, iterations=28, config="rl:\n  iterations: 50\n")
+    phases = phases_of(run)
+    del phases["rl"]  # written when a phase ends: a kill leaves none
+    write_json(run / "phases.json", phases)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for row in lines:  # iterations of 12 s from second 100 on
+        row["time_s"] = 100 + 12 * row["step"] if row["phase"] == "rl" else 90
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    page, found = page_of(run), summary_of(run)
+    assert "RL: 28 of 50 iterations, incomplete." in page.words
+    assert "Success while training: 28 of 50 iterations, incomplete" in page.words
+    assert "Phase “rl” is not complete (28 of 50 iterations); the same command resumes it." in page.words
+    rl = found["runs"][0]["phases"]["rl"]
+    assert rl == {
+        "complete": False, "done": 28, "of": 50, "unit": "iterations", "episodes": 28 * 64, "control_steps": 140_000,
+        "seconds": 28 * 12.0,
+    }  # fmt: skip
+    assert found["seconds"] == 180 + 28 * 12
+    assert "RL 28 of 50 iterations, incomplete 5 min 36 s" in page.words
+    assert found["learning_curve"][:2] == [{"episodes": 0.0, "success": 0.4}, {"episodes": 256.0, "success": 0.45}]
+    # interrupted, not killed: the record is there, and the larger of both times counts
+    write_json(run / "phases.json", {**phases, "rl": {"seconds": 400.0, "complete": False}})
+    assert load_run(run).phases["rl"]["seconds"] == 400.0
+    write_json(run / "phases.json", {**phases, "rl": {"seconds": 400.0, "complete": True}})
+    assert load_run(run).phases["rl"] == {"seconds": 400.0, "complete": True}
+
+
+# ------------------------------------------------------------------------------------------------------------- studies
+def test_seeds_are_shown_and_their_spread_is_over_seeds(tmp_path):
+    folder = tmp_path / "all"
+    for seed, after in ((0, 45), (1, 30), (10, 50)):
+        run = make_run(folder / f"seed_{seed}", after=after, seed=seed)
+        add_failures(run, "sft", never_reached=50, dropped=10)
+        add_failures(run, "rl", dropped=100 - 2 * after)
+        add_image_use(run, image_use=0.3 + seed / 100)
+    assert [p.name for p in find_runs(folder)] == ["seed_0", "seed_1", "seed_10"]
+    page, s = page_of(folder), summary_of(folder)
+    (group,) = s["groups"]
+    assert s["verdict"] == (
+        "RL moved success from a median of 40 % to 90 % over 3 seeds (worst 60 %, best 100 %): no more than chance explains"
+    )
+    assert "Mean difference +43 points (95 % interval over seeds −8 to +95)" in page.words
+    assert "RL ended above SFT in 3, below it in 0 of 3 runs" in page.words
+    rl, change = group["evaluations"]["rl"], group["difference"]
+    assert [rl[k] for k in ("median", "worst", "best", "runs", "episodes")] == [0.9, 0.6, 1.0, 3, 300]
+    # Student's t with 2 degrees of freedom (table: 4.303): 0.8333 ± 4.303 · 0.2082 / √3, cut at 100 %
+    assert (rl["mean"], rl["low"], rl["high"]) == pytest.approx((0.8333, 0.3162, 1.0), abs=2e-4)
+    assert (change["mean"], change["low"], change["high"]) == pytest.approx((0.4333, -0.0838, 0.9504), abs=2e-4)
+    assert [change[k] for k in ("above", "below", "worst", "best")] == pytest.approx([3, 0, 0.2, 0.6])
+    assert rl["tasks"]["lift_cube"]["median"] == 0.9 and rl["failures"] == {"dropped": 50}
+    assert group["evaluations"]["sft"]["failures"] == {"never_reached": 150, "dropped": 30}
+    assert group["image_use"] == {"median": 0.31, "worst": 0.3, "best": 0.4, "runs": 3}
+    assert [r["comparison"]["difference"] for r in s["runs"]] == pytest.approx([0.5, 0.2, 0.6])
+    assert [r["seed"] for r in s["runs"]] == s["seeds"] == group["seeds"] == [0, 1, 10]
+    assert group["learning_curve"][1] == {"episodes": 256.0, "success": 0.45, "runs": 3}
+    assert group["learning_curve"][-1] == {"episodes": 768.0, "success": 0.9, "runs": 3}
+    for text in ("seed 0, 256 episodes: 45 %", "median of 3", "50 → 0 10 → 40", "mean, 95 % interval", "0.5 0.9 +0.4"):
+        assert text in page.words
+    assert sum("skipped" in note for note in warnings([load_run(p) for p in find_runs(folder)])) == 1
+    assert not [href for href in page.sources if not href.startswith("data:")]
+    write_report(folder / "seed_1")
+    assert page_of(folder).sources == ["seed_1/report.html"]  # leads to the run's own page where there is one
+
+
+def test_unlike_runs_stand_side_by_side(tmp_path):
+    same = "output_dir: {0}\nthreads: {0}\ncheckpoint: /starts/v0/seed_{0}/sft\n"
+    for seed in (0, 1):
+        config = same.format(seed) + "algorithm: {type: ppo, clip: 0.2}\n"
+        make_run(tmp_path / "ppo" / f"seed_{seed}", seed=seed, config=config)
+    for name, clip, after in (("a", 0.1, 30), ("b", 0.3, 10)):
+        make_run(tmp_path / name, after=after, config=same.format(0) + f"algorithm: {{type: grpo, clip: {clip}}}\n")
+    aside = make_run(tmp_path / "a.20250101-120000", after=0)
+    assert aside not in find_runs(tmp_path) and len(find_runs(tmp_path)) == 4
+    groups = group_runs([load_run(p) for p in find_runs(tmp_path)])
+    assert [[r.path.name for r in g.runs] for g in groups] == [["a"], ["b"], ["seed_0", "seed_1"]]
+    assert [g.settings for g in groups] == [
+        {"algorithm.type": "grpo", "algorithm.clip": 0.1},
+        {"algorithm.type": "grpo", "algorithm.clip": 0.3},
+        {"algorithm.type": "ppo"},
+    ]
+    page, s = page_of(tmp_path), summary_of(tmp_path)
+    assert s["verdict"] == "4 runs of 3 kinds, side by side"
+    assert "They differ in algorithm.type, algorithm.clip" in page.words
+    assert [g["evaluations"]["rl"]["median"] for g in s["groups"]] == [0.6, 0.2, 0.9]
+    assert s["groups"][0]["evaluations"]["rl"]["low"] is None and s["groups"][2]["evaluations"]["rl"]["low"] < 0.9
+    assert [r["group"] for r in s["runs"]] == [g["name"] for g in s["groups"] for _ in g["runs"]]
+    assert "algorithm.type=grpo, algorithm.clip=0.3 1 40 % 20 % −20" in page.words
+
+
+def test_what_makes_runs_of_a_study_doubtful(tmp_path):
+    for name, commit in (("one", "abc"), ("two", "def")):
+        run = make_run(tmp_path / name, seed=3)
+        write_json(run / "versions.json", {"git_commit": commit})
+    page = page_of(tmp_path)
+    assert "Seed 3 ran more than once" in page.words and "2 different commits: abc, def" in page.words
+    assert "over 2 runs" in page.words  # one seed twice is not two seeds
+
+
+def test_runs_without_evaluations_are_a_study_too(tmp_path):
+    for seed in (0, 1):
+        make_run(tmp_path / f"seed_{seed}", None, None, seed=seed)
+    assert "no evaluation yet" in page_of(tmp_path).words
+    evaluation(20).save(tmp_path / "seed_1" / "eval_sft.json")
+    page = page_of(tmp_path)
+    assert "The SFT policies solve a median of 40 % over 1 seed" in page.words and "Every seed" in page.words
+
+
+def test_interval_over_seeds_is_never_narrower_than_over_episodes():
+    assert spread([1.0, 1.0, 1.0], wilson_interval(300, 300), 0.0, 1.0)["low"] == pytest.approx(0.9874, abs=1e-4)
+    wide = spread([0.2, 0.9], wilson_interval(110, 200), 0.0, 1.0)
+    assert (wide["low"], wide["high"]) == (0.0, 1.0)  # two seeds say little: ± 12.7 · 0.35
+    assert mean_interval([0.5]) is None and spread([0.5], (0.4, 0.6), 0, 1)["high"] is None
+
+
+def test_median_curve_joins_what_runs_reached():
+    curves = [[(0, 0.0), (100, 1.0)], [(0, 0.2), (50, 0.4), (100, 0.4)], [(0, 0.1), (40, 0.1)]]
+    assert median_curve(curves) == [(0, 0.1, 3), (40, pytest.approx(0.36), 3), (50, pytest.approx(0.45), 2),
+                                    (100, pytest.approx(0.7), 2)]  # fmt: skip
+    assert median_curve([curves[0]]) == [] and median_curve([]) == []
+
+
+def test_learning_curve_counts_the_episodes_before_an_evaluation(tmp_path):
+    run = load_run(make_run(tmp_path / "r"))
+    assert learning_curve(run) == [(0.0, 0.4), (256.0, 0.45), (512.0, pytest.approx(0.49)), (768.0, 0.9)]
 
 
 # --------------------------------------------------------------------------------------------------------------- charts
@@ -295,3 +504,7 @@ def test_small_helpers():
     assert widths == pytest.approx([23.5, 73.5])
     assert interval_chart([Interval("x", 0.0, 0.0, 0.04, "before")]).count("<rect") == 1
     assert episode_squares([("won", "a")] * 70, columns=50).count("<rect") == 70
+    bars = count_bars([("x", [("before", 8, ""), ("after", 2, "")]), ("y", [("before", 0, ""), ("after", 4, "")])])
+    long = [float(w) for w in re.findall(r'<rect[^>]*width="([\d.]+)"', bars)]
+    assert long == pytest.approx([long[0], long[0] / 4, 1.5, long[0] / 2], abs=0.1) and long[0] > 600
+    assert count_bars([]) == ""

@@ -324,7 +324,8 @@ def test_a_learned_reward_is_judged_on_rollouts_it_has_not_seen():
 # ----------------------------------------------------------------------------------------------------------- the report
 @pytest.mark.parametrize(("rewards", "warned"), [([0.2, 0.4, 0.6, 0.8], True), ([0.2, 0.25, 0.3, 0.3], False)])
 def test_reward_that_rises_without_success_raises_a_warning(tmp_path, rewards, warned):
-    from vla_rl.report import load_run, warnings
+    from vla_rl.reporting.diagnostics import warnings
+    from vla_rl.reporting.runs import load_run
 
     with MetricsLogger(tmp_path, wandb=False) as logger:
         for i, value in enumerate([r for r in rewards for _ in range(3)]):

@@ -13,7 +13,9 @@ from vla_rl.statistics import (
     compare_paired,
     difference_interval,
     mcnemar_exact,
+    mean_interval,
     paired_difference_interval,
+    student_quantile,
     wilson_interval,
 )
 
@@ -127,3 +129,19 @@ def test_difference_of_independent_rates_is_newcombes():
     assert (low, high) == (pytest.approx(0.0524, abs=5e-5), pytest.approx(0.3339, abs=5e-5))
     assert difference_interval(0, 0, 3, 5) == (-1.0, 1.0)
     assert difference_interval(48, 80, 56, 70) == (pytest.approx(-high), pytest.approx(-low))
+
+
+@pytest.mark.parametrize(
+    "degrees, confidence, t",
+    [(1, 0.95, 12.706), (2, 0.95, 4.303), (3, 0.99, 5.841), (9, 0.95, 2.262), (10, 0.9, 1.812), (30, 0.95, 2.042)],
+)
+def test_student_published(degrees, confidence, t):  # the usual two-sided table
+    assert student_quantile(degrees, confidence) == pytest.approx(t, abs=5e-4)
+
+
+def test_mean_interval_by_hand():
+    # mean 5, standard deviation 2, n = 4: 5 ± 3.1824 · 2 / 2
+    assert mean_interval([5 - 3**0.5, 5 - 3**0.5, 5 + 3**0.5, 5 + 3**0.5]) == pytest.approx((1.8176, 8.1824), abs=1e-4)
+    assert mean_interval([0.4]) is None and mean_interval([]) is None
+    with pytest.raises(ValueError, match="degrees >= 1"):
+        student_quantile(0)

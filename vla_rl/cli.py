@@ -283,7 +283,7 @@ def run_export(arguments: argparse.Namespace) -> None:
 
 
 def run_report(arguments: argparse.Namespace) -> None:
-    from vla_rl.report import write_report
+    from vla_rl.reporting.page import write_report
 
     print(write_report(arguments.run))
 

@@ -24,6 +24,11 @@ from vla_rl.reward_quality import RewardCheckConfig
 from vla_rl.rollout import RolloutConfig
 
 PHASES = ("collect", "sft", "eval_sft", "reward", "rl", "eval_rl", "report")
+# What may differ when a run is resumed, and between the runs of a study: it says how and where to compute, not what.
+MACHINE_KEYS = (
+    "output_dir:", "threads:", "device:", "wandb:", "phases:", "collect.workers:", "slots.", "rollout.max_retries:",
+    "reward_check.on_bad:",
+)  # fmt: skip
 _EXAMPLE = "Overrides look like run=quickstart seed=1 algorithm.learning_rate=1e-4"
 _GROUPS = ("policy", "env", "reward", "algorithm", "critic")
 

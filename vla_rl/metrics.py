@@ -1,6 +1,6 @@
 """What a run leaves behind while it goes: metrics, progress on screen, memory, versions.
 
-A run folder holds (each file optional; `vla_rl.report` shows what is there)
+A run folder holds (each file optional; `vla_rl.reporting` shows what is there)
 
     config.yaml          the exact resolved configuration
     versions.json        `versions()`

@@ -27,13 +27,13 @@ from vla_rl.algorithms.imitation import Imitation
 from vla_rl.algorithms.validation import ROWS
 from vla_rl.checkpoint import EMBODIMENT, RunLock, load_policy, save_checkpoint
 from vla_rl.collect import collect_demonstrations
-from vla_rl.config import RunConfig
+from vla_rl.config import MACHINE_KEYS, RunConfig
 from vla_rl.dataset import DatasetSampler, DemonstrationDataset, load_demonstrations, load_published
 from vla_rl.errors import ConfigError, TrainingDiverged, UserError
 from vla_rl.evaluate import EvaluationResult, compare, comparison_text, evaluate, write_failure_videos, write_videos
 from vla_rl.interfaces import Env
 from vla_rl.metrics import MemoryWatch, MetricsLogger, Progress, available_cores, versions, write_json
-from vla_rl.report import write_report
+from vla_rl.reporting.page import write_report
 from vla_rl.reward_data import ROLLOUTS, demonstration_trajectories, load_rollouts, roll_out, save_rollouts
 from vla_rl.reward_quality import write_quality
 from vla_rl.reward_tools import co_evolving, enforce, fit_and_judge, needs_judging
@@ -123,13 +123,6 @@ def run_pipeline(config: RunConfig, *, fresh: bool = False) -> Path:
         write_report(folder)
         progress.say(f"report: {folder / 'report.html'}")
     return folder
-
-
-# What may differ when a run is resumed: it says how and where to compute, not what.
-MACHINE_KEYS = (
-    "output_dir:", "threads:", "device:", "wandb:", "phases:", "collect.workers:", "slots.", "rollout.max_retries:",
-    "reward_check.on_bad:",
-)  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------------------- phases

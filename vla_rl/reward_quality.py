@@ -26,9 +26,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vla_rl.charts import Series, line_chart, percent
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.metrics import write_json
+from vla_rl.reporting.charts import Series, line_chart, percent
 from vla_rl.statistics import wilson_interval
 from vla_rl.types import Observation, Trajectory
 

@@ -159,6 +159,42 @@ def difference_interval(
     return a - b - math.hypot(a - low_a, high_b - b), a - b + math.hypot(high_a - a, b - low_b)
 
 
+def student_quantile(degrees: int, confidence: float = 0.95) -> float:
+    """t with P(|T| <= t) = ``confidence`` for Student's t of ``degrees`` (whole, >= 1) degrees of freedom.
+
+    From the finite series for whole degrees (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4), inverted by halving.
+    """
+    if degrees < 1 or not 0 < confidence < 1:
+        raise ValueError(f"need degrees >= 1 and a confidence between 0 and 1, got {degrees} and {confidence}")
+
+    def inside(angle: float) -> float:  # P(|T| <= t), t = sqrt(degrees) tan(angle)
+        cos, odd = math.cos(angle), degrees % 2
+        term, total = (cos if odd else 1.0), 0.0
+        for k in range(2 + odd, degrees + 1, 2):
+            total += term
+            term *= cos * cos * (k - 1) / k
+        if odd:
+            return 2 / math.pi * (angle + math.sin(angle) * total)
+        return math.sin(angle) * total
+
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if inside(middle) < confidence else (low, middle)
+    return math.sqrt(degrees) * math.tan((low + high) / 2)
+
+
+def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
+    """Student's t interval of the mean of independent values, such as a figure of several seeds; None for fewer than two."""
+    n = len(values)
+    if n < 2:
+        return None
+    mean = math.fsum(values) / n
+    deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
+    half = student_quantile(n - 1, confidence) * deviation / math.sqrt(n)
+    return mean - half, mean + half
+
+
 def compare_paired(a: Sequence[bool], b: Sequence[bool], confidence: float = 0.95) -> PairedComparison:
     """Compare outcomes ``a[i]`` and ``b[i]`` of the same episode i.
 

@@ -1,6 +1,6 @@
 """Small SVG charts as text, for pages that must carry everything themselves. Colours come from CSS classes of the page.
 
-Classes: ``line``, ``dot``, ``whisker``, ``bar``, ``part`` with ``s0`` … ``s5`` (series) or ``before``/``after``;
+Classes: ``line``, ``dot``, ``whisker``, ``bar``, ``part`` with ``s0`` … ``s5`` (series), ``before``/``after`` or ``ink``;
 ``grid``, ``axis``, ``tick``, ``name``, ``on-bar`` for the rest.
 """
 
@@ -16,9 +16,9 @@ _MAX_POINTS = 400
 
 @dataclass(frozen=True)
 class Series:
-    """One curve: x, y of equal length (None leaves a gap). ``style``: a CSS class; ``kind``: "line", "faint" or "dots".
+    """One curve: x, y of equal length (None leaves a gap). ``style``: a CSS class.
 
-    ``intervals`` are (low, high) whiskers per point, ``notes`` tooltips per point.
+    ``kind``: "line", "faint", "thick" or "dots". Per point: ``intervals`` are (low, high) whiskers, ``notes`` tooltips.
     """
 
     label: str
@@ -96,10 +96,14 @@ def line_chart(
     height: int = 190,
     y_format: Callable[[float], str] = short,
     y_range: tuple[float, float] | None = None,
+    x_max: float | None = None,
     x_label: str = "",
     label: str = "",
 ) -> str:
-    """An SVG with axes, a grid and the series; empty where nothing is finite. ``label`` is for screen readers."""
+    """An SVG with axes, a grid and the series; empty where nothing is finite. ``label`` is for screen readers.
+
+    The x axis reaches to ``x_max`` at least: where a curve would have gone.
+    """
     xs = [float(x) for s in series for x in s.x]
     ys = [float(v) for s in series for v in s.y if v is not None and math.isfinite(v)]
     ys += [float(v) for s in series for pair in s.intervals if pair for v in pair]
@@ -108,7 +112,7 @@ def line_chart(
     ticks_y = nice_ticks(*(y_range or (min(ys), max(ys))))
     if y_range:
         ticks_y = [t for t in ticks_y if y_range[0] - 1e-9 <= t <= y_range[1] + 1e-9]
-    low_x, high_x = min(xs), max(xs)
+    low_x, high_x = min(xs), max(xs if x_max is None else [*xs, x_max])
     if high_x <= low_x:
         low_x, high_x = low_x - 1, high_x + 1
     ticks_x = [t for t in nice_ticks(low_x, high_x, max(2, width // 110)) if low_x - 1e-9 <= t <= high_x + 1e-9]
@@ -144,7 +148,7 @@ def line_chart(
 
 def _draw(s: Series, px: Callable[[float], float], py: Callable[[float], float], y_format: Callable) -> list[str]:
     out = []
-    if s.kind in ("line", "faint"):
+    if s.kind != "dots":
         x, y = thin_out(s.x, s.y)
         pieces: list[list[str]] = [[]]
         for a, b in zip(x, y, strict=True):
@@ -157,7 +161,9 @@ def _draw(s: Series, px: Callable[[float], float], py: Callable[[float], float],
                 cx, cy = piece[0].split(",")
                 out.append(f'<circle class="dot {s.style}" cx="{cx}" cy="{cy}" r="2"/>')
             elif piece:
-                out.append(f'<polyline class="line {s.kind} {s.style}" points="{" ".join(piece)}"/>')
+                points = " ".join(piece)
+                out.append(f'<polyline class="line {s.kind} {s.style}" points="{points}"><title>{escape(s.label)}</title>')
+                out.append("</polyline>")
         return out
     for i, (a, b) in enumerate(zip(s.x, s.y, strict=True)):
         if b is None or not math.isfinite(b):
@@ -194,7 +200,9 @@ def interval_chart(rows: Sequence[Interval], *, width: int = 760, row_height: in
     """Rates as bars from 0 with a whisker for the interval, on a 0 … 100 % axis."""
     if not rows:
         return ""
-    left, right, top, bottom = 14 + 7.2 * max(len(r.label) for r in rows), 20, 4, 22
+    left, right, top, bottom = 14 + 8.2 * max(len(r.label) for r in rows), 20, 4, 22
+    if any(r.high > 0.9 and r.low < 0.3 for r in rows):  # such a row's figure stands to the right of it all
+        right = 56
     height = top + bottom + row_height * len(rows)
 
     def px(v: float) -> float:
@@ -221,6 +229,30 @@ def interval_chart(rows: Sequence[Interval], *, width: int = 760, row_height: in
             out.append(
                 f'<line class="whisker ink" x1="{px(end):.1f}" x2="{px(end):.1f}" y1="{y - 5:.1f}" y2="{y + 5:.1f}"/>'
             )
+    return "".join(out) + "</svg>"
+
+
+def count_bars(rows: Sequence[tuple[str, Sequence[tuple[str, float, str]]]], *, width: int = 760) -> str:
+    """Horizontal bars in groups: (label, [(CSS class, amount, tooltip), …]), each with its amount behind it."""
+    most = max((amount for _, bars in rows for _, amount, _ in bars), default=0)
+    if not rows:
+        return ""
+    left, right, bar, gap = 14 + 8.2 * max(len(label) for label, _ in rows), 44, 15, 12
+    text = "; ".join(f"{label}: {', '.join(note for _, _, note in bars)}" for label, bars in rows)
+    height = sum(bar * len(bars) + gap for _, bars in rows)
+    out, y = [f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(text)}">'], gap / 2
+    for label, bars in rows:
+        middle = y + bar * len(bars) / 2
+        out.append(f'<text class="name" x="{left - 10:.1f}" y="{middle + 4.5:.1f}" text-anchor="end">{escape(label)}</text>')
+        for style, amount, note in bars:
+            w = amount / most * (width - left - right) if most else 0.0
+            out.append(
+                f'<rect class="bar {style}" x="{left:.1f}" y="{y + 1:.1f}" width="{max(1.5, w):.1f}" height="{bar - 2}" '
+                f'rx="2"><title>{escape(note)}</title></rect>'
+            )
+            out.append(f'<text class="tick" x="{left + max(1.5, w) + 6:.1f}" y="{y + bar - 4:.1f}">{short(amount)}</text>')
+            y += bar
+        y += gap
     return "".join(out) + "</svg>"
 
 

@@ -1,0 +1,239 @@
+"""``report.html`` and ``summary.json`` of a run folder (see `vla_rl.metrics` for what one holds) or of a folder of runs.
+
+The page is one file that asks the network for nothing: style, charts (SVG) and videos (base64) are inside.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import re
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from vla_rl.evaluate import summarise, task_gap_text
+from vla_rl.metrics import write_json
+from vla_rl.reporting import figures, sections, study_page, words
+from vla_rl.reporting.charts import Interval, Series, episode_squares, interval_chart, line_chart, percent, short
+from vla_rl.reporting.diagnostics import DIAGNOSTICS, warnings
+from vla_rl.reporting.runs import RunData, find_runs, load_run
+from vla_rl.reporting.study import group_runs
+
+REPORT_FILE, SUMMARY_FILE = "report.html", "summary.json"
+
+
+def write_report(run_dir: str | Path) -> Path:
+    """Write ``report.html`` and ``summary.json`` into ``run_dir``; returns the page's path.
+
+    Raises `UserError` where the folder holds no run.
+    """
+    run_dir = Path(run_dir)
+    runs = [load_run(path) for path in find_runs(run_dir)]
+    name = run_dir.resolve().name
+    if len(runs) == 1:
+        head, found, body = figures.verdict(runs[0])[0], summary(runs[0]), run_sections(runs[0], name)
+    else:
+        groups = group_runs(runs)
+        found = study_page.summary(groups)
+        head, body = found["verdict"], study_page.study_sections(groups, run_dir, name)
+    write_json(run_dir / SUMMARY_FILE, found)
+    part = run_dir / f".{REPORT_FILE}.part"
+    part.write_text(fill(f"{head} · {name}", body), encoding="utf-8")
+    part.replace(run_dir / REPORT_FILE)
+    return run_dir / REPORT_FILE
+
+
+def fill(title: str, body: list[str]) -> str:
+    """The page as text, from its sections."""
+    template = importlib.resources.files("vla_rl").joinpath("report_template.html").read_text(encoding="utf-8")
+    body = [*body, "<footer>Written by vla-rl. The same figures for scripts: summary.json beside this page.</footer>"]
+    parts = {"title": escape(title), "body": "\n".join(s for s in body if s)}
+    return re.sub(r"\{\{(\w+)\}\}", lambda m: parts[m[1]], template)
+
+
+def summary(run: RunData) -> dict[str, Any]:
+    """``summary.json`` of one run."""
+    found = figures.run_summary(run)
+    seconds = {"seconds": found["seconds"], "peak_memory_bytes": found["peak_memory_bytes"]}
+    only = {name: summarise(result.outcomes) for name, result in run.evaluations.items()}
+    return {
+        "verdict": figures.verdict(run)[0].replace("\u00a0", " "),
+        "seeds": [run.seed],
+        **found,
+        "runs": [{**figures.identity(run), "evaluations": only, **seconds}],
+    }
+
+
+def run_sections(run: RunData, name: str) -> list[str]:
+    """The page of one run."""
+    head, evidence = figures.verdict(run)
+    seed = "" if run.seed is None else f"seed {run.seed}"
+    return [
+        sections.header((name, seed, sections.machine(run)), head, evidence),
+        sections.alarms(figures.alarms(run)),
+        _tiles(run),
+        _success(run),
+        sections.videos(
+            run,
+            "Held-out episodes in real time, the same initial states in each video. A frame turns green when the task "
+            "succeeds and red when time runs out.",
+        ),
+        _failures(run),
+        sections.notes(warnings([run])),
+        sections.section("Learning", "", sections.success_curve(run), sections.diagnostics([run])),
+        sections.image_use(run),
+        _tasks(run),
+        sections.time([run]),
+        _everything(run),
+        sections.versions(run),
+    ]
+
+
+def _tiles(run: RunData) -> str:
+    tiles: list[tuple[str, str, str]] = []
+    ends = figures.before_after(run)
+    if ends is not None:
+        before, after = (run.evaluations[n].success_rate for n in ends)
+        what = f"success, {words.evaluation(ends[0])} → {words.evaluation(ends[1])}"
+        tiles.append((f"{percent(before)} → {percent(after)}", what, ""))
+        c = figures.paired(run)
+        if c is not None:
+            style = ("up" if c.difference > 0 else "down") if c.significant else ""
+            tiles.append((f"{words.signed(c.difference * 100)} points", "on the same episodes", style))
+    elif run.names:
+        tiles.append((percent(run.evaluations[run.names[0]].success_rate), "success", ""))
+    if run.seconds:
+        tiles.append((words.clock(run.seconds), "total time", ""))
+    rl = run.phases.get("rl", {})
+    if so_far := words.progress(rl):
+        tiles.append((f"{rl['done']} of {rl['of']}", "RL " + so_far.partition(f"{rl['of']} ")[2], "down"))
+    steps, seconds = int(rl.get("control_steps") or 0), rl.get("seconds")
+    if steps and seconds:
+        tiles.append((short(steps), "control steps of RL", ""))
+        tiles.append((f"{steps / seconds:.0f} /s", "control steps, learning included", ""))
+    if run.peak_memory_bytes:
+        tiles.append((words.gibibytes(run.peak_memory_bytes), "peak memory", ""))
+    return sections.tiles(tiles)
+
+
+def _success(run: RunData) -> str:
+    if not run.names:
+        return ""
+    rows, details = [], []
+    for name in run.names:
+        s = summarise(run.evaluations[name].outcomes)
+        label = words.evaluation(name)
+        low, high = percent(s["low"]), percent(s["high"])
+        note = f"{label}: {s['successes']} of {s['episodes']} = {percent(s['rate'])}, {low} to {high}"
+        rows.append(Interval(label, s["rate"], s["low"], s["high"], sections.evaluation_style(run.names, name), note))
+        details.append(
+            f"<b>{escape(label)}</b> solved {s['successes']} of {s['episodes']} ({percent(s['rate'])}; "
+            f"{s['low'] * 100:.1f} to {s['high'] * 100:.1f} %)"
+        )
+    first = run.evaluations[run.names[0]]
+    how = "the most likely actions" if first.deterministic else "sampled actions"
+    where = "initial states that training never sees" if first.split == "held_out" else "training initial states"
+    where = run.phases.get(f"eval_{run.names[0]}", {}).get("initial_states") or where
+    lead = f"Evaluated with {how} on {where}. Lines mark 95 % Wilson intervals. {', '.join(details)}."
+    if conditions := run.phases.get(f"eval_{run.names[0]}", {}).get("conditions"):
+        lead += f" Conditions: {escape(conditions)}."
+    for name in run.names:
+        if gap := figures.gap_of(run, name):
+            lead += f" <b>{escape(words.evaluation(name))}</b>, {escape(task_gap_text(gap))}."
+    height = 46 if len(rows) < 5 else 30
+    chart = sections.both_widths(lambda width: interval_chart(rows, width=min(width, 760), row_height=height))
+    return sections.section("Success", lead, chart, _squares(run))
+
+
+def _squares(run: RunData) -> str:
+    """A square for every episode that both policies met."""
+    ends, c, pairs = figures.before_after(run), figures.paired(run), figures.paired_outcomes(run)
+    if ends is None or c is None:
+        return ""
+    a, b = (words.evaluation(name) for name in ends)
+    kinds = {
+        (True, True): ("both", f"solved by both: {c.both}"), (False, True): ("won", f"only by {b}: {c.only_b}"),
+        (True, False): ("lost", f"only by {a}: {c.only_a}"), (False, False): ("neither", f"by neither: {c.neither}"),
+    }  # fmt: skip
+    states = []
+    for before, after in pairs:
+        style, text = kinds[(before.success, after.success)]
+        states.append((style, f"{before.task_id} #{before.init_state_id}, {text.split(':')[0]}"))
+    order = {"both": 0, "won": 1, "lost": 2, "neither": 3}
+    states.sort(key=lambda s: order[s[0]])
+    size, columns = (20, 50) if len(states) <= 200 else (14, 75)
+    wide = episode_squares(states, size=size, columns=columns)
+    narrow = episode_squares(states, size=size, columns=25)
+    return (
+        f'<h3 class="gap">The same episodes, before and after</h3>{sections.legend(list(kinds.values()))}'
+        f'<div class="wide">{wide}</div><div class="narrow">{narrow}</div>'
+    )
+
+
+def _failures(run: RunData) -> str:
+    names = [n for n in dict.fromkeys(run.names[:1] + run.names[-1:]) if n in run.failures]
+    counts = {n: run.failures[n][""] for n in names}
+    lead = "Failed held-out episodes by how far they got"
+    lead += ", before and after: what RL mended, and what is left." if len(names) > 1 else "."
+    shown = sections.failure_figures(counts, {n: run.evaluations[n].episodes for n in names})
+    return sections.section("How it fails", lead if shown else "", shown, sections.failure_clips(run))
+
+
+def _tasks(run: RunData) -> str:
+    names = run.names
+    if not names:
+        return ""
+    rows_of = {name: figures.per_task(run, name) for name in names}
+    tasks = list(dict.fromkeys(t for rows in rows_of.values() for t in rows))
+    columns = ("success", "95 % interval", "steps", "jerk")
+    head = "".join(f'<th colspan="4" class="group">{escape(words.evaluation(n))}</th>' for n in names)
+    heads = "".join(f"<th>{c}</th>" for _ in names for c in columns)
+    body = []
+    lines = [(task, {n: rows_of[n].get(task) for n in names}, "") for task in tasks]
+    if len(tasks) > 1:
+        lines.append(("all tasks", {n: summarise(run.evaluations[n].outcomes) for n in names}, "total"))
+    for task, rows, style in lines:
+        cells = [f"<td>{escape(task)}</td>"]
+        for name in names:
+            s = rows[name]
+            if s is None:
+                cells.append("<td>–</td>" * 4)
+                continue
+            css = sections.evaluation_style(names, name)
+            bar = f'<span class="mini {css}"><i style="width:{s["rate"] * 100:.0f}%"></i></span>'
+            cells.append(
+                f"<td>{bar}{percent(s['rate'])} <small>{s['successes']}/{s['episodes']}</small></td>"
+                f"<td>{s['low'] * 100:.0f}–{s['high'] * 100:.0f} %</td>"
+                f"<td>{words.optional(s['control_steps_to_success'])}</td><td>{words.optional(s['mean_jerk'])}</td>"
+            )
+        body.append(f'<tr class="{style}">{"".join(cells)}</tr>')
+    last = run.evaluations[names[-1]]
+    lead = (
+        f"Steps: mean control steps of successful episodes. Jerk: mean size of the third difference of the executed "
+        f"actions × control rate³ ({escape(last.jerk_unit)}); lower is smoother. One decision of the "
+        f"{escape(words.evaluation(names[-1]))} policy takes {last.latency_s * 1e3:.1f} ms alone and "
+        f"{last.seconds_per_decision * 1e3:.2f} ms in batches."
+    )
+    table = f"<table><tr><th class='group'></th>{head}</tr><tr><th>Task</th>{heads}</tr>{''.join(body)}</table>"
+    return sections.section("Tasks", lead, f'<div class="scroll">{table}</div>')
+
+
+def _everything(run: RunData) -> str:
+    """All other metrics, folded away: curves for what changes, a list for what does not."""
+    cells, constants = [], []
+    taken = {(d.phase, run.match(d.phase, d.pattern)) for d in DIAGNOSTICS} | {("rl", "rollout/success")}
+    for phase in dict.fromkeys(m["phase"] for m in run.metrics):
+        for key in run.keys(phase):
+            if (phase, key) in taken:
+                continue
+            x, y = run.series(phase, key)
+            values = {v for v in y if v is not None}
+            if len(values) < 2:
+                constants.append(("", [f"{escape(phase)} · {escape(key)}", ", ".join(map(short, values)) or "–"]))
+                continue
+            chart = line_chart([Series(run.label, x, y, "s0")], width=300, height=140, label=key)
+            cells.append(f"<div><h3>{escape(key)}</h3><p>{escape(phase)}</p>{chart}</div>")
+    charts = f"<details><summary>{len(cells)} more curves</summary><div class='charts'>{''.join(cells)}</div></details>"
+    table = sections.table(["Metric", "value"], constants)
+    listed = f"<details><summary>{len(constants)} constant values</summary>{table}</details>"
+    return sections.section("All other metrics", "", charts if cells else "", listed if constants else "")

@@ -1,0 +1,88 @@
+"""How the report names and writes things: phases, evaluations, figures, times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vla_rl.reporting.charts import short
+
+_EVAL_ORDER = {"start": 0, "base": 0, "sft": 1, "rl": 8, "distill": 9}
+PHASES = {
+    "collect": "demonstrations", "sft": "SFT", "eval_sft": "evaluation before", "reward": "reward model", "rl": "RL",
+    "eval_rl": "evaluation after", "report": "report",
+}  # fmt: skip
+FAILURES = ("never_reached", "missed_grasp", "dropped", "wrong_place", "wrong_object", "out_of_time", "not told")
+_EVALUATIONS = {"start": "Start", "base": "Base", "sft": "SFT", "rl": "RL", "distill": "Distilled"}
+
+
+def evaluation_order(name: str) -> tuple[int, str]:
+    """Sorts evaluations by the phase they belong to."""
+    return _EVAL_ORDER.get(name, 5), name
+
+
+def before_rl(name: str) -> bool:
+    return evaluation_order(name) < evaluation_order("rl")
+
+
+def evaluation(name: str) -> str:
+    return _EVALUATIONS.get(name, name)
+
+
+def phase(name: str) -> str:
+    return PHASES.get(name, name)
+
+
+def failure(kind: str) -> str:
+    return kind.replace("_", " ")
+
+
+def failure_kinds(found: set[str]) -> list[str]:
+    """The kinds in the order of how far an episode got; unknown ones last."""
+    return [k for k in FAILURES if k in found] + sorted(found - set(FAILURES))
+
+
+def plural(word: str, count: int) -> str:
+    return word if count == 1 else word + "s"
+
+
+def signed(value: float) -> str:
+    """A whole number with its sign: "+5", "−3", "0"."""
+    text = f"{value:+.0f}"
+    return "0" if text in ("+0", "-0") else text.replace("-", "−")
+
+
+def signed_short(value: float) -> str:
+    """As `charts.short`, with a sign."""
+    return short(value) if value == 0 else ("+" if value > 0 else "−") + short(abs(value))
+
+
+def p_value(p: float) -> str:
+    return "p < 0.0001" if p < 1e-4 else f"p = {p:.2g}"
+
+
+def clock(seconds: float) -> str:
+    seconds = round(seconds)
+    if seconds < 60:
+        return f"{seconds} s"
+    if seconds < 3600:
+        return f"{seconds // 60} min {seconds % 60:02d} s"
+    return f"{seconds // 3600} h {seconds // 60 % 60:02d} min"
+
+
+def gibibytes(size: float) -> str:
+    return f"{size / 2**30:.1f} GiB" if size else "–"
+
+
+def optional(value: float | None) -> str:
+    return "–" if value is None else short(value)
+
+
+def count(value: float | None) -> str:
+    return f"{int(value):,}".replace(",", "\u202f") if value else "–"
+
+
+def progress(record: dict[str, Any]) -> str:
+    """ "28 of 50 iterations, incomplete" of a phase record that was cut short; empty for others."""
+    if record.get("complete") is not False or "of" not in record:
+        return ""
+    return f"{record['done']} of {record['of']} {record['unit']}, incomplete"
