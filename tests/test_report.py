@@ -283,7 +283,7 @@ def test_image_use_is_shown_and_a_blind_policy_warned_about(tmp_path):
         "cameras": {"front": 0.05, "wrist": 0.25}, "update": 200, "warning": "",
     }  # fmt: skip
     assert "Does it use its images?" in page.words and "Rise of the loss with other images" in page.words
-    for row in ("nothing 0.5", "all cameras 0.8 +0.3 60 %", "wrist alone 0.75 +0.25 50 %", "the instruction 0.49 −0.01 −2 %"):
+    for row in ("nothing 0.5", "all cameras 0.8 +0.3 60 %", "wrist alone 0.75 +0.25 50 %", "instruction 0.49 −0.01 −2 %"):
         assert row in page.words
     assert "trained on held-out demonstrations" in page.words  # both losses in one chart
     assert "hardly looks" not in page.words and "does not look" not in page.words

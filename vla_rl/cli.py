@@ -117,8 +117,8 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("checkpoint", type=Path)
     export.add_argument("folder", type=Path, help="the folder to create")
 
-    report = command("report", run_report, "write report.html and summary.json of a run folder")
-    report.add_argument("run", type=Path)
+    report = command("report", run_report, "write report.html and summary.json of a run folder, or of a folder of runs")
+    report.add_argument("run", type=Path, help="a run; or a folder of seeds, or of unlike runs, such as outputs")
 
     doctor = command("doctor", run_doctor, "what works on this machine, and how to fix what does not")
     doctor.add_argument("--json", type=Path, metavar="FILE", help="write the checks as JSON")

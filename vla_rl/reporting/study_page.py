@@ -219,7 +219,7 @@ def _link(run: RunData, folder: Path) -> str:
     """The run, leading to its own page where it has one."""
     if not (run.path / "report.html").exists():
         return escape(run.label)
-    inside = run.path.resolve().relative_to(folder.resolve()).as_posix()
+    inside = run.path.relative_to(folder).as_posix()
     return f'<a href="{escape(quote(inside))}/report.html">{escape(run.label)}</a>'
 
 
