@@ -22,7 +22,8 @@ def lengths(config: RunConfig) -> dict[str, tuple[float, int]]:
     """Per task: mean control steps of successful demonstrations as the run collects them, and the run's limit."""
     limits = {t.task_id: t.horizon for t in build.implementation("env", config.env_type)(config.env).tasks}
     env = dataclasses.replace(config.env, horizon=config.collect.horizon) if config.collect.horizon else config.env
-    simulator, collect = build.implementation("env", config.env_type)(env), build.implementation("collector", config.env_type)
+    simulator = build.implementation("env", config.env_type)(env)
+    collect = build.implementation("collector", config.env_type)
     options = {"noise_std": config.collect.action_noise}
     if config.collect.speed != 1.0:
         options["speed"] = config.collect.speed
