@@ -19,8 +19,8 @@ lint: setup ## ruff and the import contracts
 test: lint ## set up, lint, then the fast tests (ARGS="-k name" passes options on)
 	@.venv/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
 
-test-learning: setup ## the whole quickstart for three seeds, about an hour; figures go to benchmarks/results
-	@.venv/bin/python scripts/test_learning.py $(ARGS)
+test-learning: setup ## the whole quickstart for three seeds, about half an hour; figures go to benchmarks/results
+	@.venv/bin/python scripts/study.py learning $(ARGS)
 
 lock: setup ## resolve constraints.txt again (ARGS="--upgrade" moves the versions)
 	@scripts/lock.sh $(ARGS)

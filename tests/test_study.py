@@ -1,0 +1,65 @@
+"""scripts/study.py: which runs it makes of seeds and columns (the runs themselves take long)."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+PATH = Path(__file__).resolve().parent.parent / "scripts" / "study.py"
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    spec = importlib.util.spec_from_file_location("study", PATH)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    return module
+
+
+def test_columns_are_names_with_overrides(study):
+    found = study.columns_of(["plain", "b=algorithm=grpo,tasks=[a,b],rl.group_size=8"])
+    assert found == {"plain": [], "b": ["algorithm=grpo", "tasks=[a,b]", "rl.group_size=8"]}
+    assert study.columns_of([]) == {"": []}
+    for bad in (["start=x=1"], ["=x=1"], ["a=x=1", "a=x=2"]):
+        with pytest.raises(SystemExit, match="a name of its own"):
+            study.columns_of(bad)
+
+
+def test_drawn_seeds_are_kept_and_never_those_that_people_try(study, tmp_path):
+    first = study.drawn_seeds(tmp_path / "s", 3, random.Random(1))
+    assert len(set(first)) == 3 and min(first) >= study.FIRST_DRAWN
+    assert study.drawn_seeds(tmp_path / "s", 5, random.Random(2))[:3] == first
+
+
+def test_columns_of_a_seed_go_on_from_one_start(study, tmp_path, monkeypatch):
+    calls, reports = [], []
+
+    def train(name, overrides, cores):
+        calls.append((name, overrides))
+        return "broken" if name.endswith("start/seed_7") else ""
+
+    def run(command, **_):
+        if "report" in command:
+            reports.append(command)
+            folder = tmp_path / "outputs" / "mine"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "summary.json").write_text('{"verdict": "fine"}')
+        return type("Done", (), {"stdout": "abc\n"})
+
+    monkeypatch.setattr(study, "train", train)
+    monkeypatch.setattr(study.subprocess, "run", run)
+    words = "mine --start --seeds 3 7 --column ppo --column bc=algorithm=filtered_bc -- rl.iterations=2"
+    with pytest.raises(SystemExit, match="broken"):
+        study.main(words.split())
+    assert [name for name, _ in calls] == ["mine/start/seed_3", "mine/ppo/seed_3", "mine/bc/seed_3", "mine/start/seed_7"]
+    assert "phases=[collect,sft,eval_sft,report]" in calls[0][1]
+    assert calls[2][1][-1] == "algorithm=filtered_bc" and "rl.iterations=2" in calls[2][1]
+    assert "checkpoint=outputs/mine/start/seed_3/checkpoints/sft" in calls[1][1]
+    document = json.loads((tmp_path / "benchmarks" / "results" / "mine.json").read_text())
+    assert len(reports) == 1 and document["seeds"] == [3, 7] and document["problems"] == ["broken"]
+    assert document["summary"] == {"verdict": "fine"} and not document["drawn"]
