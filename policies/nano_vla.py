@@ -29,6 +29,7 @@ from policies.trunk import (
     VisionLanguageTrunk,
     attend,
     chunk_uniforms,
+    correlated_axes,
     counter_uniforms,
     init_linear,
     merge_tokens,
@@ -69,7 +70,8 @@ class NanoVLAConfig(TrunkConfig):
     label_smoothing: float = 0.0
     soft_label_sigma: float = 0.0  # Gaussian soft labels over neighbouring bins; in bins
     temperature: float = 1.0  # of sampling and of every reported log-prob
-    noise_correlation: float = 0.8  # of sampling, between the control steps of a chunk; see `trunk.chunk_uniforms`
+    # of sampling, between the control steps of a chunk (`trunk.chunk_uniforms`); null: 0.8 in parallel decoding, else 0
+    noise_correlation: float | None = None
     deterministic_mode: str = "argmax"  # argmax | mean (of the bin distribution)
 
     def __post_init__(self) -> None:
@@ -77,11 +79,17 @@ class NanoVLAConfig(TrunkConfig):
         require_choices(self, _CHOICES)
         if self.action_bins < 2:
             raise ConfigError(f"policy.action_bins is {self.action_bins}, it must be at least 2")
-        require_correlation(self.noise_correlation)
+        if self.noise_correlation is None:
+            self.noise_correlation = 0.8 if self.decoding == "parallel" else 0.0
+        require_correlation(self.noise_correlation, self.decoding)
         if not self.temperature > 0:
             raise ConfigError(
                 f"policy.temperature is {self.temperature}, it must be above 0 (for no sampling act with deterministic=True)"
             )
+
+    @property
+    def correlated_axes(self) -> tuple[str, ...]:
+        return correlated_axes(self)
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -175,6 +183,10 @@ class NanoVLA(VisionLanguageTrunk):
         unused = torch.arange(config.action_bins, device=counts.device)[None] >= counts[:, None]
         self.has_unused_bins = config.binary_gripper
         self.register_buffer("unused_bins", unused, persistent=False)  # [a bins]
+
+    @property
+    def correlated_axes(self) -> tuple[str, ...]:
+        return self.config.correlated_axes
 
     # ------------------------------------------------------------------------------------------------------- forward
     def _slot_inputs(self, tokens: Tensor | None, b: int) -> Tensor:

@@ -52,9 +52,20 @@ def require_positive(config: Any, *names: str) -> None:
             raise ConfigError(f"policy.{name} is {getattr(config, name)}, it must be at least 1")
 
 
-def require_correlation(value: float) -> None:
+def require_correlation(value: float, decoding: str = "parallel") -> None:
     if not 0.0 <= value < 1.0:
         raise ConfigError(f"policy.noise_correlation is {value}, it must be at least 0 and below 1")
+    if value and decoding == "autoregressive":
+        raise ConfigError(
+            f"policy.noise_correlation is {value} with policy.decoding=autoregressive: a later token is drawn given the "
+            "earlier ones, and noise that it shares with them changes that distribution, so that its log-prob would be "
+            "wrong and the gradient biased. Set policy.noise_correlation=0, or policy.decoding=parallel"
+        )
+
+
+def correlated_axes(config: Any) -> tuple[str, ...]:
+    """Log-prob axes along which a policy's ``noise_correlation`` ties the samples of one decision together."""
+    return ("control_step",) if config.noise_correlation and config.chunk_length > 1 else ()
 
 
 @dataclass
@@ -406,7 +417,8 @@ def chunk_uniforms(seeds: Sequence[int], h: int, a: int, correlation: float = 0.
 
     The normal scores of two control steps of one action dimension correlate by ``correlation``: exploration then moves
     a whole chunk one way instead of averaging out over it, as coloured noise does (Hollenstein et al. 2024,
-    arXiv 2312.11091). Each number by itself stays uniform, so that every token keeps its own distribution.
+    arXiv 2312.11091). Each number by itself stays uniform: tokens drawn in parallel keep their own distributions, but
+    their joint one is no longer the product of these. Of no use where a token is drawn given the ones before it.
     """
     if not correlation:
         return torch.from_numpy(counter_uniforms(seeds, h * a)).view(-1, h, a)

@@ -54,6 +54,7 @@ def test_every_run_composes(name):
     for group in ("policy", "env", "reward", "algorithm", "critic"):
         schema = build.config_class(group, getattr(config, f"{group}_type"))
         assert type(getattr(config, group)) is schema
+    config.algorithm.check_policy(config.policy)
 
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)

@@ -14,6 +14,7 @@ from contracts import check_policy
 from policies.denoising import chain as chains
 from policies.denoising.base import chunk_normals, counter_normals
 from policies.denoising.policy import DenoisingVLA, DenoisingVLAConfig
+from vla_rl.algorithms.losses import reduce_log_prob
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.checkpoint import load_policy, save_checkpoint
 from vla_rl.config import compose
@@ -415,6 +416,46 @@ def test_what_cannot_be_trained_is_refused():
         policy = make()
         policy.log_prob_axes = ("token", "control_step", "action_dim")
         PPO(PPOConfig(ratio_level="denoising_step"), policy)
+
+
+def test_a_ratio_that_joins_shared_noise_is_no_likelihood_ratio():
+    """Eight steps whose means all move by d = 0.1 std, ρ = 0.8, in closed form: with log r = Σ(d·z − d²/2) and Var Σz =
+    8·(1 + 7ρ), E[r] = exp(½·d²·8·7·ρ) = 1.251 and E[r − 1 − log r] = 1.251 − 1 + 8·d²/2 = 0.291, where KL is 0.04."""
+    rows, h, d = 40_000, 8, 0.1
+    valid = torch.ones(rows, h, dtype=torch.bool)
+    found = {}
+    for correlation in (0.0, 0.8):
+        z = chunk_normals(range(rows), 1, h, 1, correlation)[1]  # [rows 1 h 1]
+        entries = chains.gaussian_log_prob(z, torch.full_like(z, d), torch.ones(())) - chains.gaussian_log_prob(
+            z, torch.zeros(()), torch.ones(())
+        )
+        for level in ("token", "step", "denoising_step", "chunk"):
+            joined, _ = reduce_log_prob(entries, DenoisingVLA.log_prob_axes, valid, level)
+            found[level, correlation] = float(joined.exp().mean()), float((torch.expm1(joined) - joined).mean())
+    for (level, correlation), (ratio, kl) in found.items():
+        wrong = correlation > 0 and level in ("denoising_step", "chunk")
+        true_kl = (d * d / 2) * (h if level in ("denoising_step", "chunk") else 1)
+        assert ratio == pytest.approx(1.251 if wrong else 1.0, abs=0.02)
+        assert kl == pytest.approx(0.291 if wrong else true_kl, abs=0.02)
+    policy = make(**FORMS["shared_noise"])
+    for level in ("token", "step"):
+        PPO(PPOConfig(advantage="grpo", ratio_level=level), policy)
+    for level in ("denoising_step", "chunk"):
+        with pytest.raises(ConfigError, match=rf"ratio_level={level}.*ratio_level=token or policy.noise_correlation=0"):
+            PPO(PPOConfig(advantage="grpo", ratio_level=level), policy)
+        PPO(PPOConfig(advantage="grpo", ratio_level=level), make())  # independent noise
+
+
+def test_shared_noise_makes_the_gradient_a_preconditioned_one():
+    """Mean of score × advantage for an advantage that is linear in the samples: eight steps, ρ = 0.8. Of common motion it
+    is 1 + 7ρ = 6.6 times what independent noise gives, of opposed motion 1 − ρ = 0.2 times."""
+    z = chunk_normals(range(40_000), 1, 8, 1, 0.8)[1][:, 0, :, 0]
+    common = torch.ones(8) / 8**0.5
+    opposed = torch.tensor([1.0, -1.0] * 4) / 8**0.5
+    for direction, factor in ((common, 6.6), (opposed, 0.2)):
+        advantage = z @ direction
+        gradient = (advantage[:, None] * z).mean(0)  # ∂ log π/∂ mean is z, in units of the standard deviation
+        torch.testing.assert_close(gradient, factor * direction, rtol=0.05, atol=0.02)
 
 
 @pytest.mark.slow

@@ -42,12 +42,13 @@ TINY = NanoVLAConfig(
     vit_heads=2, instruction_tokens=2, instruction_length=6, llm_width=16, llm_depth=2, llm_heads=2, llm_mlp=24,
     precision="float32",
 )  # fmt: skip
+AUTOREGRESSIVE = {"decoding": "autoregressive", "noise_correlation": None}  # null: what suits the decoding
 VARIANTS = {
     "parallel_step": {},
     "parallel_dim": {"tokens_per_step": False},
-    "autoregressive_step": {"decoding": "autoregressive"},
-    "autoregressive_dim": {"decoding": "autoregressive", "tokens_per_step": False},
-    "binary_gripper": {"decoding": "autoregressive", "tokens_per_step": False, "binary_gripper": True},
+    "autoregressive_step": AUTOREGRESSIVE,
+    "autoregressive_dim": {**AUTOREGRESSIVE, "tokens_per_step": False},
+    "binary_gripper": {**AUTOREGRESSIVE, "tokens_per_step": False, "binary_gripper": True},
     "patches": {"stem_channels": [], "patch_size": 7, "merge": 1, "instruction_tokens": 0, "use_proprio": False},
     "two_towers": {"share_vision": False, "binary_gripper": True, "temperature": 0.7},
     "one_camera": {"cameras": ["wrist"], "value_head": False, "stem_norm": "none", "vit_depth": 0},
@@ -189,7 +190,7 @@ def test_sampling_follows_the_distribution_and_the_temperature():
         torch.testing.assert_close(entropy[0], -(expected * expected.log()).sum(-1), rtol=1e-4, atol=1e-5)
 
 
-def test_correlated_noise_moves_a_chunk_together_and_keeps_each_tokens_distribution():
+def test_correlated_noise_moves_a_chunk_together_and_keeps_the_distribution_of_each_parallel_token():
     u = chunk_uniforms(range(4000), 4, 2, 0.8)
     assert u.shape == (4000, 4, 2) and u.min() > 0 and u.max() < 1
     histogram = np.histogram(u, 16, (0, 1))[0] / u.numel()
@@ -204,6 +205,33 @@ def test_correlated_noise_moves_a_chunk_together_and_keeps_each_tokens_distribut
     tokens = policy.act(many, seeds=range(4000)).replay["action_tokens"].long()
     expected = policy.logits_and_value(observe(1))[0][0].softmax(-1)
     assert (torch.nn.functional.one_hot(tokens, 9).float().mean(0) - expected).abs().max() < 0.04
+
+
+def bias_of(policy: NanoVLA, correlation: float, rows: int = 4096) -> float:
+    """Largest mean of (token − its probability) × (same dimension's token one control step before), in standard errors.
+
+    That is what the gradient of a weight from the earlier to the later token has as its factor: with advantage 1 the
+    policy gradient is 0, and so is this expectation, where each token follows its own distribution given those before.
+    """
+    many, bins = observe(1)[[0] * rows], policy.config.action_bins
+    uniforms = chunk_uniforms(range(rows), 3, SPEC.action_dim, correlation)
+    with torch.no_grad():
+        tokens, log_probs, _ = policy._decode(many, uniforms.view(rows, policy.slots, policy.group))
+    chosen = torch.nn.functional.one_hot(tokens, bins).float()
+    product = (chosen - log_probs.exp())[:, 1:, :, :, None] * chosen[:, :-1, :, None, :]  # [rows 2 a bins bins]
+    seen = chosen[:, :-1].sum(0)[:, :, None, :] > 50  # enough for a normal distribution
+    z = product.sum(0) / (product.square().sum(0).sqrt() + 1e-6)
+    return float(z[seen.expand_as(z)].abs().max())
+
+
+@pytest.mark.parametrize("name", ["autoregressive_step", "autoregressive_dim"])
+def test_autoregressive_sampling_shares_no_noise_since_that_would_bias_the_gradient(name: str):
+    policy = make(**VARIANTS[name])
+    assert policy.config.noise_correlation == 0.0 and policy.correlated_axes == ()
+    assert bias_of(policy, 0.0) < 5.0  # the largest of some 400 normal numbers
+    assert bias_of(policy, 0.8) > 15.0  # what used to be drawn
+    assert make().config.noise_correlation == 0.8 and make().correlated_axes == ("control_step",)
+    assert make(noise_correlation=0.0).correlated_axes == make(chunk_length=1).correlated_axes == ()
 
 
 def test_impossible_bins_have_no_probability_and_the_mean_mode_mixes():
@@ -267,7 +295,7 @@ def test_statistics():
 
 
 # ------------------------------------------------------------------------------------------------------------ imitation
-@pytest.mark.parametrize("changes", [{}, {"decoding": "autoregressive"}], ids=["parallel", "autoregressive"])
+@pytest.mark.parametrize("changes", [{}, AUTOREGRESSIVE], ids=["parallel", "autoregressive"])
 def test_overfits_a_small_batch(changes: dict):
     policy = NanoVLA(dataclasses.replace(TINY, **changes), SPEC)
     observation = observe(8)
@@ -379,6 +407,7 @@ def test_observations_of_another_robot():
         ({"action_bins": 1}, "at least 2"),
         ({"temperature": 0.0}, "above 0"),
         ({"noise_correlation": 1.0}, "below 1"),
+        ({"noise_correlation": 0.8, "decoding": "autoregressive"}, "noise_correlation=0, or policy.decoding=parallel"),
         ({"llm_width": 18, "llm_heads": 4}, "not divisible by llm_heads"),
         ({"llm_width": 18, "llm_heads": 6}, "even"),
         ({"stem_strides": [4]}, "need 2 each"),

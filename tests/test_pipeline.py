@@ -24,7 +24,7 @@ from vla_rl.algorithms.imitation import Imitation
 from vla_rl.algorithms.ppo import PPO
 from vla_rl.checkpoint import DiskFull, RunLock, load_policy, load_training_state
 from vla_rl.config import RunConfig, compose
-from vla_rl.errors import EmbodimentMismatch, TrainingDiverged, UserError
+from vla_rl.errors import ConfigError, EmbodimentMismatch, TrainingDiverged, UserError
 from vla_rl.metrics import read_metrics
 from vla_rl.pipeline import evaluate_checkpoints, policy_factory, run_pipeline
 from vla_rl.rollout import RolloutEngine
@@ -289,6 +289,12 @@ def test_evaluations_say_under_which_conditions(whole):
     phases = json.loads((whole / "phases.json").read_text())
     assert {phases[name]["conditions"] for name in ("eval_sft", "eval_rl")} == {conditions}
     assert f"Conditions: {conditions}." in (whole / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_ratio_that_does_not_fit_the_policys_noise_is_refused_before_anything_is_collected(tmp_path):
+    with pytest.raises(ConfigError, match=r"algorithm.ratio_level=chunk.*policy.noise_correlation=0"):
+        run_pipeline(small(tmp_path, "algorithm.ratio_level=chunk", "policy.noise_correlation=0.5"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_held_out_task_is_evaluated_and_never_trained_on(whole, tmp_path):

@@ -91,7 +91,9 @@ class LikelihoodPolicy(Policy, Protocol):
 
     Axis names: "control_step", "action_dim", "denoising_step", "token". A token-level ratio keeps all axes, a
     step-level ratio sums all but "control_step", a denoising-step-level ratio all but "denoising_step", a chunk-level
-    ratio sums all. A policy may have ``prepare_for_rl()``, which an algorithm calls before it first learns.
+    ratio sums all. A policy may have ``prepare_for_rl()``, which an algorithm calls before it first learns, and
+    ``correlated_axes``: those along which entries are not sampled independently, though each has its own log-prob; a
+    ratio that sums over one of them is no likelihood ratio, and PPO refuses it.
     """
 
     log_prob_axes: tuple[str, ...]

@@ -87,6 +87,8 @@ class Run:
 def run_pipeline(config: RunConfig, *, fresh: bool = False) -> Path:
     """Run every phase of ``config.phases`` that is not complete yet; returns the run folder."""
     folder = config.run_dir
+    if "rl" in config.phases and not config.checkpoint and hasattr(config.algorithm, "check_policy"):
+        config.algorithm.check_policy(config.policy)  # before SFT; the algorithm asks the policy itself again
     folder.mkdir(parents=True, exist_ok=True)
     with RunLock(folder), contextlib.ExitStack() as stack:
         if fresh:

@@ -58,7 +58,8 @@ def chunk_normals(seeds: Sequence[int], steps: int, h: int, a: int, correlation:
 
     In the step noise, two control steps of one action dimension correlate by ``correlation``: exploration then moves a whole
     chunk one way (see `trunk.chunk_uniforms`). The first noise stays independent, as the policy was trained on it; each
-    number by itself stays standard normal, and the likelihood goes on as if they were independent.
+    number by itself stays standard normal. The log-probs are those of each number alone, so a ratio must not join control
+    steps (`correlated_axes`).
     """
     own, shared = (steps + 1) * h * a, steps * a if correlation else 0
     drawn = counter_normals(seeds, own + shared)

@@ -28,7 +28,14 @@ from policies.denoising.consistency import ConsistencyConfig, ConsistencyVLA, Gr
 from policies.denoising.expert import Cache
 from policies.normalization import VectorStats
 from policies.tokenizer import WordTokenizer
-from policies.trunk import counter_uniforms, mlp, require_choices, require_correlation, require_positive
+from policies.trunk import (
+    correlated_axes,
+    counter_uniforms,
+    mlp,
+    require_choices,
+    require_correlation,
+    require_positive,
+)
 from vla_rl.errors import ConfigError, EmbodimentMismatch
 from vla_rl.types import EmbodimentSpec, Observation, PolicyEvaluation, PolicyOutput
 
@@ -119,6 +126,10 @@ class DenoisingVLAConfig(DenoisingConfig):
                 "policy.freeze_untrained freezes the steps before policy.trained_steps: set that too (1 or more)"
             )
 
+    @property
+    def correlated_axes(self) -> tuple[str, ...]:
+        return correlated_axes(self)
+
 
 class DenoisingVLA(DenoisingBase):
     """A `LikelihoodPolicy` and an `ImitationPolicy` of `vla_rl.interfaces`.
@@ -177,6 +188,10 @@ class DenoisingVLA(DenoisingBase):
             self.register_buffer("is_frozen", torch.zeros((), dtype=torch.bool))
 
     # ------------------------------------------------------------------------------------------------------- steps
+    @property
+    def correlated_axes(self) -> tuple[str, ...]:
+        return self.config.correlated_axes
+
     @property
     def steps_per_likelihood(self) -> int:
         """Size of the "denoising_step" axis."""

@@ -167,6 +167,22 @@ class PPOConfig:
         if self.adaptive_learning_rate and self.target_kl is None:
             raise ConfigError(f"{own}.adaptive_learning_rate needs target_kl; set it (0.01 is a usual start)")
 
+    def check_policy(self, policy: Any) -> None:
+        """Raise `ConfigError` where the ratio would join entries that ``policy`` (or its config) samples together.
+
+        With noise shared over h control steps (correlation ρ), a mean that moves by d standard deviations gives the ratio of
+        a whole chunk the mean exp(½·d²·h·(h − 1)·ρ) instead of 1: 1.25 for d = 0.1, h = 8, ρ = 0.8.
+        """
+        kept = losses.KEPT_AXIS.get(self.ratio_level)
+        joined = [axis for axis in getattr(policy, "correlated_axes", ()) if axis != kept]
+        if self.ratio_level == "token" or not joined:
+            return
+        raise ConfigError(
+            f"algorithm.ratio_level={self.ratio_level} takes the entries along {', '.join(joined)} for independent, and "
+            "policy.noise_correlation ties them together: the ratio's mean would not be 1 and clipping would decide the "
+            "update. Set algorithm.ratio_level=token or policy.noise_correlation=0"
+        )
+
 
 @dataclass
 class _Prepared:
@@ -222,6 +238,7 @@ class PPO:
                 f"PPOConfig.ratio_level={config.ratio_level!r} needs a {needed!r} axis; {type(policy).__name__} declares "
                 f"{tuple(policy.log_prob_axes)}; use 'token' or 'chunk'"
             )
+        config.check_policy(policy)
         self.config, self.critic, self.reference_policy = config, critic, reference_policy
         if hasattr(policy, "prepare_for_rl"):  # which may freeze parts
             policy.prepare_for_rl()
