@@ -593,6 +593,7 @@ def test_published_folders_act_with_their_own_chunk_length(tmp_path, name, optio
         ({"temperature": 0.0}, "temperature is 0.0"),
         ({"cameras": list("abcd")}, "names 4 cameras"),
         ({"decoding": "autoregressive", "attention": "bidirectional"}, "does not go with"),
+        ({"decoding": "autoregressive", "noise_correlation": 0.5}, "policy.noise_correlation=0"),
         ({"save_trained_only": True}, "needs policy.checkpoint"),
         ({"chunk_length": 0}, "at least 1"),
         ({"lora_rank": -1}, "lora_rank >= 0"),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from policies.trunk import require_choices
+from policies.trunk import correlated_axes, require_choices, require_correlation
 from vla_rl.errors import ConfigError, UserError
 
 DIALECTS = ("official", "rlinf")
@@ -87,8 +87,7 @@ class OpenVLAConfig:
             raise ConfigError(f"policy.chunk_length is {self.chunk_length}, it must be at least 1")
         if len(self.cameras) > 3:
             raise ConfigError(f"policy.cameras names {len(self.cameras)} cameras ({self.cameras}); OpenVLA-OFT reads 1 to 3")
-        if not 0.0 <= self.noise_correlation < 1.0:
-            raise ConfigError(f"policy.noise_correlation is {self.noise_correlation}, it must be at least 0 and below 1")
+        require_correlation(self.noise_correlation, self.decoding)
         if not self.temperature > 0:
             raise ConfigError(
                 f"policy.temperature is {self.temperature}, it must be above 0 (for no sampling act with deterministic=True)"
@@ -102,6 +101,10 @@ class OpenVLAConfig:
             raise ConfigError("policy.attention=bidirectional does not go with decoding=autoregressive: leave it at auto")
         if self.save_trained_only and not self.checkpoint:
             raise ConfigError("policy.save_trained_only needs policy.checkpoint: the frozen weights are read from there")
+
+    @property
+    def correlated_axes(self) -> tuple[str, ...]:
+        return correlated_axes(self)
 
     @property
     def causal(self) -> bool:

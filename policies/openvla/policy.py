@@ -558,6 +558,10 @@ class OpenVLA(OpenVLABase):
     log_prob_axes: tuple[str, ...] = ("control_step", "action_dim")
     policy_type = "openvla"
 
+    @property
+    def correlated_axes(self) -> tuple[str, ...]:
+        return self.config.correlated_axes
+
     def _action_logits(self, hidden: Tensor) -> Tensor:
         """Logits float32 [b n 256] of the action tokens."""
         first = self.architecture.first_action_id
