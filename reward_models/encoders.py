@@ -157,11 +157,14 @@ def timm_model(name: str, checkpoint: str, owner: str = "reward.encoder") -> tup
 
 
 def clip_indices(length: int, count: int) -> list[int]:
-    """Frames of a clip that V-JEPA 2 gets: ``int(linspace(0, length − 1, count))``, or the clip over and over where it is
-    shorter than ``count`` (siiRL's sampling; repeating in a cycle, not holding the last frame)."""
-    if length >= count:
-        return torch.linspace(0, length - 1, count, dtype=torch.float64).int().tolist()
-    return [i % length for i in range(count)]
+    """Frames of a clip that V-JEPA 2 gets: ``int(linspace(0, length − 1, count))`` as siiRL samples its control steps; a clip
+    shorter than ``count`` is stretched, each moment showing the nearest frame.
+
+    Frames here are those of decisions, so nearly every clip is short. siiRL shows a short one over and over: how often, and
+    where in the cycle the clip then ends, would depend on its length and hide what happened.
+    """
+    moments = torch.linspace(0, length - 1, count, dtype=torch.float64)
+    return (moments if length >= count else moments.round()).int().tolist()
 
 
 class VJEPA2Encoder:

@@ -297,9 +297,17 @@ def test_timm_encoder_runs_and_names_an_unknown_model():
         make_encoder(EncoderConfig(type="timm", model="no_such_model"))
 
 
-def test_clips_are_sampled_as_published():
+def test_clips_are_sampled_as_published_and_short_ones_stretched():
     assert clip_indices(200, 5) == [0, 49, 99, 149, 199]
-    assert clip_indices(3, 7) == [0, 1, 2, 0, 1, 2, 0]
+    assert clip_indices(3, 7) == [0, 0, 1, 1, 1, 2, 2]
+    assert clip_indices(1, 3) == [0, 0, 0] and clip_indices(64, 64) == list(range(64))
+
+
+@pytest.mark.parametrize("length", [2, 7, 8, 13, 63])
+def test_the_length_of_a_short_clip_does_not_change_its_phase(length: int):
+    """What is shown after a share of the 64 moments is what happened after that share of the episode."""
+    shown = [i / (length - 1) for i in clip_indices(length, 64)]
+    assert max(abs(share - k / 63) for k, share in enumerate(shown)) <= 0.5 / (length - 1) + 1e-9
 
 
 def test_vjepa2_loads_a_checkpoint_and_preprocesses(tmp_path):
