@@ -9,6 +9,7 @@ import shutil
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,9 +17,10 @@ from reward_helpers import episodes, trajectory
 
 from reward_models.pairwise import PairwiseConfig
 from reward_models.process import ProcessConfig
+from reward_models.shaping import ShapedProgress, ShapingConfig, shaped_reward
 from reward_models.success import TaskSuccess, TaskSuccessConfig
 from vla_rl import cli, pipeline, reward_data, reward_tools
-from vla_rl.algorithms.advantages import GroupBuffer
+from vla_rl.algorithms.advantages import GroupBuffer, decision_discounts, discounted_returns
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.checkpoint import CheckpointError
 from vla_rl.config import compose
@@ -30,15 +32,18 @@ from vla_rl.reward_quality import Figures, RewardCheckConfig, backwards, decide,
 from vla_rl.rewards import (
     CoEvolvingReward,
     CombinedConfig,
+    CombinedReward,
     RewardContext,
     RewardScorer,
     build_reward,
     fit_updates,
     is_fitted,
+    linked_to_algorithm,
     load_reward,
     save_reward,
 )
 from vla_rl.splits import stable_seed
+from vla_rl.types import RolloutBatch
 
 NETWORK = {"image_size": 16, "width": 8}
 
@@ -94,6 +99,8 @@ def test_discount_and_end_follow_the_algorithm():
     assert (reward.config.shaping.gamma, reward.config.shaping.truncated_end) == (0.9, "zero")
     reward = build_reward("pairwise", PairwiseConfig(), RewardContext(PPOConfig(gamma_per_control_step=True)))
     assert reward.config.shaping.gamma_per_control_step and reward.config.shaping.truncated_end == "keep"
+    reward = build_reward("pairwise", PairwiseConfig(), RewardContext(PPOConfig(advantage="reinforce++")))
+    assert reward.config.shaping.truncated_end == "zero"  # it never bootstraps, whatever bootstrap_truncated says
     with pytest.raises(ConfigError, match=r"mode=final or delta"):
         build_reward("process", ProcessConfig(), RewardContext(PPOConfig(advantage="grpo")))
 
@@ -160,6 +167,47 @@ def test_parts_are_normalised_each_for_itself_then_weighted():
     copy = combined(parts=parts, normalise="range")
     copy.load_state_dict(ranged.state_dict())
     assert copy.parts["big"].largest == 50.0
+
+
+def test_a_potential_leaves_reinforce_plus_plus_the_same_gradient():
+    """Rewards to go must change by −Φ(s) alone, which is no function of the actions: by hand, γ = 0.9, time ran out."""
+    t, potential = trajectory([0.0, 0.5, 1.0], success=False), torch.tensor([0.1, 0.4, 0.8])
+    algorithm = PPOConfig(advantage="reinforce++", gamma=0.9)
+    shaping = linked_to_algorithm(ProcessConfig(), algorithm).shaping
+    rewards = shaped_reward(t, potential, shaping)
+    assert rewards.tolist() == pytest.approx([0.9 * 0.4 - 0.1, -0.4])
+    batch = RolloutBatch.from_trajectories([t])
+    discounts = decision_discounts(batch.valid, 0.9, False)
+    assert discounted_returns(rewards, discounts, batch.lengths).tolist() == pytest.approx([-0.1, -0.4])
+
+
+class Climb(ShapedProgress):
+    """Progress that a test writes down."""
+
+    def __init__(self, *curves: list[float], **shaping):
+        super().__init__()
+        self.config = SimpleNamespace(shaping=ShapingConfig(success_coefficient=0.0, truncated_end="zero", **shaping))
+        self.curves = [torch.tensor(c) for c in curves]
+
+    def progress(self, trajectories):
+        return self.curves[: len(trajectories)]
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.5])
+def test_a_potential_is_scaled_by_its_rewards_to_go_and_not_by_its_sums(gamma):
+    """Φ = (0.1, 0.5, 0.9) and (0.12, 0.3, 0.5): sums −0.1 and −0.12 (γ = 1) have a spread of 0.01, which would multiply the
+    part by 100. Rewards to go are −Φ(s): −(0.1, 0.5, 0.12, 0.3), standard deviation 0.1615, largest 0.5."""
+    ts = [trajectory([0, 0.5, 1.0]), trajectory([0, 0.2, 0.5], success=False)]
+    curves = [0.1, 0.5, 0.9], [0.12, 0.3, 0.5]
+    for normalise, divisor in (("running_std", 0.161478), ("range", 0.5)):
+        config = CombinedConfig(parts={"climb": {"type": "process", "weight": 2.0}}, normalise=normalise)
+        model = CombinedReward(config, lambda *_: Climb(*curves, gamma=gamma))
+        rewards = model.score(ts)
+        assert model.metrics()["reward/climb_divisor"] == pytest.approx(divisor, rel=1e-4)
+        assert rewards[0].tolist() == pytest.approx([2 / divisor * (gamma * 0.5 - 0.1), 2 / divisor * -0.5], rel=1e-4)
+        delta = CombinedReward(config, lambda *_: Climb(*curves, mode="delta"))  # sums 0.8 and 0.38 say how much it pays
+        delta.score(ts)
+        assert delta.metrics()["reward/climb_divisor"] == pytest.approx(0.21 if normalise == "running_std" else 0.8)
 
 
 def test_success_and_progress_combine():

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vla_rl import build
-from vla_rl.algorithms.advantages import RunningScale
+from vla_rl.algorithms.advantages import RunningScale, decision_discounts, discounted_returns
 from vla_rl.checkpoint import CheckpointError, load_state, save_state
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.interfaces import RewardModel
@@ -108,7 +108,9 @@ def linked_to_algorithm(config: Any, algorithm: Any) -> Any:
         changes["gamma"] = getattr(algorithm, "gamma", 1.0)
         changes["gamma_per_control_step"] = getattr(algorithm, "gamma_per_control_step", False)
     if shaping.truncated_end == "auto":
-        changes["truncated_end"] = "keep" if getattr(algorithm, "bootstrap_truncated", True) else "zero"
+        # Group-relative advantages and reinforce++ sum rewards to the end and never bootstrap there.
+        bootstraps = advantage == "gae" and getattr(algorithm, "bootstrap_truncated", True)
+        changes["truncated_end"] = "keep" if bootstraps else "zero"
     return dataclasses.replace(config, shaping=dataclasses.replace(shaping, **changes))
 
 
@@ -162,8 +164,9 @@ class CombinedConfig:
     """``parts``: {name: {weight: 1.0, type: <reward, default: the name>, and that reward's own keys}}.
 
     ``normalise``: what each part is divided by before it is weighted and summed: "running_std" (the running standard
-    deviation of its sums over trajectories), "range" (the largest such sum so far) or "none". Only the scale changes, so
-    that what pays still pays. For GDPO give the parts' names as ``algorithm.reward_names`` too.
+    deviation of its sums over trajectories), "range" (the largest such sum so far) or "none". The sums of a potential
+    telescope to next to nothing, so for such a part it is the reward to go of each decision instead. Only the scale
+    changes, so that what pays still pays. For GDPO give the parts' names as ``algorithm.reward_names`` too.
     """
 
     parts: dict[str, Any] = field(default_factory=lambda: {"success": {"weight": 1.0}})
@@ -199,12 +202,23 @@ class Part:
     scale: RunningScale = field(default_factory=RunningScale)
     largest: float = 0.0
 
-    def divisor(self, sums: Tensor, normalise: str) -> float:
-        """What this part is divided by, statistics of ``sums`` [m] taken in first; 1 while there is no spread."""
+    def amounts(self, rewards: Sequence[Tensor], trajectories: Sequence[Trajectory]) -> Tensor:
+        """What says how much this part pays: its sum over each trajectory [m]; of a potential, which sums to −Φ of the
+        start whatever happens, the discounted reward to go of each decision [n], which is −Φ(s) beside the success."""
+        shaping = getattr(getattr(self.reward, "config", None), "shaping", None)
+        if getattr(shaping, "mode", "") != "potential":
+            return torch.stack([r.sum() for r in rewards])
+        gamma = shaping.gamma if shaping.gamma >= 0 else 1.0
+        valid = torch.cat([t.valid for t in trajectories])
+        discounts = decision_discounts(valid, gamma, shaping.gamma_per_control_step)
+        return discounted_returns(torch.cat(list(rewards)), discounts, torch.tensor([len(r) for r in rewards]))
+
+    def divisor(self, amounts: Tensor, normalise: str) -> float:
+        """What this part is divided by, statistics of its `amounts` taken in first; 1 while there is no spread."""
         if normalise == "running_std":
-            value = self.scale.update(sums - sums.mean())
+            value = self.scale.update(amounts - amounts.mean())
         elif normalise == "range":
-            self.largest = value = max(self.largest, float(sums.abs().max()))
+            self.largest = value = max(self.largest, float(amounts.abs().max()))
         else:
             return 1.0
         return value if value > 1e-6 else 1.0
@@ -233,7 +247,7 @@ class CombinedReward:
             rewards = part.reward.score(trajectories)
             if rewards:
                 sums = torch.stack([r.sum() for r in rewards])
-                divisor = part.divisor(sums, self.config.normalise)
+                divisor = part.divisor(part.amounts(rewards, trajectories), self.config.normalise)
                 rewards = [r / divisor for r in rewards]
                 self._metrics |= {f"reward/{name}_mean": float(sums.mean()), f"reward/{name}_divisor": divisor}
             out[name] = rewards
