@@ -157,8 +157,8 @@ def timm_model(name: str, checkpoint: str, owner: str = "reward.encoder") -> tup
 
 
 def clip_indices(length: int, count: int) -> list[int]:
-    """Frames of a clip that V-JEPA 2 gets: ``int(linspace(0, length − 1, count))`` as siiRL samples its control steps; a clip
-    shorter than ``count`` is stretched, each moment showing the nearest frame.
+    """Frames of a clip that V-JEPA 2 gets: ``int(linspace(0, length − 1, count))`` as siiRL samples its control steps; a
+    clip shorter than ``count`` is stretched, each moment showing the nearest frame.
 
     Frames here are those of decisions, so nearly every clip is short. siiRL shows a short one over and over: how often, and
     where in the cycle the clip then ends, would depend on its length and hide what happened.

@@ -2,32 +2,35 @@
 
 The text-in, text-out part stands behind `ChatBackend`; `InternVLBackend` runs a released checkpoint through transformers, in
 the native layout (model type ``internvl``) or with its own code (``internvl_chat``, which needs ``trust_remote_code``).
-Every template string is config: to drive released weights as they were trained, set them to the strings of the release.
-Replies are parsed without ever raising; what cannot be parsed counts as invalid and as no progress.
+Every template string is config. The defaults are own words; ``texts=release`` (``reward=vlac_release``) reads those of the
+release from the user's copy of it (`reward_models.vlac_texts`). Replies are parsed without ever raising; what cannot be
+parsed counts as invalid and as no progress.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from reward_models.encoders import IMAGENET_MEAN, IMAGENET_STD, pick_device
 from reward_models.frames import RewardInputError, frames_of, instruction_of
 from reward_models.progress_math import VALUE_MODES, accumulate, dead_zone, reference_indices
 from reward_models.shaping import ShapedProgress, ShapingConfig
+from reward_models.vlac_texts import IMAGE, release_texts
 from vla_rl.errors import ConfigError, MissingDependency, MissingPackage
 from vla_rl.types import Trajectory
 
-IMAGE = "<image>"
 _SLOTS = {
     "pair_template": ("{task}",),
     "done_template": ("{task}",),
@@ -35,6 +38,9 @@ _SLOTS = {
     "reference_frame_template": ("{percent}",),
     "chat_template": ("{system}", "{question}"),
 }
+# As float() reads them: 12, 12., .5, 1e2; ASCII digits alone. What follows must not go on as a number.
+_NUMBER = r"(?:[0-9]{1,4}(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,2})?"
+_NUMBER_ENDS = r"(?![\d.]|[eE](?![a-zA-Z]))"
 _ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
 
 
@@ -46,7 +52,14 @@ class VLACConfig:
     (`accumulate`), after critic values within the dead zones became 0. ``reference``: a dataset whose first successful
     demonstration of each task is shown as an example of ``reference_frames`` frames. ``batch_size`` questions are asked at
     once, images being ``image_size`` square. ``done_weight`` > 0 also asks whether each frame shows the task completed and
-    mixes that into progress. More than ``max_invalid`` invalid replies make a curve invalid (NaN).
+    mixes that into progress, answers up to ``done_threshold`` counting as 0. ``compare_last`` compares the last frame too
+    where it is no multiple of ``frame_skip``. More than ``max_invalid`` invalid replies make a curve invalid (NaN).
+
+    ``texts`` "release" takes the templates from ``release``: a folder with VLAC's code, or a file (see `vlac_texts`).
+    ``reference_pair_template`` is the question where an example is shown ("": ``pair_template``). ``bos`` puts the
+    tokenizer's own start token first, ``image_newline`` ends each image with a newline of its own (both as ms-swift, with
+    which VLAC was trained and runs). ``lanczos_size`` > 0 first makes frames square with Lanczos, as VLAC's inference does;
+    the resize to ``image_size`` is bicubic, as ms-swift's.
     """
 
     checkpoint: str = ""
@@ -58,14 +71,21 @@ class VLACConfig:
     positive_dead_zone: float = 0.0
     negative_dead_zone: float = 0.0
     done_weight: float = 0.0
+    done_threshold: float = 0.0
+    compare_last: bool = True
     batch_size: int = 10
     image_size: int = 448
+    lanczos_size: int = 0
+    image_newline: bool = False
+    bos: bool = False
     max_new_tokens: int = 12
     max_invalid: float = 0.3
     trust_remote_code: bool = False
     attention: str = "sdpa"
     precision: str = "bfloat16"  # on CUDA; float32 on a CPU
     device: str = "auto"
+    texts: str = "own"  # own | release
+    release: str = ""
     system: str = "You judge images of robots at work: where things are, and how far a task has come."
     pair_template: str = (
         "Image-1: <image>\nImage-2: <image>\nCompare the two images: is the second one closer to the goal of the task? "
@@ -75,6 +95,7 @@ class VLACConfig:
     done_template: str = "Image-1: <image>\nIs the task completed? Answer 1 for yes, 0 for no.\n<task> {task} </task> <done>"
     reference_template: str = "<trajectory> <task> {task} </task>:\n{frames}</trajectory>\n0% <image>\n"
     reference_frame_template: str = " {percent}% <image>\n"
+    reference_pair_template: str = ""
     chat_template: str = (
         "<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
     )
@@ -83,13 +104,19 @@ class VLACConfig:
 
     def __post_init__(self) -> None:
         for name, choices in (
-            ("value_mode", VALUE_MODES), ("attention", _ATTENTIONS), ("precision", ("bfloat16", "float16", "float32"))
+            ("value_mode", VALUE_MODES), ("attention", _ATTENTIONS), ("precision", ("bfloat16", "float16", "float32")),
+            ("texts", ("own", "release")),
         ):  # fmt: skip
             if getattr(self, name) not in choices:
                 raise ConfigError(f"reward.{name} is {getattr(self, name)!r}, choose one of {', '.join(choices)}")
         for name in ("reference_frames", "frame_skip", "batch_size", "max_new_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"reward.{name} is {getattr(self, name)}, it must be at least 1")
+        if self.lanczos_size < 0 or not 0.0 <= self.done_threshold <= 1.0:
+            raise ConfigError(
+                f"reward needs lanczos_size >= 0 (0: none) and 0 <= done_threshold <= 1, got {self.lanczos_size} and "
+                f"{self.done_threshold}"
+            )
         for name, slots in _SLOTS.items():
             missing = [s for s in slots if s not in getattr(self, name)]
             if missing:
@@ -110,10 +137,8 @@ def parse_score(reply: object) -> float | None:
     if not isinstance(reply, str):
         return None
     text = reply.rpartition("</think>")[2].rpartition("<score>")[2].strip().replace("\u2212", "-")
-    found = re.match(r"([+-]?\s?\d{1,4}(?:\.\d+)?)\s*%?(?![\d.])", text)
-    if not found:
-        return None
-    value = float(found[1].replace(" ", ""))
+    found = re.match(rf"([+-]?)\s?({_NUMBER})\s*%?{_NUMBER_ENDS}", text)
+    value = float(found[1] + found[2]) if found else math.inf
     return value if -100.0 <= value <= 100.0 else None
 
 
@@ -121,7 +146,8 @@ def parse_done(reply: object) -> float | None:
     """The probability-like answer 0 … 1 of a reply; None for anything else. Never raises."""
     if not isinstance(reply, str):
         return None
-    found = re.match(r"(\d(?:\.\d+)?)(?![\d.])", reply.rpartition("</think>")[2].rpartition("<done>")[2].strip())
+    text = reply.rpartition("</think>")[2].rpartition("<done>")[2].strip()
+    found = re.match(rf"({_NUMBER}){_NUMBER_ENDS}", text)
     value = float(found[1]) if found else -1.0
     return value if 0.0 <= value <= 1.0 else None
 
@@ -160,16 +186,17 @@ class ChatBackend(Protocol):
 def pair_question(config: VLACConfig, task: str, before: Tensor, after: Tensor, reference: Sequence[Tensor] = (),
                   first: Tensor | None = None) -> Question:  # fmt: skip
     """The pairwise question; with ``reference`` frames also the example and the ``first`` frame of the judged episode."""
-    text, images = config.pair_template.replace("{task}", task), [before, after]
-    if len(reference):
-        last = max(len(reference) - 1, 1)
-        shown = "".join(
-            config.reference_frame_template.replace("{percent}", str(int(100 * i / last))) for i in range(len(reference))
-        )
-        example = config.reference_template.replace("{task}", task).replace("{frames}", shown)
-        text = example + text
-        images = [*reference, *([first if first is not None else before] * (example.count(IMAGE) - len(reference))), *images]
-    return Question(text, tuple(images))
+    if not len(reference):
+        return Question(config.pair_template.replace("{task}", task), (before, after))
+    last = max(len(reference) - 1, 1)
+    shown = "".join(
+        config.reference_frame_template.replace("{percent}", str(int(i / last * 100))) for i in range(len(reference))
+    )
+    pair = config.reference_pair_template or config.pair_template
+    text = (config.reference_template.replace("{frames}", shown) + pair).replace("{task}", task)
+    beginnings = text.count(IMAGE) - len(reference) - 2  # where the judged episode starts, if the text shows that
+    start = [before if first is None else first] * beginnings
+    return Question(text, (*reference, *start, before, after))
 
 
 # ------------------------------------------------------------------------------------------------------------- the model
@@ -215,6 +242,7 @@ class InternVLBackend:
             self.tokens_per_image = int(self.model.num_image_token)
         else:
             self.tokens_per_image = int(self.model.config.image_seq_length)
+        self.bos = self._own_start() if config.bos else ""
         self.dtype = dtype
 
     @torch.inference_mode()
@@ -247,15 +275,27 @@ class InternVLBackend:
                 f"a question has {question.text.count(IMAGE)} {IMAGE} slots and {len(question.images)} images: check the "
                 f"templates of reward=vlac"
             )
-        image = self.START + self.CONTEXT * self.tokens_per_image + self.END
+        image = self.START + self.CONTEXT * self.tokens_per_image + self.END + "\n" * self.config.image_newline
         text = question.text.replace(IMAGE, image)
-        return self.config.chat_template.replace("{system}", self.config.system).replace("{question}", text)
+        return self.bos + self.config.chat_template.replace("{system}", self.config.system).replace("{question}", text)
+
+    def _own_start(self) -> str:
+        """What the tokenizer by itself puts before a text; a tokenizer without such a habit adds nothing."""
+        plain = self.tokenizer("a", add_special_tokens=False)["input_ids"]
+        whole = self.tokenizer("a")["input_ids"]
+        return self.tokenizer.decode(whole[: whole.index(plain[0])]) if plain and plain[0] in whole else ""
 
     def pixels(self, image: Tensor) -> Tensor:
-        """uint8 [H W 3] → float32 [1 3 S S], ImageNet-normalised; the aspect is not kept (as VLAC)."""
-        size = self.config.image_size
-        x = image.permute(2, 0, 1)[None].float()
-        x = F.interpolate(x, (size, size), mode="bicubic", antialias=True, align_corners=False).clamp(0, 255) / 255.0
+        """uint8 [H W 3] → float32 [1 3 S S], ImageNet-normalised; the aspect is not kept (as VLAC). Resized as PIL does."""
+        from PIL import Image
+
+        picture = Image.fromarray(image.cpu().numpy())
+        for size, filter_ in (
+            (self.config.lanczos_size, Image.Resampling.LANCZOS),
+            (self.config.image_size, Image.Resampling.BICUBIC),
+        ):
+            picture = picture.resize((size, size), filter_) if size else picture
+        x = torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None].float() / 255.0
         mean, std = (x.new_tensor(v)[:, None, None] for v in (IMAGENET_MEAN, IMAGENET_STD))
         return (x - mean) / std
 
@@ -267,6 +307,8 @@ class VLAC(ShapedProgress):
 
     def __init__(self, config: VLACConfig, backend: ChatBackend | None = None):
         super().__init__()
+        if config.texts == "release":
+            config = dataclasses.replace(config, **release_texts(config.release))
         self.config = config
         self.backend: ChatBackend = backend or InternVLBackend(config)
         self.references: dict[str, list[Tensor]] = {}  # task → frames of a successful example
@@ -316,23 +358,25 @@ class VLAC(ShapedProgress):
         return list(numbers.split(counts))
 
     def _compared(self, length: int) -> list[int]:
-        """Frames that are looked at: every ``frame_skip``-th, and the last."""
+        """Frames that are looked at: every ``frame_skip``-th, and the last where ``compare_last`` says so."""
         at = list(range(0, length, self.config.frame_skip))
-        return at if at[-1] == length - 1 else [*at, length - 1]
+        return at if at[-1] == length - 1 or not self.config.compare_last else [*at, length - 1]
 
     def _ask(self, questions: Sequence[Question]) -> list[str]:
         size = self.config.batch_size
         return [r for i in range(0, len(questions), size) for r in self.backend.reply(questions[i : i + size])]
 
     def done(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
-        """Whether each frame shows the task completed: float32 [t+1] in 0 … 1, 0 for an invalid reply."""
+        """Whether each frame shows the task completed: float32 [t+1] in 0 … 1; 0 for an invalid reply and for one that is
+        not above ``done_threshold``."""
         lengths = [len(t) + 1 for t in trajectories]
         questions = [
             Question(self.config.done_template.replace("{task}", instruction_of(t)), (frame,))
             for t in trajectories
             for frame in frames_of(t, self.config.camera)
         ]
-        return list(torch.tensor([parse_done(r) or 0.0 for r in self._ask(questions)]).split(lengths))
+        replies = [parse_done(r) or 0.0 for r in self._ask(questions)]
+        return list(torch.tensor([r if r > self.config.done_threshold else 0.0 for r in replies]).split(lengths))
 
     def _curves(self, trajectories: Sequence[Trajectory], reverse: bool) -> list[Tensor]:
         c, out = self.config, []

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from reward_helpers import episodes, trajectory
 
 from reward_models.classifier import ClassifierConfig, SuccessClassifier, best_threshold
@@ -21,6 +26,7 @@ from reward_models.process import ProcessConfig, ProcessReward
 from reward_models.shaping import ShapingConfig
 from reward_models.value_progress import ValueProgress, ValueProgressConfig
 from reward_models.vlac import VLAC, InternVLBackend, Question, VLACConfig, parse_done, parse_score, rich_number
+from vla_rl.config import compose
 from vla_rl.errors import ConfigError, MissingDependency, UserError
 from vla_rl.reward_quality import judge, spearman
 
@@ -201,6 +207,9 @@ def test_a_frozen_timm_backbone_is_not_trained():
         (VLACConfig, {"pair_template": "<image> {task}"}, "twice"),
         (VLACConfig, {"chat_template": "{question}"}, r"\{system\}"),
         (VLACConfig, {"frame_skip": 0}, "frame_skip"),
+        (VLACConfig, {"texts": "theirs"}, "own, release"),
+        (VLACConfig, {"done_threshold": 1.5}, "done_threshold"),
+        (VLACConfig, {"lanczos_size": -1}, "lanczos_size"),
     ],
 )
 def test_unfit_settings_are_named(config, options, named):
@@ -214,11 +223,22 @@ def test_unfit_settings_are_named(config, options, named):
     [
         ("+20", 20.0), ("-15", -15.0), (" 7%", 7.0), ("+20\nbecause", 20.0), ("<score> -3.5 </score>", -3.5),
         ("<think>first 10%</think> +4", 4.0), ("\u221212", -12.0), ("0", 0.0),
+        ("12.", 12.0), ("+12. Because", 12.0), (".5", 0.5), ("-.5%", -0.5), ("1e2", 100.0), ("+2.5e1", 25.0),
+        ("20end", 20.0),
         ("", None), ("closer", None), ("+200", None), ("12.3.4", None), ("the score is 5", None), (None, None), (7, None),
+        ("1e3", None), ("1e", None), ("1e-", None), (".", None), ("12..", None), ("1e2.5", None), ("- 5e", None),
     ],
 )  # fmt: skip
 def test_scores_are_parsed(reply, score):
     assert parse_score(reply) == score
+
+
+@pytest.mark.parametrize(
+    ("reply", "done"),
+    [("1", 1.0), ("0", 0.0), ("1.", 1.0), (".9", 0.9), ("<done> 0.4", 0.4), ("9e-1", 0.9), ("2", None), ("1.2.3", None)],
+)
+def test_done_answers_are_parsed(reply, done):
+    assert parse_done(reply) == done
 
 
 @given(st.one_of(st.text(max_size=40), st.binary(), st.none(), st.floats()))
@@ -306,16 +326,19 @@ def test_reference_examples_are_shown_and_must_be_of_the_task():
 @pytest.fixture(scope="module")
 def internvl(tmp_path_factory):
     """A tiny random InternVL checkpoint in the native layout, with a word tokenizer."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import InternVLConfig, InternVLForConditionalGeneration, PreTrainedTokenizerFast
 
     path = tmp_path_factory.mktemp("internvl")
     special = ["<pad>", "<unk>", "<|im_end|>", "<|im_start|>", "<img>", "<IMG_CONTEXT>", "</img>"]
-    words = [*special, *"0123456789+-", "user", "system", "assistant", "closer"]
+    words = [*special, *"0123456789+-", "user", "system", "assistant", "closer", "<s>"]
     tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", words.index("<s>"))]
+    )
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>", eos_token="<|im_end|>",
+        tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>", eos_token="<|im_end|>", bos_token="<s>",
         additional_special_tokens=special[3:],
     )  # fmt: skip
     fast.save_pretrained(path)
@@ -347,6 +370,152 @@ def test_internvl_checkpoint_answers_in_batches(internvl):
         backend.reply([Question("<image> <image>", images[:1])])
     model = VLAC(config)
     assert len(model.score([trajectory([0, 0.5, 1.0])])[0]) == 2
+
+
+DATA_SOURCE = """
+import nothing_of_this_name
+def trojectory_example_prompt(images,task):
+    prompt=f"<run> {task} </run>:"
+    t_len=len(images)-1
+    for i,one in enumerate(images):
+        temp_p=int((i/t_len)*100)
+        prompt=prompt+f" {temp_p} of it <image>\\n"
+    prompt=prompt+'</run>'
+    return prompt
+class DataProcessor():
+    def __init__(self):
+        self.system_prompt='An older system text.'
+        self.prompt_templete={
+            "v3":"An older question <image> <image> {}",
+            "task_done":"Over? {} <done>",
+            "other":"{} {}",
+        }
+"""
+MODEL_SOURCE = """
+class GAC_model():
+    def __init__(self):
+        self.system_prompt=None
+        self.dataclient.prompt_templete['v3']="One: <image>\\nTwo: <image>\\nNearer to {}? <score>"
+        self.dataclient.prompt_templete['v3_think']="Start: <image>\\nOne: <image>\\nTwo: <image>\\nNearer to {}? <score>"
+    def set_system_prompt(self,system_prompt=None):
+        if system_prompt is not None:
+            self.system_prompt=system_prompt
+        else:
+            self.system_prompt='Look well.'
+"""
+
+
+@pytest.fixture
+def release(tmp_path):
+    """A made-up release: its sources have the shape of VLAC's and other words; importing them would fail."""
+    folder = tmp_path / "made_up" / "evo_vlac" / "utils"
+    folder.mkdir(parents=True)
+    (folder / "data_processing_vlm.py").write_text(DATA_SOURCE)
+    (folder / "model_utils.py").write_text(MODEL_SOURCE)
+    return tmp_path / "made_up"
+
+
+def released(release, **changes) -> VLACConfig:
+    """``reward=vlac_release`` with its texts from ``release``."""
+    config = compose(["~run", "reward=vlac_release", f"reward.release={release}"]).reward
+    return dataclasses.replace(config, **changes)
+
+
+def test_a_release_asks_in_its_own_words(release):
+    config = released(release, reference_frames=3)
+    assert config.value_mode == "always" and config.bos and config.image_newline and not config.compare_last
+    backend = Scripted()
+    model = VLAC(config, backend)
+    assert model.config.system == "Look well."
+    t = trajectory([0, 0.5, 1.0], instruction="push {it}")
+    model.critics([t])
+    assert [q.text for q in backend.questions] == 2 * ["One: <image>\nTwo: <image>\nNearer to push {it}? <score>"]
+    backend.questions.clear()
+    model.set_references([trajectory([0, 0.25, 0.5, 1.0])])
+    model.critics([t])
+    assert backend.questions[1].text == (
+        "<run> push {it} </run>: 0 of it <image>\n 50 of it <image>\n 100 of it <image>\n</run>"
+        "Start: <image>\nOne: <image>\nTwo: <image>\nNearer to push {it}? <score>"
+    )
+    start, before, after = backend.questions[1].images[3:]
+    frames = torch.cat([t.observations.images["front"], t.final_observation.images["front"]])
+    assert torch.equal(start, frames[0]) and torch.equal(before, frames[1]) and torch.equal(after, frames[2])
+
+
+def test_a_release_s_rules_for_the_end(release):
+    """Frames 0-2 and 2-4 of six are compared and not 4-5; "always" takes −50 % of what is left; 0.9 is not above 0.9."""
+
+    class Fixed:
+        def reply(self, questions):
+            assert all(q.text == "<image>Over? slide the bar <done>" for q in questions if len(q.images) == 1)
+            return [next(self.pair) if len(q.images) == 2 else next(self.over) for q in questions]
+
+    backend = Fixed()
+    backend.pair, backend.over = iter(["+40", "-50"]), iter(["0", "0.3", "0.9", "0.9", "0.91", "1"])
+    model = VLAC(released(release, frame_skip=2, done_weight=0.5), backend)
+    curve = model.progress([trajectory([0, 0.2, 0.4, 0.6, 0.8, 1.0])])[0]
+    values = [0.0, 0.0, 0.4, 0.4, 0.1, 0.1]  # 40 − 60 · 0.5 = 10
+    over = [0.0, 0.0, 0.0, 0.0, 0.91, 1.0]
+    assert curve.tolist() == pytest.approx([0.5 * v + 0.5 * d for v, d in zip(values, over)])
+
+
+def test_a_release_s_prompt_and_images_reach_the_checkpoint(release, internvl):
+    config = released(release, checkpoint=str(internvl), image_size=28, lanczos_size=60, max_new_tokens=2, device="cpu")
+    backend = VLAC(config).backend
+    image = torch.randint(0, 256, (20, 30, 3), dtype=torch.uint8)
+    assert backend._prompt(Question("<image>\nclose", (image,))) == (
+        "<s><|im_start|>system\nLook well.<|im_end|>\n<|im_start|>user\n"
+        "<img><IMG_CONTEXT></img>\n\nclose<|im_end|>\n<|im_start|>assistant\n"
+    )
+    square = Image.fromarray(image.numpy()).resize((60, 60), Image.Resampling.LANCZOS)
+    wanted = np.asarray(square.resize((28, 28), Image.Resampling.BICUBIC)).transpose(2, 0, 1) / 255.0
+    wanted = (wanted - np.array([0.485, 0.456, 0.406])[:, None, None]) / np.array([0.229, 0.224, 0.225])[:, None, None]
+    torch.testing.assert_close(backend.pixels(image)[0], torch.from_numpy(wanted).float())
+    assert len(backend.reply([Question("<image> closer", (image,))])) == 1
+    plain = InternVLBackend(VLACConfig(checkpoint=str(internvl), device="cpu"))
+    assert plain._prompt(Question("<image>", (image,))).startswith("<|im_start|>") and plain.bos == ""
+
+
+def test_a_file_of_texts_names_its_licence_and_lacks_nothing(tmp_path):
+    texts = {
+        "system": "Look.", "pair_template": "<image> <image> {task}", "done_template": "<image> {task}",
+        "reference_template": "{task}: {frames}", "reference_frame_template": "{percent} <image>",
+        "reference_pair_template": "<image> <image> <image> {task}",
+    }  # fmt: skip
+    path = tmp_path / "texts.yaml"
+
+    def write(**changes) -> Path:
+        path.write_text(yaml.safe_dump({k: v for k, v in (texts | {"licence": "MIT"} | changes).items() if v is not None}))
+        return path
+
+    assert VLAC(released(write()), Scripted()).config.pair_template == "<image> <image> {task}"
+    for changes, words in (
+        ({"licence": None}, "names no licence"),
+        ({"system": None}, "lacks system"),
+        ({"done_template": "<image>"}, r"done_template lacks the slot \{task\}"),
+        ({"pair_template": "<image> {task}"}, "twice"),
+        ({"question": "x"}, "unknown names question"),
+        ({"system": 3}, "mapping of names to texts"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            VLAC(released(write(**changes)), Scripted())
+    path.write_text("a: [")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        VLAC(released(path), Scripted())
+
+
+def test_a_release_that_cannot_be_read_is_named(release, tmp_path):
+    with pytest.raises(MissingDependency, match=r"reward.release='' does not exist.*evo_vlac"):
+        VLAC(released(""), Scripted())
+    (tmp_path / "made_up" / "empty").mkdir()
+    with pytest.raises(MissingDependency, match=r"holds no data_processing_vlm.py"):
+        VLAC(released(tmp_path / "made_up" / "empty"), Scripted())
+    (release / "evo_vlac" / "utils" / "data_processing_vlm.py").write_text("x = 1\n")
+    with pytest.raises(ConfigError, match=r"lacks done_template, reference_frame_template, reference_template\. Write"):
+        VLAC(released(release), Scripted())
+    (release / "evo_vlac" / "utils" / "model_utils.py").write_text("def (")
+    with pytest.raises(ConfigError, match=r"model_utils.py cannot be parsed"):
+        VLAC(released(release), Scripted())
 
 
 def test_checkpoints_that_cannot_be_read_are_named(internvl, tmp_path):
