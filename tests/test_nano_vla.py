@@ -216,7 +216,7 @@ def bias_of(policy: NanoVLA, correlation: float, rows: int = 4096) -> float:
     many, bins = observe(1)[[0] * rows], policy.config.action_bins
     uniforms = chunk_uniforms(range(rows), 3, SPEC.action_dim, correlation)
     with torch.no_grad():
-        tokens, log_probs, _ = policy._decode(many, uniforms.view(rows, policy.slots, policy.group))
+        tokens, log_probs, _ = policy._decode(policy._inputs(many), uniforms.view(rows, policy.slots, policy.group))
     chosen = torch.nn.functional.one_hot(tokens, bins).float()
     product = (chosen - log_probs.exp())[:, 1:, :, :, None] * chosen[:, :-1, :, None, :]  # [rows 2 a bins bins]
     seen = chosen[:, :-1].sum(0)[:, :, None, :] > 50  # enough for a normal distribution
