@@ -34,7 +34,7 @@ from vla_rl.video import have_video
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = [
-    "run=toy", "tasks=[]", "collect.episodes_per_task=3", "sft.updates=12", "sft.batch_size=16", "sft.warmup_updates=2",
+    "run=toy", "tasks=[]", "collect.episodes_per_task=3", "sft.validation_episodes=1", "sft.updates=12", "sft.batch_size=16", "sft.warmup_updates=2",
     "slots.slots_per_worker=8", "rl.iterations=3", "rl.episodes_per_iteration=8", "algorithm.minibatch_size=16",
     "algorithm.critic_epochs=1", "algorithm.epochs=1", "evaluate.episodes_per_task=3", "evaluate.video_episodes=2",
 ]  # fmt: skip
@@ -103,7 +103,7 @@ def test_a_run_leaves_everything(whole):
     phases = json.loads((whole / "phases.json").read_text())
     for name in ("collect", "sft", "eval_sft", "rl", "eval_rl", "report"):
         assert phases[name]["complete"] is True and phases[name]["seconds"] >= 0
-    assert phases["collect"]["episodes"] == 6 and phases["rl"]["episodes"] == 24 and phases["peak_memory_bytes"] > 0
+    assert phases["collect"]["episodes"] == 2 * (3 + 1) and phases["rl"]["episodes"] == 24 and phases["peak_memory_bytes"] > 0
     for name in ("sft", "rl"):
         result = json.loads((whole / f"eval_{name}.json").read_text())
         assert result["total"]["episodes"] == 6 and result["split"] == "held_out"
@@ -112,6 +112,8 @@ def test_a_run_leaves_everything(whole):
         if have_video():
             clips = {f"{name}_failure_{kind}.mp4" for kind in result["total"]["failures"]}
             assert {path.name for path in (whole / "videos").glob(f"{name}*")} == {f"{name}.mp4"} | clips
+    checked = [r for r in read_metrics(whole / "metrics.jsonl") if "validation/loss" in r]
+    assert [r["step"] for r in checked] == [12] and {"validation/image_use", "validation/image_spread"} < checked[0].keys()
     records = [r for r in read_metrics(whole / "metrics.jsonl") if r["phase"] == "rl"]
     assert [r["step"] for r in records] == [1, 2, 3]
     for r in records:
