@@ -16,7 +16,7 @@ def test_rl_makes_the_toy_policy_succeed(tmp_path):
     folder = run_pipeline(compose(["run=toy", f"output_dir={tmp_path}"]))
     before, after = (json.loads((folder / f"eval_{name}.json").read_text())["total"] for name in ("sft", "rl"))
     assert before["episodes"] == after["episodes"] == 100
-    # Measured with seeds 0, 1, 2: from 54, 28 and 64 % to 97, 75 and 93 %.
+    # Measured with seeds 0, 1, 2: from 22, 26 and 39 % to 76, 82 and 83 %.
     assert before["rate"] <= 0.75, "the start is meant to be weak"
     assert after["rate"] >= 0.65 and after["rate"] - before["rate"] >= 0.2
     success = [r["rollout/success"] for r in read_metrics(folder / "metrics.jsonl") if r["phase"] == "rl"]

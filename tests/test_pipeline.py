@@ -35,8 +35,9 @@ from vla_rl.video import have_video
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = [
     "run=toy", "tasks=[]", "collect.episodes_per_task=3", "sft.validation_episodes=1", "sft.updates=12",
-    "sft.batch_size=16", "sft.warmup_updates=2", "slots.slots_per_worker=8", "rl.iterations=3", "rl.episodes_per_iteration=8", "algorithm.minibatch_size=16",
-    "algorithm.critic_epochs=1", "algorithm.epochs=1", "evaluate.episodes_per_task=3", "evaluate.video_episodes=2",
+    "sft.batch_size=16", "sft.warmup_updates=2", "slots.slots_per_worker=8", "rl.iterations=3",
+    "rl.episodes_per_iteration=8", "algorithm.minibatch_size=16", "algorithm.critic_epochs=1", "algorithm.epochs=1",
+    "evaluate.episodes_per_task=3", "evaluate.video_episodes=2",
 ]  # fmt: skip
 
 
