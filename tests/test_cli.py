@@ -227,6 +227,30 @@ def test_report_command(run_folder, capsys):
     assert (run_folder / "report.html").is_file() and "report.html" in capsys.readouterr().out
 
 
+def test_advise_reads_a_run_and_rolls_it_out(run_folder, tmp_path, capsys):
+    target = tmp_path / "advice.json"
+    assert cli.main(["advise", str(run_folder), "--rollouts", "8", "--json", str(target), "env.horizon=6"]) == 0
+    document, text = json.loads(target.read_text()), capsys.readouterr().out
+    named = {c["name"]: c for c in document["checks"]}
+    assert {"success of the start", "image use", "time limit", "groups with both outcomes"} <= set(named)
+    assert "of 2 groups of 4" in named["groups with both outcomes"]["text"]
+    assert "of 8 =" in named["success with sampled actions"]["text"]
+    assert named["time limit"]["text"].startswith("6 control steps, demonstrations of reach_red")
+    assert document["not_measured"] == [] and document["verdict"] in ("good", "watch", "bad")
+    assert all(bool(c["remedy"]) == (c["verdict"] != "good") for c in named.values())
+    assert "RL " in text.splitlines()[-2] and str(target) in text
+
+
+def test_advise_names_what_it_cannot_judge(run_folder, tmp_path, capsys):
+    assert "no config.yaml" in failure(capsys, "advise", str(tmp_path))
+    (tmp_path / "config.yaml").write_text((run_folder / "config.yaml").read_text())
+    assert "holds no start to judge" in failure(capsys, "advise", str(tmp_path))
+    (tmp_path / "eval_sft.json").write_text((run_folder / "eval_sft.json").read_text())
+    assert "--rollouts 4 needs" in failure(capsys, "advise", str(tmp_path), "--rollouts", "4")
+    assert cli.main(["advise", str(tmp_path)]) == 0
+    assert "--rollouts 64" in capsys.readouterr().out
+
+
 def test_main_turns_any_user_error_into_status_2(monkeypatch, capsys):
     def unusable(*_, **__):
         raise UserError("the value 3 at x.y is odd: use 4")

@@ -12,6 +12,7 @@ from vla_rl import build
 from vla_rl.cli import _eval_config
 from vla_rl.config import RunConfig, compose, from_tree, load, override, save, to_tree
 from vla_rl.errors import ConfigError
+from vla_rl.guard import check_run
 from vla_rl.paths import config_dir
 
 RUNS = sorted(path.stem for path in (config_dir() / "run").glob("*.yaml"))
@@ -50,6 +51,7 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("name", RUNS)
 def test_every_run_composes(name):
     config = compose([f"run={name}"])
+    check_run(config)
     assert config.name == name
     for group in ("policy", "env", "reward", "algorithm", "critic"):
         schema = build.config_class(group, getattr(config, f"{group}_type"))

@@ -12,6 +12,7 @@ from contracts import check_policy, check_simulator
 
 from vla_rl import build
 from vla_rl.config import CollectConfig, compose
+from vla_rl.guard import check_run
 from vla_rl.interfaces import Critic, RewardModel
 from vla_rl.specs import EpisodeSpec
 from vla_rl.types import Observation, Trajectory
@@ -91,7 +92,7 @@ def commands() -> list[str]:
 
 @pytest.mark.parametrize("overrides", commands())
 def test_the_commands_compose(examples, overrides):
-    compose(overrides.split())
+    check_run(compose(overrides.split()))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))

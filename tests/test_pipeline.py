@@ -104,7 +104,8 @@ def test_a_run_leaves_everything(whole):
     phases = json.loads((whole / "phases.json").read_text())
     for name in ("collect", "sft", "eval_sft", "rl", "eval_rl", "report"):
         assert phases[name]["complete"] is True and phases[name]["seconds"] >= 0
-    assert phases["collect"]["episodes"] == 2 * (3 + 1) and phases["rl"]["episodes"] == 24 and phases["peak_memory_bytes"] > 0
+    assert phases["collect"]["episodes"] == 2 * (3 + 1) and phases["rl"]["episodes"] == 24
+    assert phases["peak_memory_bytes"] > 0
     for name in ("sft", "rl"):
         result = json.loads((whole / f"eval_{name}.json").read_text())
         assert result["total"]["episodes"] == 6 and result["split"] == "held_out"
@@ -216,6 +217,77 @@ def test_fresh_keeps_the_old_run_aside(copy, tmp_path, monkeypatch):
     assert len(aside) == 1 and aside[0].name.startswith("toy.")
     assert (aside[0] / "checkpoints" / "rl" / "model.safetensors").is_file()
     assert not (copy / "checkpoints").exists() and compose([*SMALL]).name == copy.name
+
+
+# -------------------------------------------------------------------------------------------------------------- the guard
+GUARDED = ["phases=[rl]", "rl.guard_iterations=1", "rl.guard_success=1"]  # speaks after iteration 2, unless all succeed
+PROGRESS = [
+    "rl.fallback=progress", "rl.fallback_reward={updates: 3, network: {image_size: 16, width: 8}}", "rl.iterations=4",
+    "reward_check.episodes=8", "reward_check.stride=1", "reward_check.on_bad=warn",
+]  # fmt: skip
+
+
+def guarded(whole: Path, folder: Path, *overrides: str) -> RunConfig:
+    start = [f"checkpoint={whole / 'checkpoints' / 'sft'}", f"dataset={whole / 'dataset'}"]
+    return small(folder, *start, *GUARDED, *overrides)
+
+
+def test_the_guard_warns_once_and_the_run_goes_on(whole, tmp_path, capsys):
+    folder = run_pipeline(guarded(whole, tmp_path))
+    text = json.loads((folder / "phases.json").read_text())["rl"]["guard"]
+    assert "of 8 in iteration 2" in text and "rl.fallback=progress" in text
+    assert capsys.readouterr().out.count(f"warning: {text}") == 1
+    rows = [r for r in read_metrics(folder / "metrics.jsonl") if r["phase"] == "rl"]
+    assert ["guard/no_success" in r for r in rows] == [False, True, False] and rows[1]["guard/no_success"] == 1.0
+    assert_same_weights(weights(whole), weights(folder))  # it only looks
+
+
+def test_the_guard_stops_with_a_checkpoint_from_which_a_warning_goes_on(whole, tmp_path, monkeypatch):
+    options = ["rl.guard=stop", "rl.checkpoint_every=3"]
+    with pytest.raises(UserError, match=r"of 8 in iteration 2.*rl\.guard=warn"):
+        run_pipeline(guarded(whole, tmp_path, *options))
+    folder = guarded(whole, tmp_path).run_dir
+    assert load_training_state(folder / "checkpoints" / "rl")["counters"]["iteration"] == 2
+    record = json.loads((folder / "phases.json").read_text())["rl"]
+    assert record["complete"] is False and "in iteration 2" in record["guard"]
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="in iteration 2"):
+        patch.setattr(RolloutEngine, "run", lambda *_, **__: pytest.fail("it was to stop again at once"))
+        run_pipeline(guarded(whole, tmp_path, *options))
+    run_pipeline(guarded(whole, tmp_path, "rl.guard=warn", "rl.checkpoint_every=3"))
+    assert_same_weights(weights(whole), weights(folder))
+
+
+def test_a_run_goes_on_with_progress_and_resumes_with_it(whole, tmp_path, monkeypatch):
+    """Interrupted in the first iteration after the switch, it ends as the run that was not, and not as one without it."""
+    straight = run_pipeline(guarded(whole, tmp_path, *PROGRESS, "name=straight"))
+    rows = [r for r in read_metrics(straight / "metrics.jsonl") if r["phase"] == "rl"]
+    assert [r["reward/switched"] for r in rows] == [0.0, 0.0, 1.0, 1.0] and "reward/progress_end" in rows[2]
+    assert [r["episodes"] for r in rows] == [8, 16, 16 + 8 + 8, 40]  # those that it was judged on count
+    assert (straight / "reward_quality.html").is_file() and (straight / "reward" / "reward.json").is_file()
+    with monkeypatch.context() as patch:
+        interrupt(patch, PPO, "update", 3, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            run_pipeline(guarded(whole, tmp_path, *PROGRESS))
+    folder = guarded(whole, tmp_path, *PROGRESS).run_dir
+    state = load_training_state(folder / "checkpoints" / "rl")
+    assert state["counters"]["iteration"] == 2 and state["reward"]["switched"] is True
+    monkeypatch.setattr(pipeline, "fit_and_judge", lambda *_: pytest.fail("the reward was there already"))
+    run_pipeline(guarded(whole, tmp_path, *PROGRESS))
+    assert_same_weights(weights(straight), weights(folder))
+    plain = run_pipeline(guarded(whole, tmp_path, "name=plain", "rl.iterations=4"))
+    assert any(not torch.equal(x, weights(straight)[name]) for name, x in weights(plain).items())
+
+
+def test_a_progress_reward_that_is_not_good_enough_ends_the_run(whole, tmp_path, monkeypatch):
+    plain = pipeline.fit_and_judge
+
+    def judged_badly(*arguments):
+        quality, figures = plain(*arguments)
+        return dataclasses.replace(quality, verdict="bad", reasons=["it is made up"]), figures
+
+    monkeypatch.setattr(pipeline, "fit_and_judge", judged_badly)
+    with pytest.raises(UserError, match=r"it is made up.*reward_check\.on_bad=warn"):
+        run_pipeline(guarded(whole, tmp_path, *PROGRESS, "reward_check.on_bad=stop"))
 
 
 # --------------------------------------------------------------------------------------------------- one folder, one run

@@ -120,6 +120,12 @@ def _parser() -> argparse.ArgumentParser:
     report = command("report", run_report, "write report.html and summary.json of a run folder, or of a folder of runs")
     report.add_argument("run", type=Path, help="a run; or a folder of seeds, or of unlike runs, such as outputs")
 
+    advise = command("advise", run_advise, "is the start of a run one that RL can learn from, and what to change if not?")
+    advise.add_argument("run", type=Path)
+    advise.add_argument("--rollouts", type=int, default=0, metavar="N", help="also run N episodes with sampled actions")
+    advise.add_argument("--json", type=Path, metavar="FILE", help="write figures and verdicts as JSON")
+    advise.add_argument("overrides", nargs="*", metavar="key=value", help="what if: config overrides, e.g. env.horizon=90")
+
     doctor = command("doctor", run_doctor, "what works on this machine, and how to fix what does not")
     doctor.add_argument("--json", type=Path, metavar="FILE", help="write the checks as JSON")
 
@@ -286,6 +292,12 @@ def run_report(arguments: argparse.Namespace) -> None:
     from vla_rl.reporting.page import write_report
 
     print(write_report(arguments.run))
+
+
+def run_advise(arguments: argparse.Namespace) -> None:
+    from vla_rl.advise import advise
+
+    _write(arguments.json, advise(arguments.run, rollouts=arguments.rollouts, overrides=arguments.overrides))
 
 
 def run_doctor(arguments: argparse.Namespace) -> int:

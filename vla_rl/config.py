@@ -27,7 +27,7 @@ PHASES = ("collect", "sft", "eval_sft", "reward", "rl", "eval_rl", "report")
 # What may differ when a run is resumed, and between the runs of a study: it says how and where to compute, not what.
 MACHINE_KEYS = (
     "output_dir:", "threads:", "device:", "wandb:", "phases:", "collect.workers:", "slots.", "rollout.max_retries:",
-    "reward_check.on_bad:",
+    "reward_check.on_bad:", "rl.guard:",
 )  # fmt: skip
 _EXAMPLE = "Overrides look like run=quickstart seed=1 algorithm.learning_rate=1e-4"
 _GROUPS = ("policy", "env", "reward", "algorithm", "critic")
@@ -86,6 +86,11 @@ class RLConfig:
     up to ``max_sampling_rounds`` times to fill an iteration, and keeps surplus groups for later iterations, at most
     ``max_staleness`` of them on. ``dynamic_sampling_by`` "reward" keeps groups whose rewards differ instead: for a shaped
     reward, which tells the failures of a group apart.
+
+    ``guard`` off, warn or stop: what the run does where its first ``guard_iterations`` (0: off) after the critic's warm-up
+    bring almost no success (95 % upper bound below ``guard_success``) or do not move the policy. ``fallback`` "progress":
+    without success it then goes on with a progress reward learned from the demonstrations, with the keys
+    ``fallback_reward`` of ``reward=process``.
     """
 
     iterations: int = 20
@@ -100,8 +105,14 @@ class RLConfig:
     success_high: float = 0.9
     max_sampling_rounds: int = 10
     max_staleness: int = 4
+    guard: str = "warn"  # off | warn | stop
+    guard_iterations: int = 5
+    guard_success: float = 0.03
+    fallback: str = "none"  # none | progress
+    fallback_reward: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._check_guard()
         if self.dynamic_sampling_by not in ("success", "reward"):
             raise ConfigError(f"rl.dynamic_sampling_by is {self.dynamic_sampling_by!r}, choose one of success, reward")
         if self.dynamic_sampling and self.group_size < 2:
@@ -119,6 +130,23 @@ class RLConfig:
         if self.iterations < 0 or self.checkpoint_every < 1:
             raise ConfigError(
                 f"rl.iterations must be >= 0 and rl.checkpoint_every >= 1, got {self.iterations}, {self.checkpoint_every}"
+            )
+
+    def _check_guard(self) -> None:
+        if self.guard == "False":  # YAML reads a bare off as false
+            self.guard = "off"
+        for name, choices in (("guard", ("off", "warn", "stop")), ("fallback", ("none", "progress"))):
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"rl.{name} is {getattr(self, name)!r}, choose one of {', '.join(choices)}")
+        if self.guard_iterations < 0 or not 0.0 < self.guard_success <= 1.0:
+            raise ConfigError(
+                "rl needs guard_iterations >= 0 and 0 < guard_success <= 1, got "
+                f"{self.guard_iterations} and {self.guard_success}"
+            )
+        if self.fallback != "none" and (self.guard == "off" or not self.guard_iterations):
+            raise ConfigError(
+                f"rl.fallback={self.fallback} waits for what the guard finds, and the guard is off: set rl.guard=warn and "
+                f"rl.guard_iterations=5"
             )
 
 

@@ -654,6 +654,25 @@ def read_embodiment(path: str | Path) -> EmbodimentSpec | None:
     return EmbodimentSpec.from_dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
 
 
+def episode_lengths(path: str | Path) -> dict[str, list[int]]:
+    """{task id: control steps of each episode that did not fail} of a LeRobotDataset v3 folder, from its metadata alone.
+
+    The task is "" in datasets of other tools, which name none; empty where the folder is no such dataset.
+    """
+    files = sorted((Path(path) / "meta" / "episodes").glob("*/*.parquet"))
+    pa = _pyarrow() if files else None
+    lengths: dict[str, list[int]] = {}
+    for file in files:
+        try:
+            rows = pa.parquet.read_table(file).to_pylist()
+        except (OSError, pa.ArrowException) as error:
+            raise DatasetError(f"{file} is damaged: {error}. Write or fetch the dataset again.") from error
+        for row in rows:
+            if row.get("success") is not False:
+                lengths.setdefault(row.get("task_id") or "", []).append(int(row["length"]))
+    return lengths
+
+
 def dataset_of_episodes(
     episodes: Iterable[Mapping[str, Any]], embodiment: EmbodimentSpec, chunk_length: int = 1
 ) -> DemonstrationDataset:

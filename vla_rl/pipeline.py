@@ -31,13 +31,23 @@ from vla_rl.config import MACHINE_KEYS, RunConfig
 from vla_rl.dataset import DatasetSampler, DemonstrationDataset, load_demonstrations, load_published
 from vla_rl.errors import ConfigError, TrainingDiverged, UserError
 from vla_rl.evaluate import EvaluationResult, compare, comparison_text, evaluate, write_failure_videos, write_videos
+from vla_rl.guard import NO_SUCCESS, Finding, Guard, advice, check_run, fallback_config, is_sparse
 from vla_rl.interfaces import Env
 from vla_rl.metrics import MemoryWatch, MetricsLogger, Progress, available_cores, versions, write_json
 from vla_rl.reporting.page import write_report
 from vla_rl.reward_data import ROLLOUTS, demonstration_trajectories, load_rollouts, roll_out, save_rollouts
-from vla_rl.reward_quality import write_quality
+from vla_rl.reward_quality import Quality, write_quality
 from vla_rl.reward_tools import co_evolving, enforce, fit_and_judge, needs_judging
-from vla_rl.rewards import RewardContext, build_reward, fit_updates, is_learned, load_reward, reads_policy, save_reward
+from vla_rl.rewards import (
+    RewardContext,
+    SwitchingReward,
+    build_reward,
+    fit_updates,
+    is_learned,
+    load_reward,
+    reads_policy,
+    save_reward,
+)
 from vla_rl.robustness import choose, compare_robustness, run_robustness
 from vla_rl.rollout import RolloutEngine
 from vla_rl.trainer import UNLIMITED, train_rl, train_sft
@@ -86,6 +96,7 @@ class Run:
 
 def run_pipeline(config: RunConfig, *, fresh: bool = False) -> Path:
     """Run every phase of ``config.phases`` that is not complete yet; returns the run folder."""
+    check_run(config)
     folder = config.run_dir
     if "rl" in config.phases and not config.checkpoint and hasattr(config.algorithm, "check_policy"):
         config.algorithm.check_policy(config.policy)  # before SFT; the algorithm asks the policy itself again
@@ -208,22 +219,31 @@ def phase_reward(run: Run) -> dict[str, Any]:
     if not needs_judging(c.reward_type, c.reward):
         return {"skipped": f"reward {c.reward_type} is not learned"}
     policy = acting_policy(c, start_checkpoint(run), run.env.embodiment).to(run.device)
-    reward = start_reward(run, policy)
+    quality, episodes, steps = _train_reward(run, policy, start_reward(run, policy), c.reward_type, c.reward, "start")
+    return {"episodes": episodes, "control_steps": steps, "verdict": quality.verdict}
+
+
+def _train_reward(
+    run: Run, policy: Any, reward: Any, kind: str, config: Any, rollouts_name: str
+) -> tuple[Quality, int, int]:
+    """Train and judge a reward on demonstrations and new rollouts of the policy as it is: (judgement, episodes, control
+    steps). Raises `UserError` where it is not good enough (``reward_check.on_bad``)."""
+    check, seed = run.config.reward_check, run.config.seed
     with run.progress.task("rollouts", 1) as bar:
-        rollouts, steps = roll_out(run.engine(policy), run.train_tasks, c.reward_check.episodes, c.seed, bar.inner)
-    save_rollouts(run.dir / ROLLOUTS / "start", rollouts)
-    updates = fit_updates(c.reward)
+        rollouts, steps = roll_out(run.engine(policy), run.train_tasks, check.episodes, seed, bar.inner)
+    save_rollouts(run.dir / ROLLOUTS / rollouts_name, rollouts)
+    updates = fit_updates(config)
     with run.progress.task("fit", updates) as bar:
         quality, figures = fit_and_judge(
-            reward, reward_demonstrations(run), rollouts, c.reward_check, c.reward_type, c.seed,
+            reward, reward_demonstrations(run), rollouts, check, kind, seed,
             lambda done, loss: bar.update(min(done, updates), loss=loss),
         )  # fmt: skip
     page = write_quality(quality, run.dir)
     if is_learned(reward):
-        save_reward(run.dir / REWARD_FOLDER, c.reward_type, c.reward, reward, figures)
+        save_reward(run.dir / REWARD_FOLDER, kind, config, reward, figures)
     run.progress.say(quality.text())
-    enforce(quality, c.reward_check, page)
-    return {"episodes": len(rollouts), "control_steps": steps, "verdict": quality.verdict}
+    enforce(quality, check, page)
+    return quality, len(rollouts), steps
 
 
 def start_reward(run: Run, policy: Any) -> Any:
@@ -245,7 +265,34 @@ def rl_reward(run: Run, policy: Any) -> Any:
     if c.reward_check.refit_every:
         kept = run.dir / ROLLOUTS / "start"
         seeds = [*reward_demonstrations(run), *(load_rollouts(kept) if kept.is_dir() else [])]
-    return co_evolving(reward, c.reward_check, seeds)
+    reward = co_evolving(reward, c.reward_check, seeds)
+    return reward if c.rl.fallback == "none" else SwitchingReward(reward, lambda: fallback_reward(run, policy))
+
+
+def fallback_reward(run: Run, policy: Any) -> Any:
+    """The progress reward of ``rl.fallback``, not trained yet."""
+    config = _seeded(fallback_config(run.config), run.config.seed)
+    return build_reward("process", config, _reward_context(run, policy))
+
+
+def rl_guard(run: Run, policy: Any, reward: Any) -> tuple[Guard | None, Callable[[Finding], tuple[int, int]]]:
+    """The guard of RL (None: off), and what the run does with what it finds."""
+    c = run.config
+
+    def on_finding(found: Finding) -> tuple[int, int]:
+        run.phases.setdefault("rl", {})["guard"] = found.text
+        write_json(run.dir / "phases.json", run.phases)  # at once: the report of a run that is killed shows it too
+        run.progress.say(f"warning: {found.text}")
+        if found.kind != NO_SUCCESS or not isinstance(reward, SwitchingReward):
+            return 0, 0
+        progress = fallback_reward(run, policy)
+        _, episodes, steps = _train_reward(run, policy, progress, "process", fallback_config(c), "fallback")
+        reward.switch(progress)
+        return episodes, steps
+
+    if c.rl.guard == "off" or not c.rl.guard_iterations:
+        return None, on_finding
+    return Guard(c.rl, is_sparse(c), advice(c, run.dir)), on_finding
 
 
 def reward_demonstrations(run: Run) -> list[Trajectory]:
@@ -283,11 +330,13 @@ def phase_rl(run: Run) -> dict[str, Any]:
         result = _evaluate(run, policy, f"iteration {iteration}", video_episodes=0)
         return {"eval/success": result.success_rate}
 
+    reward = rl_reward(run, policy)
+    guard, on_finding = rl_guard(run, policy, reward)
     counters = train_rl(
         c.rl,
         run.engine(policy),
         algorithm,
-        rl_reward(run, policy),
+        reward,
         Curriculum(c.curriculum, items),
         run.train_tasks,
         seed=c.seed,
@@ -296,6 +345,8 @@ def phase_rl(run: Run) -> dict[str, Any]:
         progress=run.progress,
         critic=critic,
         evaluate=held_out_check,
+        guard=guard,
+        on_finding=on_finding,
     )
     return {
         "episodes": counters.episodes, "control_steps": counters.control_steps, "iterations": counters.iteration,

@@ -380,6 +380,41 @@ class RewardScorer:
         return rewards, learn, metrics
 
 
+class SwitchingReward:
+    """The task's own reward until `switch` puts another in its place for good; a resumed run goes on with the same one.
+
+    ``make`` builds the other one, untrained; its trained state comes with this one's.
+    """
+
+    def __init__(self, reward: RewardModel, make: Callable[[], Any]):
+        self.active: Any = reward
+        self.make = make
+        self.switched = False
+
+    def switch(self, reward: Any) -> None:
+        self.active, self.switched = reward, True
+
+    def score(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
+        return self.active.score(trajectories)
+
+    def prepare(self, trajectory: Trajectory) -> None:
+        if hasattr(self.active, "prepare"):
+            self.active.prepare(trajectory)
+
+    def metrics(self) -> dict[str, float]:
+        return metrics_of(self.active) | {"reward/switched": float(self.switched)}
+
+    def state_dict(self) -> dict[str, Any]:
+        state = self.active.state_dict() if hasattr(self.active, "state_dict") else None
+        return {"switched": self.switched, "active": state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state["switched"] and not self.switched:
+            self.switch(self.make())
+        if state["active"] is not None:
+            self.active.load_state_dict(state["active"])
+
+
 # ---------------------------------------------------------------------------------------------------------- co-evolving
 class CoEvolvingReward:
     """Refits a learned reward on the run's own labelled rollouts every ``every`` scored batches (SPARK's idea), and keeps

@@ -20,6 +20,7 @@ from vla_rl.algorithms.imitation import Imitation
 from vla_rl.algorithms.validation import input_use, verdict
 from vla_rl.checkpoint import load_training_state, load_weights, save_checkpoint
 from vla_rl.config import RLConfig
+from vla_rl.guard import Finding, Guard
 from vla_rl.interfaces import Algorithm, RewardModel
 from vla_rl.metrics import MetricsLogger, Progress
 from vla_rl.rewards import RewardScorer
@@ -131,8 +132,13 @@ def train_rl(
     progress: Progress,
     critic: nn.Module | None = None,
     evaluate: Callable[[int], dict[str, float]] | None = None,
+    guard: Guard | None = None,
+    on_finding: Callable[[Finding], tuple[int, int]] | None = None,
 ) -> Counters:
-    """Online RL: roll out, score, update, ``config.iterations`` times. Resumes from ``folder`` where it holds a state."""
+    """Online RL: roll out, score, update, ``config.iterations`` times. Resumes from ``folder`` where it holds a state.
+
+    What the ``guard`` finds goes to ``on_finding``, which returns how many (episodes, control steps) it spent on that.
+    """
     counters = Counters()
     buffer = GroupBuffer(config.success_low, config.success_high, config.max_staleness) if config.dynamic_sampling else None
     if (folder / "training_state").exists():
@@ -146,6 +152,9 @@ def train_rl(
             buffer.load_state_dict(state["buffer"])
         if state.get("reward") is not None:
             reward.load_state_dict(state["reward"])
+        if guard is not None and state.get("guard") is not None:
+            guard.load_state_dict(state["guard"])
+            guard.enforce(folder)
         counters = Counters(**state["counters"])
     groups = config.episodes_per_iteration // config.group_size
     started = time.perf_counter() - counters.seconds
@@ -205,18 +214,26 @@ def train_rl(
             metrics |= {"episodes": counters.episodes, "control_steps": counters.control_steps}
             now = time.perf_counter()  # writing this iteration's line and checkpoint belongs to the next one
             begun, metrics["time/iteration"] = now, now - begun
-            logger.log("rl", counters.iteration, metrics)
+            found, figures = (None, {}) if guard is None else guard.look(counters.iteration, len(rolled_out), metrics)
+            logger.log("rl", counters.iteration, metrics | figures)
             bar.update(counters.iteration, success=metrics["rollout/success"])
-            if counters.iteration % config.checkpoint_every == 0 or counters.iteration == config.iterations:
+            if found is not None and on_finding is not None:
+                spent = on_finding(found)
+                counters.episodes, counters.control_steps = counters.episodes + spent[0], counters.control_steps + spent[1]
+                scored.clear()  # the reward may be another now
+            if found or counters.iteration % config.checkpoint_every == 0 or counters.iteration == config.iterations:
                 state = {
                     "algorithm": algorithm.state_dict(),
                     "curriculum": curriculum.state_dict(),
                     "buffer": None if buffer is None else buffer.state_dict(),
                     "critic": None if critic is None else dict(critic.state_dict()),
                     "reward": reward.state_dict() if hasattr(reward, "state_dict") else None,
+                    "guard": None if guard is None else guard.state_dict(),
                     "counters": dict(vars(counters)),
                 }
                 save_checkpoint(folder, engine.policy, state)
+            if found is not None and guard is not None:
+                guard.enforce(folder)
     return counters
 
 

@@ -63,6 +63,8 @@ def kept_decisions(batch: RolloutBatch, max_control_steps: int | None = None) ->
 class FilteredBC:
     """An `Algorithm` that clones what succeeded. ``critic`` and ``reference_policy`` are not used."""
 
+    reads_rewards = False
+
     def __init__(
         self,
         config: FilteredBCConfig,

@@ -1,0 +1,272 @@
+"""The guard of RL: do its first iterations bring almost no success, or does the policy not move? Then the run says so.
+
+`judge` decides from a few logged figures alone; `Guard` gathers them while RL runs, and is part of RL's checkpoint. Beside
+them stands what is refused before a run begins, as it could only end there: groups of one for a method that compares the
+members of a group, and a fallback reward that nothing could be learned for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vla_rl import build
+from vla_rl.algorithms.validation import verdict
+from vla_rl.config import RLConfig, RunConfig, checked
+from vla_rl.errors import ConfigError, UserError
+from vla_rl.metrics import METRICS_FILE, read_metrics
+from vla_rl.statistics import wilson_interval
+
+NO_SUCCESS, STILL = "no_success", "still"
+STILL_KL = 1e-6  # per entry: an update of any use moves the policy by more, and float32 noise by less
+_KEPT = ("rollout/learned_share", "ppo/zero_advantage_fraction", "ppo/approx_kl")
+_COUNTS = ("ppo/updates_total", "ppo/skipped_updates", "filtered_bc/skipped_updates")  # running totals
+
+
+# ---------------------------------------------------------------------------------------------------------- the decision
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong (``kind`` one of `NO_SUCCESS`, `STILL`) and what it is read from."""
+
+    kind: str
+    text: str
+
+
+def judge(rows: Sequence[Mapping[str, float]], *, threshold: float, sparse: bool = True) -> Finding | None:
+    """What is wrong in a window of iterations, None for nothing.
+
+    A row holds ``iteration``, ``episodes``, ``successes`` and, where the algorithm logs them, ``updates`` and ``skipped`` of
+    this iteration and the metrics `_KEPT`. Almost no success: the upper end of the pooled 95 % Wilson interval lies below
+    ``threshold``; only where success is all that is paid for (``sparse``).
+    """
+    successes, episodes = (int(sum(r[name] for r in rows)) for name in ("successes", "episodes"))
+    low, high = wilson_interval(successes, episodes)
+    first, last = int(rows[0]["iteration"]), int(rows[-1]["iteration"])
+    where = f"in iteration {first}" if first == last else f"in iterations {first} to {last}"
+    still = _why_still(rows)
+    if sparse and high < threshold:
+        moves = f" Nor does the policy move: {still}." if still else ""
+        return Finding(
+            NO_SUCCESS,
+            f"Almost no episode succeeds: {successes} of {episodes} {where} (95 % interval {low:.1%} to {high:.1%}, the "
+            f"guard speaks where it ends below {threshold:.1%}). Success is all that this run learns from, and there is "
+            f"next to none.{moves}",
+        )
+    if still:
+        share = f"{successes} of {episodes} episodes succeeded"
+        return Finding(STILL, f"The policy does not move: {where} {still}, while {share}.")
+    return None
+
+
+def _why_still(rows: Sequence[Mapping[str, float]]) -> str:
+    """Why the policy stays as it is in all of these iterations; empty where it moves, or where nothing tells."""
+
+    def throughout(name: str) -> list[float]:
+        return [r[name] for r in rows] if all(name in r for r in rows) else []
+
+    share, zero, kl = (throughout(name) for name in _KEPT)
+    updates, skipped = throughout("updates"), sum(r.get("skipped", 0.0) for r in rows)
+    if share and max(share) == 0:
+        return "no group of episodes differed enough to be learned from (rollout/learned_share 0)"
+    if zero and min(zero) > 0.999:
+        return "every advantage was 0, as the episodes of each group were rewarded alike"
+    if updates and max(updates) == 0:
+        return f"all {skipped:.0f} updates were skipped, as they were not finite" if skipped else "no update was made"
+    # The KL is measured before each step: of one update an iteration it is 0 whatever the update does.
+    if kl and updates and min(updates) >= 2 and max(kl) < STILL_KL:
+        return f"the KL between the policy before and after an iteration was at most {max(kl):.1e} (ppo/approx_kl)"
+    return ""
+
+
+# ----------------------------------------------------------------------------------------------------------- while RL runs
+@dataclass
+class Guard:
+    """Watches ``rl.guard_iterations`` iterations after the critic's warm-up, and speaks once, at their end.
+
+    ``advice`` {kind: remedies} ends what it says. ``sparse``: success is all that the algorithm learns from.
+    """
+
+    rl: RLConfig
+    sparse: bool = True
+    advice: Mapping[str, str] = field(default_factory=dict)
+    rows: list[dict[str, float]] = field(default_factory=list)
+    totals: dict[str, float] = field(default_factory=dict)  # the algorithm's running counts so far
+    finding: Finding | None = None
+
+    def look(
+        self, iteration: int, episodes: int, metrics: Mapping[str, float]
+    ) -> tuple[Finding | None, dict[str, float]]:
+        """Take in iteration ``iteration`` (from 1) of so many ``episodes``: (what is wrong, in the one iteration in which
+        the guard speaks; the metrics ``guard/…``, in the one in which it decides)."""
+        counts = {name: metrics[name] for name in _COUNTS if name in metrics}
+        made = {name: value - self.totals.get(name, 0.0) for name, value in counts.items()}
+        self.totals |= counts
+        if len(self.rows) >= self.rl.guard_iterations or metrics.get("ppo/critic_warmup"):
+            return None, {}
+        row = {"iteration": iteration, "episodes": episodes, "successes": round(metrics["rollout/success"] * episodes)}
+        row |= {name: metrics[name] for name in _KEPT if math.isfinite(metrics.get(name, math.nan))}
+        if "ppo/updates_total" in made or "filtered_bc/updates" in metrics:
+            row["updates"] = made.get("ppo/updates_total", metrics.get("filtered_bc/updates", 0.0))
+            row["skipped"] = sum(value for name, value in made.items() if name.endswith("skipped_updates"))
+        self.rows.append(row)
+        if len(self.rows) < self.rl.guard_iterations:
+            return None, {}
+        found = judge(self.rows, threshold=self.rl.guard_success, sparse=self.sparse)
+        if found is not None:
+            found = self.finding = Finding(found.kind, f"{found.text} {self.advice.get(found.kind, '')}".rstrip())
+        successes, total = (int(sum(r[name] for r in self.rows)) for name in ("successes", "episodes"))
+        kind = None if found is None else found.kind
+        figures = {"guard/success_high": wilson_interval(successes, total)[1]}
+        return found, figures | {f"guard/{name}": float(kind == name) for name in (NO_SUCCESS, STILL)}
+
+    @property
+    def falls_back(self) -> bool:
+        """Whether what was found has the run go on with the fallback reward."""
+        return self.finding is not None and self.finding.kind == NO_SUCCESS and self.rl.fallback != "none"
+
+    def enforce(self, folder: Path) -> None:
+        """Raise `UserError` where ``rl.guard=stop`` and something was found that no fallback mends; the checkpoint in
+        ``folder`` holds the run as it is."""
+        if self.rl.guard == "stop" and self.finding is not None and not self.falls_back:
+            raise UserError(
+                f"rl.guard=stop ends this run. {self.finding.text} The policy and the state of RL are in {folder}; the same "
+                f"command with rl.guard=warn goes on from there."
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        finding = None if self.finding is None else asdict(self.finding)
+        return {"rows": [dict(r) for r in self.rows], "totals": dict(self.totals), "finding": finding}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.rows, self.totals = [dict(r) for r in state["rows"]], dict(state["totals"])
+        self.finding = None if state["finding"] is None else Finding(**state["finding"])
+
+
+# --------------------------------------------------------------------------------------------------------------- remedies
+def image_figures(config: RunConfig, folder: Path) -> dict[str, float]:
+    """The last figures of SFT's validation (`algorithms.validation.input_use`): of this run, else of the run whose
+    checkpoint it starts from; empty where there are none."""
+    folders = [folder, *([Path(config.checkpoint).parent.parent] if config.checkpoint else [])]
+    for path in folders:
+        for record in reversed(read_metrics(path / METRICS_FILE)):
+            found = {k.removeprefix("validation/"): v for k, v in record.items() if k.startswith("validation/")}
+            if record["phase"] == "sft" and found.get("loss") is not None and found.get("image_use") is not None:
+                return {k: float(v) for k, v in found.items() if v is not None}
+    return {}
+
+
+def better_start(config: RunConfig) -> str:
+    """How to start from a policy that succeeds more often."""
+    if config.checkpoint or "sft" not in config.phases:
+        return "start from a stronger checkpoint (more demonstrations or updates of its SFT)"
+    return (
+        f"more demonstrations or SFT updates (collect.episodes_per_task={2 * config.collect.episodes_per_task} "
+        f"sft.updates={2 * config.sft.updates})"
+    )
+
+
+def more_exploration(config: RunConfig) -> str:
+    """A higher temperature, for a policy that has one."""
+    temperature = getattr(config.policy, "temperature", None)
+    if not isinstance(temperature, int | float):
+        return "more noise in the policy's sampling"
+    return f"more exploration (policy.temperature={1.3 * temperature:.2g})"
+
+
+def progress_reward(config: RunConfig, folder: Path) -> str:
+    """How a new run from the same start goes on with progress where nothing succeeds."""
+    start = config.checkpoint or folder / "checkpoints" / "sft"
+    data = config.dataset or (folder / "dataset" if (folder / "dataset").is_dir() else "DEMONSTRATIONS")
+    return f"a learned progress reward (in a new run: name=NEW checkpoint={start} dataset={data} rl.fallback=progress)"
+
+
+def first_successes(config: RunConfig, folder: Path) -> list[str]:
+    """What helps where almost nothing succeeds."""
+    falls_back = config.rl.fallback == "none" and config.reward_type == "success" and _reads_rewards(config)
+    return [better_start(config), *([progress_reward(config, folder)] if falls_back else [])]
+
+
+def advice(config: RunConfig, folder: Path) -> dict[str, str]:
+    """What helps, by the kind of finding."""
+    figures = image_figures(config, folder)
+    blind = verdict(figures) if figures else ""
+    sight = f" Also, {blind}" if blind else ""
+    if config.rl.fallback == "none":
+        options = [*first_successes(config, folder), more_exploration(config)]
+        no_success = f"What helps: {'; '.join(options)}.{sight}"
+    else:
+        no_success = f"The run goes on with a learned progress reward (rl.fallback={config.rl.fallback}).{sight}"
+    rate = getattr(config.algorithm, "learning_rate", None)
+    options = [f"another algorithm.learning_rate (now {rate:g}; lower where updates are skipped)"] if rate else []
+    if config.rl.group_size > 1:
+        options = [f"larger groups (rl.group_size={2 * config.rl.group_size}) and rl.dynamic_sampling=true", *options]
+    options = [*options, more_exploration(config), "a start between 5 and 65 % success (vla-rl advise RUN)"]
+    return {NO_SUCCESS: no_success, STILL: f"What helps: {'; '.join(options)}.{sight}"}
+
+
+# ------------------------------------------------------------------------------------------------- before a run begins
+def check_run(config: RunConfig) -> None:
+    """Raise `ConfigError` for an online phase that could learn nothing, before any phase runs."""
+    if "rl" not in config.phases or not config.rl.iterations:
+        return
+    advantage, virtual = (getattr(config.algorithm, name, "none") for name in ("advantage", "virtual_best"))
+    compared = advantage == "rloo" or (advantage == "grpo" and virtual == "none")  # a virtual sample joins groups of one
+    if compared and config.rl.group_size < 2:
+        raise ConfigError(
+            f"rl.group_size={config.rl.group_size} with algorithm.advantage={advantage}: a group of one has nothing to be "
+            f"compared with, so every advantage would be 0 and nothing would be learned. Set rl.group_size=8 (at least 2; "
+            f"rl.episodes_per_iteration must be a multiple of it), or algorithm.advantage=gae"
+        )
+    if config.rl.fallback != "none":
+        _check_fallback(config)
+
+
+def is_sparse(config: RunConfig) -> bool:
+    """Whether an algorithm that meets no success has nothing to learn from."""
+    return config.reward_type == "success" or not _reads_rewards(config)
+
+
+def _reads_rewards(config: RunConfig) -> bool:
+    return getattr(build.implementation("algorithm", config.algorithm_type), "reads_rewards", True)
+
+
+def fallback_config(config: RunConfig) -> Any:
+    """The config of the progress reward: ``rl.fallback_reward`` over the defaults of ``process`` in mode delta."""
+    options = dict(config.rl.fallback_reward)
+    shaping = options.pop("shaping", {})
+    if isinstance(shaping, Mapping):
+        shaping = {"mode": "delta", **shaping}
+    where = "rl.fallback_reward"
+    return checked(build.config_class("reward", "process"), {**options, "shaping": shaping}, where)
+
+
+def _check_fallback(config: RunConfig) -> None:
+    rl, given = config.rl, f"rl.fallback={config.rl.fallback}"
+    if config.reward_type != "success":
+        raise ConfigError(
+            f"{given} stands in for the task's own success, and reward.type={config.reward_type} pays for more than that "
+            f"already: set rl.fallback=none, or reward=success"
+        )
+    if not _reads_rewards(config):
+        raise ConfigError(f"{given}: algorithm.type={config.algorithm_type} reads no rewards. Use algorithm=ppo or grpo")
+    if rl.dynamic_sampling and rl.dynamic_sampling_by == "success":
+        raise ConfigError(
+            f"{given}: rl.dynamic_sampling_by=success drops every group without a success, whatever it is rewarded. Set "
+            f"rl.dynamic_sampling_by=reward"
+        )
+    reward = fallback_config(config)
+    if reward.shaping.mode == "potential":
+        raise ConfigError(
+            f"{given}: rl.fallback_reward.shaping.mode=potential says nothing where nothing succeeds. Use delta or final"
+        )
+    collects = "collect" in config.phases and not config.checkpoint
+    has_data = config.dataset or collects or (config.run_dir / "dataset").is_dir()
+    if not reward.checkpoint and not (has_data and config.reward_check.demonstrations):
+        raise ConfigError(
+            f"{given} learns progress from demonstrations, and this run has none: give those of the start as "
+            f"dataset=FOLDER (with reward_check.demonstrations above 0), or a trained reward as "
+            f"rl.fallback_reward.checkpoint=FOLDER ('vla-rl reward fit reward=process data=FOLDER' writes one)"
+        )
