@@ -104,6 +104,14 @@ def test_bench_policy_names_the_presets_it_knows(capsys):
         (["quickstart", "algorithm.advantage=x"], ["advantage='x'"]),
         (["eval", "no/such/checkpoint", "--suite", "toy"], ["no checkpoint at no/such/checkpoint"]),
         (["report", "no/such/run"], ["no/such/run"]),
+        (["train", "run=toy", "name="], ["name=''", "study/seed_1"]),
+        (["train", "run=toy", "name=../x", "--fresh"], ["name='../x'"]),
+        (["train", "run=toy", "name=/x"], ["name='/x'"]),
+        (["train", "run=toy", "rl.eval_every=-1"], ["rl.eval_every (0: never)", "-1"]),
+        (["train", "run=toy", "threads=-1"], ["threads=-1"]),
+        (["train", "run=toy", "threads=100000"], ["threads=100000 is more than the", "threads=0"]),
+        (["eval", "x", "--suite", "toy", "--episodes", "0"], ["--episodes 0: give 1 or more"]),
+        (["eval", "x", "--suite", "toy", "--episodes-per-task", "-5"], ["--episodes-per-task -5"]),
     ],
 )
 def test_user_errors_are_one_message_with_status_2(arguments, parts, capsys):
@@ -181,10 +189,34 @@ def test_eval_takes_the_env_that_the_run_recorded(checkpoint, tmp_path, capsys):
     target = tmp_path / "result.json"
     assert cli.main(["eval", str(checkpoint), "--episodes", "2", "--json", str(target), "env.horizon=5"]) == 0
     document = json.loads(target.read_text())
-    assert set(document["tasks"]) == {"reach_red", "reach_blue"}
+    assert set(document["tasks"]) == {"reach_red"}  # that run's
     assert max(o["control_steps"] for o in document["outcomes"]) <= 5
     assert document["conditions"] == "picture of 16 px, at most 5 control steps"
     assert f"conditions: {document['conditions']}" in capsys.readouterr().out
+
+
+def test_eval_of_a_runs_checkpoint_measures_what_its_report_measures(run_folder, checkpoint, tmp_path):
+    """The toy run evaluates one task of two, two episodes, sampled."""
+    target = tmp_path / "again.json"
+    assert cli.main(["eval", str(checkpoint), "--json", str(target)]) == 0
+    again, reported = json.loads(target.read_text()), json.loads((run_folder / "eval_sft.json").read_text())
+    assert again["outcomes"] == reported["outcomes"] and again["deterministic"] is False
+    assert cli.main(["eval", str(checkpoint), "--no-sample", "--episodes", "1", "--json", str(target)]) == 0
+    other = json.loads(target.read_text())
+    assert other["deterministic"] is True and other["total"]["episodes"] == 1
+
+
+def test_a_checkpoint_that_diverged_is_no_ordinary_failure(checkpoint, tmp_path, capsys):
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    broken = shutil.copytree(checkpoint, tmp_path / "broken")
+    weights = load_file(broken / "model.safetensors")
+    weights["action_head.bias"][1] = float("nan")
+    save_file(weights, broken / "model.safetensors")
+    message = failure(capsys, "eval", str(broken), "--suite", "toy", "--episodes", "2", "slots.workers=0")
+    assert "action_head.bias" in message and "not finite" in message and "broken.last_good" in message
 
 
 def test_eval_compares_two_checkpoints_on_the_same_episodes(checkpoint, tmp_path, capsys):

@@ -157,7 +157,8 @@ def _change(own: dict[str, Any], changes: Mapping[str, Any], kind: str, path: Pa
 def load_weights(path: Path | str, policy: Any) -> None:
     """Copy the weights of a checkpoint into ``policy``.
 
-    Raises `CheckpointError` that names every tensor that is missing, unexpected or misshapen, and changes nothing.
+    Raises `CheckpointError` that names every tensor that is missing, unexpected or misshapen, or where numbers are not
+    finite, and changes nothing.
     """
     path = _existing(Path(path))
     stored, own = _load_weights(path), policy.state_dict()
@@ -173,6 +174,12 @@ def load_weights(path: Path | str, policy: Any) -> None:
         raise CheckpointError(
             f"the weights in {path} do not fit the policy:\n  {shown}\nBuild the policy from the checkpoint's own "
             f"{CONFIG}, or load a checkpoint of this policy."
+        )
+    broken = [name for name, x in stored.items() if x.is_floating_point() and not bool(torch.isfinite(x).all())]
+    if broken:
+        raise CheckpointError(
+            f"{len(broken)} of the {len(stored)} tensors in {path} hold numbers that are not finite (the first: "
+            f"{sorted(broken)[0]}): its training diverged. Use {_last_good(path).name} beside it, or an earlier checkpoint."
         )
     policy.load_state_dict(stored)
 

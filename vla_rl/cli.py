@@ -58,6 +58,9 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+EVAL_EPISODES = 100  # of a checkpoint outside of its run
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="vla-rl", description="RL fine-tuning of vision-language-action policies")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
@@ -87,15 +90,19 @@ def _parser() -> argparse.ArgumentParser:
         "checkpoint's own run)",
     )
     evaluate.add_argument("--tasks", nargs="+", metavar="TASK", help="only these tasks")
-    evaluate.add_argument("--episodes", type=int, default=100, help="episodes in all, spread over the tasks")
+    evaluate.add_argument(
+        "--episodes", type=int, help="episodes in all, spread over the tasks (default: as the checkpoint's run, else 100)"
+    )
     evaluate.add_argument("--episodes-per-task", type=int, metavar="N", help="this many for each task instead")
     evaluate.add_argument(
         "--perturb", metavar="FACTORS", help="the same episodes again, perturbed: all, or names such as camera,light"
     )
     evaluate.add_argument("--levels", type=int, nargs="+", metavar="N", help="of --perturb, spread over the episodes")
-    evaluate.add_argument("--split", default="held_out", choices=["held_out", "train"])
-    evaluate.add_argument("--seed", type=int, default=0)
-    evaluate.add_argument("--sample", action="store_true", help="sample actions instead of the most likely ones")
+    evaluate.add_argument("--split", choices=["held_out", "train"], help="default: as the run, else held_out")
+    evaluate.add_argument("--seed", type=int, help="default: as the run, else 0")
+    evaluate.add_argument(
+        "--sample", action=argparse.BooleanOptionalAction, help="sampled or most likely actions (default: as the run)"
+    )
     evaluate.add_argument("--video", type=Path, metavar="FILE", help="write a grid of episodes as mp4")
     evaluate.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     evaluate.add_argument("overrides", nargs="*", metavar="key=value", help="config overrides, e.g. slots.workers=1")
@@ -219,22 +226,24 @@ def run_eval(arguments: argparse.Namespace) -> None:
     from vla_rl.pipeline import evaluate_checkpoints
 
     config = _eval_config(arguments.checkpoint, arguments.suite, arguments.overrides)
-    config.tasks = arguments.tasks or []
+    own = arguments.suite is None and _recorded(arguments.checkpoint).is_file()
+    held_out, config.held_out_tasks = config.held_out_tasks, []
+    if arguments.tasks or arguments.suite:
+        config.tasks = arguments.tasks or []
+    elif config.tasks:  # what the run itself evaluates
+        config.tasks = [*config.tasks, *held_out]
     if arguments.tasks and hasattr(config.env, "tasks"):  # an env that builds only the tasks it is asked for
         config.env.tasks = list(arguments.tasks)
-    held_out, config.held_out_tasks = config.held_out_tasks, []
     if (arguments.suite or "").startswith("libero_"):  # a bare number may mean a task of another suite
         held_out = [name for name in held_out if name.startswith(f"{arguments.suite}/")]
-    config.evaluate.split = arguments.split
-    config.evaluate.seed = arguments.seed
-    config.evaluate.deterministic = not arguments.sample
+    _set_evaluation(config.evaluate, arguments)
     paths = [arguments.checkpoint] + ([arguments.compare] if arguments.compare else [])
     if arguments.levels and not arguments.perturb:
         raise ConfigError("--levels belongs to --perturb: add --perturb all, or leave it out")
     document = evaluate_checkpoints(
         config,
         paths,
-        episodes=arguments.episodes,
+        episodes=arguments.episodes or (None if own else EVAL_EPISODES),
         per_task=arguments.episodes_per_task,
         video=arguments.video,
         perturb=[name for name in (arguments.perturb or "").split(",") if name],
@@ -243,7 +252,7 @@ def run_eval(arguments: argparse.Namespace) -> None:
     )
     document["env"] = {"type": config.env_type, **dataclasses.asdict(config.env)}
     if hasattr(config.env, "initial_states"):
-        document["initial_states"] = config.env.initial_states(arguments.split)
+        document["initial_states"] = config.env.initial_states(config.evaluate.split)
         print(f"initial states: {document['initial_states']}")
     if hasattr(config.env, "describe"):
         document["conditions"] = config.env.describe()
@@ -251,11 +260,30 @@ def run_eval(arguments: argparse.Namespace) -> None:
     _write(arguments.json, document)
 
 
+def _set_evaluation(config: Any, arguments: argparse.Namespace) -> None:
+    """What the command line says of an evaluation goes before what the checkpoint's run recorded."""
+    for name, least in (("episodes", 1), ("episodes_per_task", 1)):
+        value = getattr(arguments, name)
+        if value is not None and value < least:
+            raise ConfigError(f"--{name.replace('_', '-')} {value}: give {least} or more")
+    if arguments.split is not None:
+        config.split = arguments.split
+    if arguments.seed is not None:
+        config.seed = arguments.seed
+    if arguments.sample is not None:
+        config.deterministic = not arguments.sample
+
+
+def _recorded(checkpoint: Path) -> Path:
+    """The config of the run that a checkpoint belongs to, if it does."""
+    return checkpoint.resolve().parent.parent / "config.yaml"
+
+
 def _eval_config(checkpoint: Path, suite: str | None, overrides: Sequence[str]) -> Any:
     """The env as the checkpoint's own run recorded it; with a named suite, or outside of a run, that suite's defaults."""
     from vla_rl import config as configs
 
-    recorded = checkpoint.resolve().parent.parent / "config.yaml"
+    recorded = _recorded(checkpoint)
     # A benchmark's time limit is part of its protocol, whatever training used.
     libero = [f"env.suite={suite}", "env.tasks=[]", "env.horizon=0"] if (suite or "").startswith("libero_") else []
     if recorded.is_file():

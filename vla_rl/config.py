@@ -127,9 +127,11 @@ class RLConfig:
                 f"rl.episodes_per_iteration ({self.episodes_per_iteration}) must be a multiple of rl.group_size "
                 f"({self.group_size})"
             )
-        if self.iterations < 0 or self.checkpoint_every < 1:
+        if self.iterations < 0 or self.checkpoint_every < 1 or self.eval_every < 0 or self.init_states < 0:
             raise ConfigError(
-                f"rl.iterations must be >= 0 and rl.checkpoint_every >= 1, got {self.iterations}, {self.checkpoint_every}"
+                f"rl.iterations, rl.eval_every (0: never) and rl.init_states (0: unlimited) must be >= 0 and "
+                f"rl.checkpoint_every >= 1, got {self.iterations}, {self.eval_every}, {self.init_states} and "
+                f"{self.checkpoint_every}"
             )
 
     def _check_guard(self) -> None:
@@ -189,6 +191,14 @@ class RunConfig:
         unknown = [p for p in self.phases if p not in PHASES]
         if unknown:
             raise ConfigError(f"phases has {unknown}, which do not exist. Choose from {list(PHASES)}")
+        parts = Path(self.name).parts
+        if not self.name.strip() or not parts or Path(self.name).is_absolute() or {"..", "."} & set(parts):
+            raise ConfigError(
+                f"name={self.name!r} is no name for a run: it becomes a folder inside output_dir, so give a word, or a path "
+                f"without '..' such as study/seed_1"
+            )
+        if self.threads < 0:
+            raise ConfigError(f"threads={self.threads} must be 0 (all cores) or more")
         both = sorted(set(self.tasks) & set(self.held_out_tasks))
         if both:
             raise ConfigError(f"tasks {both} are both in tasks and in held_out_tasks; a task is trained on or held out")

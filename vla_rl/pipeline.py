@@ -97,6 +97,7 @@ class Run:
 def run_pipeline(config: RunConfig, *, fresh: bool = False) -> Path:
     """Run every phase of ``config.phases`` that is not complete yet; returns the run folder."""
     check_run(config)
+    threads = _threads(config)
     folder = config.run_dir
     if "rl" in config.phases and not config.checkpoint and hasattr(config.algorithm, "check_policy"):
         config.algorithm.check_policy(config.policy)  # before SFT; the algorithm asks the policy itself again
@@ -105,7 +106,7 @@ def run_pipeline(config: RunConfig, *, fresh: bool = False) -> Path:
         if fresh:
             _set_aside(folder)
         _same_config(config, folder)
-        torch.set_num_threads(config.threads or available_cores())
+        torch.set_num_threads(threads)
         torch.manual_seed(config.seed)
         phases = _read_json(folder / "phases.json")
         write_json(folder / "versions.json", versions())
@@ -458,7 +459,7 @@ def evaluate_checkpoints(
     config: RunConfig,
     paths: Sequence[Path],
     *,
-    episodes: int,
+    episodes: int | None = None,
     per_task: int | None = None,
     video: Path | None = None,
     perturb: Sequence[str] = (),
@@ -467,8 +468,9 @@ def evaluate_checkpoints(
 ) -> dict[str, Any]:
     """Evaluate one checkpoint, or two on the same episodes with a paired comparison; prints tables, returns JSON.
 
-    ``episodes`` are spread over the tasks, unless ``per_task`` says how many each gets. ``perturb`` names perturbations
-    under which they run again (see `vla_rl.robustness.choose`). ``held_out_tasks`` are those that training left out.
+    ``episodes`` are spread over the tasks, unless ``per_task`` says how many each gets; without both, as the config says.
+    ``perturb`` names perturbations under which they run again (see `vla_rl.robustness.choose`). ``held_out_tasks`` are
+    those that training left out.
     """
     declared = getattr(build.implementation("env", config.env_type), "perturbations", {})
     chosen = choose(declared, perturb, levels, config.env_type) if perturb else {}
@@ -476,7 +478,8 @@ def evaluate_checkpoints(
         tasks = select_tasks(env.tasks, config.tasks)
         settings = dataclasses.replace(
             config.evaluate,
-            episodes_per_task=max(1, -(-episodes // len(tasks))) if per_task is None else per_task,
+            episodes_per_task=per_task
+            or (config.evaluate.episodes_per_task if episodes is None else max(1, -(-episodes // len(tasks)))),
             video_episodes=config.evaluate.video_episodes if video is not None else 0,
         )
         results, robust = [], []
@@ -566,6 +569,13 @@ def _evaluate(run: Run, policy: Any, label: str, **changes: Any) -> EvaluationRe
         result = evaluate(run.engine(policy), run.eval_tasks, settings, progress=bar.inner)
     result.held_out_tasks = [task.task_id for task in run.held_out_tasks]
     return result
+
+
+def _threads(config: RunConfig) -> int:
+    cores = available_cores()
+    if config.threads > cores:
+        raise ConfigError(f"threads={config.threads} is more than the {cores} cores here: threads=0 takes them all")
+    return config.threads or cores
 
 
 def _last_good(folder: Path, phase: str) -> str:
