@@ -228,3 +228,25 @@ def test_versions_are_json_and_name_no_path():
     assert {"torch", "numpy"} <= set(found["packages"]) and found["cpu_cores"] >= 1
     text = json.dumps(found)
     assert str(module.Path.home()) + "/" not in text and str(module.Path(module.__file__).parent) not in text
+
+
+def test_a_containers_quota_and_omp_num_threads_limit_the_threads(tmp_path, monkeypatch):
+    from vla_rl import metrics
+
+    assert metrics.cgroup_quota(tmp_path) == 0.0  # no cgroup: no limit
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("-1\n")
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    assert metrics.cgroup_quota(tmp_path) == 0.0
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("150000\n")
+    assert metrics.cgroup_quota(tmp_path) == 1.5
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert metrics.cgroup_quota(tmp_path) == 0.0
+    (tmp_path / "cpu.max").write_text("250000 100000\n")
+    assert metrics.cgroup_quota(tmp_path) == 2.5
+    monkeypatch.setattr(metrics.os, "sched_getaffinity", lambda _: range(16), raising=False)
+    monkeypatch.setattr(metrics, "cgroup_quota", lambda _: 2.5)
+    assert metrics.available_cores() == 3
+    for text, threads in (("", 3), ("1", 1), ("8", 3), ("2,1", 2), ("0", 3), ("many", 3)):
+        monkeypatch.setenv("OMP_NUM_THREADS", text)
+        assert metrics.default_threads() == threads

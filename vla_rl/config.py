@@ -159,7 +159,7 @@ class RunConfig:
     name: str = "run"
     seed: int = 0
     output_dir: str = "outputs"
-    threads: int = 0  # torch threads of the main process; 0: all cores
+    threads: int = 0  # torch threads of the main process; 0: all cores, or OMP_NUM_THREADS
     device: str = "auto"
     tasks: list[str] = field(default_factory=list)  # empty: all tasks of the env
     held_out_tasks: list[str] = field(default_factory=list)

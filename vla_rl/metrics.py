@@ -418,8 +418,28 @@ def cpu_name() -> str:
 
 
 def available_cores() -> int:
-    """Cores this process may use (an affinity mask may be smaller than the machine)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores this process may use: an affinity mask or a container's quota may be smaller than the machine."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cgroup_quota(Path("/sys/fs/cgroup"))
+    return min(cores, math.ceil(quota)) if quota else cores
+
+
+def cgroup_quota(root: Path) -> float:
+    """Cores' worth of time that a container allows (cgroup v2's ``cpu.max``, v1's ``cfs_quota_us``); 0: no limit."""
+    try:
+        if (root / "cpu.max").exists():
+            quota, period = (root / "cpu.max").read_text().split()
+        else:
+            quota, period = ((root / "cpu" / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
+        return max(0.0, float(quota) / float(period))  # (v1 says -1, v2 "max")
+    except (OSError, ValueError, ZeroDivisionError):
+        return 0.0
+
+
+def default_threads() -> int:
+    """Threads for torch where nothing else is said: all available cores, or fewer where ``OMP_NUM_THREADS`` says so."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return min(available_cores(), int(wanted)) if wanted.isdigit() and int(wanted) else available_cores()
 
 
 def total_memory_bytes() -> int:

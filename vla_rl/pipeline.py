@@ -33,7 +33,7 @@ from vla_rl.errors import ConfigError, TrainingDiverged, UserError
 from vla_rl.evaluate import EvaluationResult, compare, comparison_text, evaluate, write_failure_videos, write_videos
 from vla_rl.guard import NO_SUCCESS, Finding, Guard, advice, check_run, fallback_config, is_sparse
 from vla_rl.interfaces import Env
-from vla_rl.metrics import MemoryWatch, MetricsLogger, Progress, available_cores, versions, write_json
+from vla_rl.metrics import MemoryWatch, MetricsLogger, Progress, available_cores, default_threads, versions, write_json
 from vla_rl.reporting.page import write_report
 from vla_rl.reward_data import ROLLOUTS, demonstration_trajectories, load_rollouts, roll_out, save_rollouts
 from vla_rl.reward_quality import Quality, write_quality
@@ -574,8 +574,8 @@ def _evaluate(run: Run, policy: Any, label: str, **changes: Any) -> EvaluationRe
 def _threads(config: RunConfig) -> int:
     cores = available_cores()
     if config.threads > cores:
-        raise ConfigError(f"threads={config.threads} is more than the {cores} cores here: threads=0 takes them all")
-    return config.threads or cores
+        raise ConfigError(f"threads={config.threads} is more than the {cores} cores here: threads=0 takes them all (or OMP_NUM_THREADS)")
+    return config.threads or default_threads()
 
 
 def _last_good(folder: Path, phase: str) -> str:
