@@ -574,7 +574,7 @@ def _evaluate(run: Run, policy: Any, label: str, **changes: Any) -> EvaluationRe
 def _threads(config: RunConfig) -> int:
     cores = available_cores()
     if config.threads > cores:
-        raise ConfigError(f"threads={config.threads} is more than the {cores} cores here: threads=0 takes them all (or OMP_NUM_THREADS)")
+        raise ConfigError(f"threads={config.threads} is more than the {cores} cores here: threads=0 takes all")
     return config.threads or default_threads()
 
 
