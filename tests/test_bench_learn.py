@@ -192,7 +192,7 @@ def test_seconds_of_several_scorings_add_up():
         (["some/run", "--level", "80"], "--level 80.0 is no success rate"),
         (["outputs/quickstart", "--against", "algorithm.epochs=2"], "'outputs/quickstart' is not an override"),
         (["run=toy", "--against", "sft.updates=9"], "sft.updates=9 changes nothing"),
-        (["run=toy", "--against", "policy=nano_flow"], "start from one policy"),
+        (["~run", "--against", "policy=nano_flow"], "start from one policy"),
         (["run=toy", "--against", "algorithm.epochs=2", "--rounds", "0"], "--rounds >= 1"),
     ],
 )
