@@ -138,7 +138,7 @@ def test_remedies_name_the_blindness_and_the_overrides(tmp_path):
         logger.log("sft", 30, {"sft/loss": 0.4})
     assert image_figures(config, tmp_path) == {"loss": 0.5, "image_use": 0.01, "image_use/top": 0.01}
     text = advice(config, tmp_path)[NO_SUCCESS]
-    for part in ("collect.episodes_per_task=400 sft.updates=140", "rl.fallback=progress", "policy.temperature=1.3",
+    for part in ("collect.episodes_per_task=400 sft.updates=70", "rl.fallback=progress", "policy.temperature=1.3",
                  "does not look at its images"):  # fmt: skip
         assert part in text, text
     started = compose(["run=toy", f"checkpoint={tmp_path}/checkpoints/sft"])  # the figures of the run it starts from

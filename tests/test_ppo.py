@@ -241,7 +241,8 @@ def test_resume_gives_a_bit_equal_next_update(head, tmp_path):
     if not head:
         resumed.critic.load_state_dict(state["critic"])
     batch = rollout(policy, 7)
-    assert ppo.update(batch) == resumed.update(batch)
+    a, b = ({k: x for k, x in own.update(batch).items() if not k.startswith("time/")} for own in (ppo, resumed))
+    assert a == b and a
     assert torch.equal(weights(policy), weights(other))
     if not head:
         assert torch.equal(weights(ppo.critic), weights(resumed.critic))

@@ -19,9 +19,10 @@ from vla_rl.types import EpisodeSpec
 
 pytestmark = [pytest.mark.real_sim, pytest.mark.slow]
 
-DEMONSTRATIONS, EVALUATIONS = 4, 4
+DEMONSTRATIONS, VALIDATION, EVALUATIONS = 3, 1, 4
 SMALL = [
     f"collect.episodes_per_task={DEMONSTRATIONS}", "collect.action_noise=0.0", "collect.workers=1", "wandb=false",
+    f"sft.validation_episodes={VALIDATION}",
     "sft.updates=6", "sft.batch_size=16", "sft.warmup_updates=1",
     "slots.workers=1", "slots.slots_per_worker=4",
     "rl.iterations=1", "rl.episodes_per_iteration=4", "rl.eval_every=0", "algorithm.critic_warmup_iterations=0",
@@ -50,7 +51,7 @@ def test_the_folder_holds_the_whole_job(run_folder):
         assert (run_folder / name).stat().st_size > 0, name
     phases = json.loads((run_folder / "phases.json").read_text())
     assert all(phases[name]["complete"] for name in ("collect", "sft", "eval_sft", "rl", "eval_rl", "report"))
-    assert phases["collect"]["episodes"] == DEMONSTRATIONS and phases["rl"]["episodes"] == 4
+    assert phases["collect"]["episodes"] == DEMONSTRATIONS + VALIDATION and phases["rl"]["episodes"] == 4
     for name in ("sft", "rl"):
         assert (run_folder / "checkpoints" / name / "model.safetensors").is_file()
         result = json.loads((run_folder / f"eval_{name}.json").read_text())
@@ -70,7 +71,7 @@ def test_the_dataset_is_one_that_lerobot_loads(run_folder):
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
     dataset = LeRobotDataset("local/quickstart", root=run_folder / "dataset")
-    assert dataset.num_episodes == DEMONSTRATIONS and dataset.num_frames > 4 * 10
+    assert dataset.num_episodes == DEMONSTRATIONS + VALIDATION and dataset.num_frames > 4 * 10
     item = dataset[0]
     config = load(run_folder / "config.yaml")
     assert item["task"] and item["action"].ndim == 1 and bool(torch.isfinite(item["action"]).all())
@@ -89,7 +90,7 @@ def test_training_and_evaluation_start_from_different_states(run_folder):
         items = [(task.task_id, pipeline.UNLIMITED) for task in tasks]
         curriculum = pipeline.Curriculum(config.curriculum, items)
         rl = propose_episodes(config.rl, curriculum, tasks, 0, 0, config.seed)
-        collected = [EpisodeSpec(tasks[0].task_id, i, split="train") for i in range(DEMONSTRATIONS)]
+        collected = [EpisodeSpec(tasks[0].task_id, i, split="train") for i in range(DEMONSTRATIONS + VALIDATION)]
         held_out = evaluation_episodes(tasks, config.evaluate)
         assert {e.split for e in rl + collected} == {"train"} and {e.split for e in held_out} == {"held_out"}
         states = {

@@ -307,7 +307,7 @@ def add_failures(run, name, **kinds):
 
 def test_failures_by_kind_before_and_after(tmp_path):
     run = make_run(tmp_path / "r")
-    assert "How it fails" not in page_of(run).words and "failures" not in summary_of(run)["evaluations"]["rl"]
+    assert "How it fails" not in page_of(run).words and summary_of(run)["evaluations"]["rl"]["failures"] == {}
     add_failures(run, "sft", never_reached=10, missed_grasp=45, **{"not told": 5})
     add_failures(run, "rl", missed_grasp=4, out_of_time=6)
     (run / "videos").mkdir()

@@ -196,7 +196,8 @@ def _read_evaluations(
         told = {task: part["failures"] for task, part in parts.items() if isinstance(part, dict) and "failures" in part}
         if "" in told:
             failures[name] = {task: dict(kinds) for task, kinds in told.items()}
-    return results, failures
+    known = any(kinds for parts in failures.values() for kinds in parts.values())
+    return results, failures if known else {}
 
 
 def _recovered(
