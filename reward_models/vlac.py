@@ -109,7 +109,7 @@ class VLACConfig:
         ):  # fmt: skip
             if getattr(self, name) not in choices:
                 raise ConfigError(f"reward.{name} is {getattr(self, name)!r}, choose one of {', '.join(choices)}")
-        for name in ("reference_frames", "frame_skip", "batch_size", "max_new_tokens"):
+        for name in ("reference_frames", "frame_skip", "batch_size", "image_size", "max_new_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"reward.{name} is {getattr(self, name)}, it must be at least 1")
         if self.lanczos_size < 0 or not 0.0 <= self.done_threshold <= 1.0:
