@@ -731,6 +731,8 @@ class VisionLanguageTrunk(nn.Module):
                 "may hardly look at its images. It acts as before; SFT anew gives one that sees.",
                 stacklevel=2,
             )
+        if values.get("decoding") == "autoregressive" and values.get("noise_correlation"):
+            values["noise_correlation"] = None  # older ones say 0.8 there, which is refused now: it biased RL
         unknown = sorted(set(values) - known)
         if unknown:
             raise ConfigError(f"the checkpoint's policy config has unknown keys {unknown}: it needs a newer vla_rl")

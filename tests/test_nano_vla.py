@@ -40,7 +40,7 @@ SPEC = EmbodimentSpec(
 TINY = NanoVLAConfig(
     chunk_length=3, action_bins=9, stem_channels=[8], stem_kernels=[4, 3], stem_strides=[4, 2], vit_width=16,
     vit_heads=2, instruction_tokens=2, instruction_length=6, llm_width=16, llm_depth=2, llm_heads=2, llm_mlp=24,
-    precision="float32",
+    precision="float32", soft_label_sigma=0.0,
 )  # fmt: skip
 AUTOREGRESSIVE = {"decoding": "autoregressive", "noise_correlation": None}  # null: what suits the decoding
 VARIANTS = {
@@ -593,3 +593,12 @@ def test_a_checkpoint_from_before_feature_norm_loads_without_it(tmp_path: Path):
         loaded = load_policy(tmp_path / "old", lambda _: NanoVLA)
     assert loaded.config.feature_norm == "none" and not loaded.config.freeze_vision_in_rl
     torch.testing.assert_close(loaded.logits_and_value(observe(2))[0], policy.logits_and_value(observe(2))[0])
+
+
+def test_an_autoregressive_checkpoint_that_shared_noise_loads_without_it(tmp_path: Path):
+    save_checkpoint(tmp_path / "old", make(**AUTOREGRESSIVE))
+    file = tmp_path / "old" / "config.json"
+    stored = json.loads(file.read_text())
+    stored["config"]["noise_correlation"] = 0.8
+    file.write_text(json.dumps(stored))
+    assert load_policy(tmp_path / "old", lambda _: NanoVLA).config.noise_correlation == 0.0
