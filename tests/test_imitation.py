@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from vla_rl.algorithms import imitation as im
-from vla_rl.algorithms.validation import derangement, input_use, verdict
+from vla_rl.algorithms.validation import derangement, described, input_use, verdict
 from vla_rl.errors import ConfigError, TrainingDiverged, UserError
 from vla_rl.types import EpisodeSpec, Observation, Trajectory
 
@@ -290,3 +290,5 @@ def test_a_blind_policy_is_called_one():
     assert "does not look at its images" in verdict(figures) and "feature_norm" in verdict(figures)
     assert "hardly looks" in verdict({"loss": 1.0, "image_use": 0.1})
     assert verdict({"loss": 1.0, "image_use": 0.2}) == ""
+    line = described({"loss": 1.0, "image_use": 0.25, "image_use/wrist": 0.2, "image_use/front": -0.01, "instruction_use": 0.0})
+    assert line.endswith("loss 1.00, +0.25 with the images of other rows (wrist +0.20, front -0.01 alone)")

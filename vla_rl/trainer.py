@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vla_rl.algorithms.advantages import GroupBuffer
 from vla_rl.algorithms.curriculum import Curriculum
 from vla_rl.algorithms.imitation import Imitation
-from vla_rl.algorithms.validation import input_use, verdict
+from vla_rl.algorithms.validation import described, input_use, verdict
 from vla_rl.checkpoint import load_training_state, load_weights, save_checkpoint
 from vla_rl.config import RLConfig
 from vla_rl.guard import Finding, Guard
@@ -80,6 +80,8 @@ def train_sft(
                 if validation is not None:
                     use = input_use(imitation.policy, *validation)
                     logger.log("sft", counters.iteration, {f"validation/{name}": x for name, x in use.items()})
+                    if counters.iteration == total:
+                        progress.say(described(use))
                     if counters.iteration == total and (warning := verdict(use)):
                         progress.say(f"warning: {warning}")
                 state = {

@@ -81,6 +81,16 @@ def input_use(
     return figures
 
 
+def described(figures: Mapping[str, float]) -> str:
+    """The figures of `input_use` as one line."""
+    cameras = [f"{name.partition('/')[2]} {x:+.2f}" for name, x in figures.items() if name.startswith("image_use/")]
+    alone = f" ({', '.join(cameras)} alone)" if cameras else ""
+    return (
+        f"on held-out demonstrations: loss {figures['loss']:.2f}, {figures['image_use']:+.2f} with the images of other rows"
+        f"{alone}"
+    )
+
+
 def verdict(figures: Mapping[str, float]) -> str:
     """A warning with numbers and remedies where the policy hardly uses its images; empty otherwise."""
     true, use = figures["loss"], figures["image_use"]
