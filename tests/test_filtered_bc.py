@@ -169,3 +169,20 @@ def test_it_is_registered_and_configured_by_name():
     settings = compose(["~run", "algorithm=filtered_bc", "algorithm.epochs=4"]).algorithm
     assert dataclasses.asdict(settings) == dataclasses.asdict(FilteredBCConfig(epochs=4))
     assert build.implementation("algorithm", "filtered_bc") is FilteredBC
+
+
+def test_what_a_policy_freezes_for_rl_stays_as_it_is():
+    class Towered(Constant):
+        def __init__(self):
+            super().__init__()
+            self.tower = nn.Parameter(torch.ones(A))
+
+        def prepare_for_rl(self):
+            self.tower.requires_grad_(False)
+
+        def imitation_loss(self, observation, actions, valid):
+            return super().imitation_loss(observation, actions * self.tower, valid)
+
+    policy = Towered()
+    FilteredBC(FilteredBCConfig(learning_rate=0.1, minibatch_size=4), policy).update(batch(trajectory(3, True)))
+    assert float(policy.action.detach()) != 0.0 and float(policy.tower) == 1.0

@@ -78,6 +78,8 @@ class FilteredBC:
                 f"filtered BC needs a policy with imitation_loss (ImitationPolicy); {type(policy).__name__} has none"
             )
         self.config, self.iteration = config, 0
+        if hasattr(policy, "prepare_for_rl"):  # which may freeze parts
+            policy.prepare_for_rl()
         settings = ImitationConfig(
             batch_size=config.minibatch_size,
             learning_rate=config.learning_rate,
