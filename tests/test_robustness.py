@@ -164,7 +164,7 @@ def test_eval_compares_two_checkpoints_under_perturbations(checkpoint, tmp_path,
         (["--perturb", "all", "--levels", "9"], "grey has the levels 1, 2"),
         (["--levels", "1"], "--levels belongs to --perturb"),
         (["--suite", "toy", "--perturb", "all"], "toy has no perturbations"),
-        (["--episodes-per-task", "0"], "episodes_per_task >= 1"),
+        (["--episodes-per-task", "0"], "--episodes-per-task 0: give 1 or more"),
     ],
 )
 def test_errors_come_before_any_episode(checkpoint, capsys, arguments, words):
