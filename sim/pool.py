@@ -243,7 +243,7 @@ class ProcessPool:
             self._raise_user_error(*rest)
             self._events.append(SlotEvent(slot, episode, None, error=f"the simulator raised {rest[1]}"))
             return
-        instruction, length, executed, terminated, truncated, success, failure = rest
+        instruction, length, executed, *ended = rest
         episode = self._guard.answered(slot, executed)
         record = self._block[slot]
         observation = SlotObservation(
@@ -255,7 +255,7 @@ class ProcessPool:
         step = None
         if kind == "step":
             rewards = record["rewards"][:length].copy()
-            step = SlotStep(observation, rewards, executed, terminated, truncated, success, failure)
+            step = SlotStep(observation, rewards, executed, *ended)
         worker.control_steps += executed
         worker.episodes += kind == "start"
         self._events.append(SlotEvent(slot, episode, observation, step))
@@ -502,9 +502,9 @@ def _serve(conn: connection.Connection, simulator: Simulator, block: np.ndarray)
             observation = result.observation
             block["rewards"][slot, :length] = result.rewards
             ended = (result.terminated, result.truncated, result.success, result.failure)
-            outcome = (length, result.executed, *ended)
+            outcome = (length, result.executed, *ended, result.sent, result.human, result.label_source)
         else:
-            observation, outcome = result, (0, 0, False, False, False, "")
+            observation, outcome = result, (0, 0)
         for name, image in observation.images.items():
             block[f"image:{name}"][slot] = image
         block["proprio"][slot] = observation.proprio

@@ -34,14 +34,22 @@ def check_observation(observation: SlotObservation, spec: EmbodimentSpec, privil
         assert observation.privileged.shape == (privileged_dim,) and observation.privileged.dtype == np.float32
 
 
-def check_step(step: SlotStep, spec: EmbodimentSpec, privileged_dim: int, chunk_length: int) -> None:
-    """A chunk's result: rewards per control step, none past the end, at most one way to end, and to fail."""
+def check_step(
+    step: SlotStep, spec: EmbodimentSpec, privileged_dim: int, chunk_length: int, *, may_cut: bool = False
+) -> None:
+    """A chunk's result: rewards per control step, none past the end, at most one way to end, and to fail.
+
+    Where a person may take over (``may_cut``) a chunk may end before its last control step while the episode goes on.
+    """
     check_observation(step.observation, spec, privileged_dim)
     assert step.rewards.shape == (chunk_length,) and step.rewards.dtype == np.float32
     assert 1 <= step.executed <= chunk_length and not step.rewards[step.executed :].any()
     assert not (step.terminated and step.truncated)
     ended = step.terminated or step.truncated
-    assert step.executed == chunk_length or ended
+    assert step.executed == chunk_length or ended or may_cut
+    for array, shape in ((step.sent, (chunk_length, spec.action_dim)), (step.human, (chunk_length,))):
+        assert array is None or (array.shape == shape and np.isfinite(array).all())
+    assert step.label_source and (step.human is None or step.human.dtype == np.bool_)
     assert step.failure == "" or (step.failure in FAILURE_KINDS and ended and not step.success)
 
 
@@ -58,7 +66,9 @@ def assert_same_step(a: SlotStep, b: SlotStep) -> None:
     assert_same_observation(a.observation, b.observation)
     np.testing.assert_array_equal(a.rewards, b.rewards)
     assert (a.executed, a.terminated, a.truncated, a.success) == (b.executed, b.terminated, b.truncated, b.success)
-    assert a.failure == b.failure
+    assert (a.failure, a.label_source) == (b.failure, b.label_source)
+    for mine, theirs in ((a.sent, b.sent), (a.human, b.human)):
+        np.testing.assert_array_equal(mine, theirs)
 
 
 def random_actions(spec: EmbodimentSpec, chunk_length: int, seed: int) -> np.ndarray:

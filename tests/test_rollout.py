@@ -6,12 +6,15 @@ from collections import deque
 import numpy as np
 import pytest
 import torch
-from contracts import check_policy
+from contracts import check_policy, check_step
+from supervised_toy import SupervisedToy
 
 from sim.inline import InlineEnv
+from sim.pool import ProcessPool
 from sim.toy import CAMERA, ToyConfig, ToyReach
 from vla_rl.errors import ConfigError, EmbodimentMismatch, UserError
 from vla_rl.rollout import RolloutConfig, RolloutEngine, pooled_stats
+from vla_rl.splits import stable_seed
 from vla_rl.types import (
     ActionChunk,
     EpisodeSpec,
@@ -200,6 +203,50 @@ def test_only_valid_control_steps_are_executed():
 
     result = RolloutEngine(toy(), Hesitant()).run(episodes(4))
     assert all(t.valid[:, :3].sum() == t.valid.sum() for t in result.trajectories)
+
+
+@pytest.mark.parametrize("make", [lambda: InlineEnv(SupervisedToy(), 2), lambda: ProcessPool(SupervisedToy, 1, 2)])
+def test_what_was_sent_and_who_chose_it_are_kept_apart_from_what_the_policy_proposed(make):
+    with make() as env:
+        result = RolloutEngine(env, SeeingPolicy(noise=1.0)).run(episodes(4))
+    helped = [t for t in result.trajectories if t.is_human is not None]
+    assert len(helped) >= 2
+    for t in helped:
+        assert t.label_source == "operator"
+        assert t.valid[0].all() and not t.is_human[0].any()
+        assert torch.equal(t.actions[0], t.proposed[0].clamp(-1, 1))  # out of range: the simulator clips
+        later = t.valid[1:]
+        assert not later[:, 3:].any() and later[:-1, :3].all()  # cut after the third, and the episode goes on
+        assert torch.equal(t.is_human[1:, 2], later[:, 2]) and not t.is_human[1:, [0, 1, 3]].any()
+        torch.testing.assert_close(t.actions[t.is_human], 0.5 * t.proposed[t.is_human].clamp(-1, 1))
+        own = t.valid & ~t.is_human
+        assert torch.equal(t.actions[own], t.proposed[own].clamp(-1, 1))
+    simulator = SupervisedToy()
+    simulator.start(0, episodes(1)[0])
+    for _ in range(2):
+        check_step(simulator.step(0, np.full((4, 2), 0.1, np.float32)), SPEC, 9, 4, may_cut=True)
+    batch = RolloutBatch.from_trajectories(result.trajectories)
+    assert batch.is_human.sum() == sum(int(t.is_human.sum()) for t in helped)
+
+
+def test_a_policy_s_memory_belongs_to_its_episode():
+    class Counting(SeeingPolicy):
+        """Remembers how many decisions the episode had, and its first seed."""
+
+        def initial_memory(self):
+            return (0, None)
+
+        def act(self, observation, *, deterministic=False, seeds=None, memory=None):
+            output = super().act(observation, deterministic=deterministic, seeds=seeds)
+            memory = [(count + 1, seeds[i] if first is None else first) for i, (count, first) in enumerate(memory)]
+            seen = torch.tensor([[count, first % 1009] for count, first in memory])
+            return dataclasses.replace(output, replay=output.replay | {"memory": seen}, memory=memory)
+
+    specs = episodes(9)
+    result = RolloutEngine(toy(3), Counting()).run(specs)
+    for trajectory in result.trajectories:
+        first = stable_seed("decision", trajectory.episode.seed, 0) % 1009
+        assert trajectory.replay["memory"].tolist() == [[i + 1, first] for i in range(len(trajectory))]
 
 
 @pytest.mark.parametrize("fraction, smallest", [(0.5, 2), (1.0, 4), (0.0, 1)])

@@ -41,7 +41,7 @@ class Simulator(Protocol):
         ...
 
     def step(self, slot: int, actions: np.ndarray) -> SlotStep:
-        """Run a chunk float32 [h a]; stop early where the episode ends; observe once, at the end."""
+        """Run a chunk float32 [h a]; stop early where the episode ends or a person takes over; observe once, at the end."""
         ...
 
     def close(self) -> None: ...
@@ -83,6 +83,26 @@ class Policy(Protocol):
     ) -> PolicyOutput:
         """One chunk per row. ``seeds`` [b] fix each row's sampling noise, whatever rows it is batched with."""
         ...
+
+
+@runtime_checkable
+class RememberingPolicy(Policy, Protocol):
+    """A policy whose decision depends on earlier ones of the episode: a queue of actions, a history of observations.
+
+    The policy itself keeps nothing, since its rows belong to many episodes. `act` also takes ``memory``, one entry per row:
+    ``initial_memory()`` at an episode's first decision, then what the last one returned in `PolicyOutput.memory`.
+    """
+
+    def initial_memory(self) -> Any: ...
+
+    def act(
+        self,
+        observation: Observation,
+        *,
+        deterministic: bool = False,
+        seeds: Sequence[int] | None = None,
+        memory: Sequence[Any] | None = None,
+    ) -> PolicyOutput: ...
 
 
 @runtime_checkable

@@ -14,14 +14,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from vla_rl.errors import ConfigError, UserError
-from vla_rl.interfaces import Env, Policy
-from vla_rl.specs import EpisodeSpec, SlotEvent, SlotObservation, SlotStep
+from vla_rl.interfaces import Env, Policy, RememberingPolicy
+from vla_rl.specs import EmbodimentSpec, EpisodeSpec, SlotEvent, SlotObservation, SlotStep
 from vla_rl.splits import check_split, stable_seed
 from vla_rl.types import ActionChunk, Observation, PolicyOutput, Trajectory
 
@@ -82,6 +82,14 @@ class _Episode:
     observations: list[SlotObservation] = field(default_factory=list)
     decisions: list[tuple[PolicyOutput, int]] = field(default_factory=list)
     steps: list[SlotStep] = field(default_factory=list)
+
+    @property
+    def memory(self) -> Any:
+        """What the policy left with the last decision; None before the first."""
+        if not self.decisions:
+            return None
+        output, row = self.decisions[-1]
+        return None if output.memory is None else output.memory[row]
 
 
 class RolloutEngine:
@@ -167,7 +175,7 @@ class RolloutEngine:
                     continue
                 del live[event.slot]
                 take_next(event.slot)  # before anything else, so that the slot simulates meanwhile
-                trajectory = results[episode.index] = _trajectory(episode, self.policy.chunk_length, policy_version)
+                trajectory = results[episode.index] = _trajectory(episode, self.env.embodiment, policy_version)
                 tally.successes += trajectory.success
                 tally.control_steps += trajectory.num_control_steps
                 if on_trajectory is not None:
@@ -200,8 +208,10 @@ class RolloutEngine:
         seen = [dataclasses.replace(row.observations[-1], privileged=None) for row in rows]
         seeds = [stable_seed("decision", row.spec.seed, len(row.decisions)) for row in rows]
         with torch.inference_mode():
-            output = self.policy.act(Observation.from_slots(seen), deterministic=deterministic, seeds=seeds)
-            output = _to_cpu(output)
+            options: dict[str, Any] = {"deterministic": deterministic, "seeds": seeds}
+            if isinstance(self.policy, RememberingPolicy):
+                options["memory"] = [r.memory if r.decisions else self.policy.initial_memory() for r in rows]
+            output = _to_cpu(self.policy.act(Observation.from_slots(seen), **options))
         lengths = self._executed_lengths(output, len(rows))
         actions = output.chunk.actions.float().numpy()
         now = time.perf_counter()
@@ -303,10 +313,11 @@ def _to_cpu(output: PolicyOutput) -> PolicyOutput:
         behavior_log_prob=output.behavior_log_prob.cpu(),
         replay={name: tensor.cpu() for name, tensor in output.replay.items()},
         value=None if output.value is None else output.value.cpu(),
+        memory=output.memory,
     )
 
 
-def _trajectory(episode: _Episode, chunk_length: int, policy_version: int) -> Trajectory:
+def _trajectory(episode: _Episode, spec: EmbodimentSpec, policy_version: int) -> Trajectory:
     """Stack an ended episode. Stacking also turns the policy's inference tensors into normal ones, fit for autograd."""
 
     def rows(pick: Callable[[PolicyOutput], Tensor]) -> Tensor:
@@ -314,17 +325,25 @@ def _trajectory(episode: _Episode, chunk_length: int, policy_version: int) -> Tr
 
     first, _ = episode.decisions[0]
     last = episode.steps[-1]
-    rewards = np.zeros((len(episode.steps), chunk_length), dtype=np.float32)
-    executed = np.array([step.executed for step in episode.steps])
-    for row, step in zip(rewards, episode.steps):
-        row[: step.executed] = step.rewards[: step.executed]
+    proposed = rows(lambda output: output.chunk.actions).float()
+    sent = torch.clamp(proposed, torch.tensor(spec.action_low), torch.tensor(spec.action_high))
+    rewards, human = torch.zeros(proposed.shape[:2]), torch.zeros(proposed.shape[:2], dtype=torch.bool)
+    for i, step in enumerate(episode.steps):
+        n = step.executed
+        rewards[i, :n] = torch.from_numpy(step.rewards[:n])
+        sent[i, n:] = proposed[i, n:]
+        if step.sent is not None:
+            sent[i, :n] = torch.from_numpy(step.sent[:n])
+        if step.human is not None:
+            human[i, :n] = torch.from_numpy(step.human[:n])
+    executed = torch.tensor([step.executed for step in episode.steps])
     return Trajectory(
         episode=episode.spec,
         observations=Observation.from_slots(episode.observations[:-1]),
         final_observation=Observation.from_slots(episode.observations[-1:]),
-        actions=rows(lambda output: output.chunk.actions).float(),
-        valid=torch.from_numpy(np.arange(chunk_length)[None, :] < executed[:, None]),
-        rewards=torch.from_numpy(rewards),
+        actions=sent,
+        valid=torch.arange(proposed.shape[1])[None, :] < executed[:, None],
+        rewards=rewards,
         behavior_log_prob=rows(lambda output: output.behavior_log_prob),
         replay={name: rows(lambda output, name=name: output.replay[name]) for name in first.replay},
         terminated=last.terminated,
@@ -332,5 +351,8 @@ def _trajectory(episode: _Episode, chunk_length: int, policy_version: int) -> Tr
         success=last.success,
         policy_version=policy_version,
         value=None if first.value is None else rows(lambda output: output.value),
+        is_human=human if bool(human.any()) else None,
         failure=last.failure,
+        proposed=proposed,
+        label_source=last.label_source,
     )

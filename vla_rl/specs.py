@@ -166,8 +166,13 @@ class SlotStep:
     """Result of one executed chunk in one slot.
 
     ``rewards`` float32 [h] per control step (0 past ``executed``); ``executed`` control steps were run before the
-    episode ended or the chunk was over. ``failure`` is one of `FAILURE_KINDS` where an episode ends without success in a
+    episode ended, the chunk was over, or somebody cut it short. ``failure`` is one of `FAILURE_KINDS` where an episode ends without success in a
     simulator that can tell how; else "".
+
+    Where a person or a safety gate may step in: ``sent`` float32 [h a] is what went to the robot (None: what was asked,
+    clipped to the embodiment's bounds), ``human`` bool [h] which of it a person chose (None: nothing). A takeover in
+    mid-chunk ends the chunk: the policy is asked again when it has the robot back. ``label_source`` says who judged how the
+    episode ended: "env", or for example "operator".
     """
 
     observation: SlotObservation
@@ -177,6 +182,9 @@ class SlotStep:
     truncated: bool
     success: bool
     failure: str = ""
+    sent: np.ndarray | None = None
+    human: np.ndarray | None = None
+    label_source: str = "env"
 
 
 @dataclass(frozen=True)

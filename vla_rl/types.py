@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -117,12 +118,16 @@ class ActionChunk:
 
 @dataclass(frozen=True)
 class PolicyOutput:
-    """What acting yields. ``replay`` holds tensors [b ...] that re-evaluate the same decision later."""
+    """What acting yields. ``replay`` holds tensors [b ...] that re-evaluate the same decision later.
+
+    ``memory`` is, per row, what a `RememberingPolicy` wants to be handed at the episode's next decision.
+    """
 
     chunk: ActionChunk
     behavior_log_prob: Float[Tensor, "b *k"]
     replay: dict[str, Tensor]
     value: Float[Tensor, "b"] | None = None
+    memory: Sequence[Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -146,13 +151,16 @@ class Trajectory:
     """One episode: its decisions in order, and how it ended.
 
     Exactly one of ``terminated`` (the task's own end: success or failure) and ``truncated`` (time ran out, or the
-    session was cut) is set; only termination stops the bootstrap. ``failure`` is as in `SlotStep`.
+    session was cut) is set; only termination stops the bootstrap. ``failure`` and ``label_source`` are as in `SlotStep`.
+
+    ``actions`` went to the robot, ``proposed`` is what the policy asked for (None: not kept, as in demonstrations); the two
+    differ where a person took over, a gate stepped in, or the bounds clipped. What was never executed repeats the proposal.
     """
 
     episode: EpisodeSpec
     observations: Observation  # [t]
     final_observation: Observation  # [1]
-    actions: Float32[Tensor, "t h a"]
+    actions: Float32[Tensor, "t h a"]  # sent
     valid: Bool[Tensor, "t h"]  # executed control steps
     rewards: Float32[Tensor, "t h"]
     behavior_log_prob: Float[Tensor, "t *k"]
@@ -164,6 +172,8 @@ class Trajectory:
     value: Float[Tensor, "t"] | None = None
     is_human: Bool[Tensor, "t h"] | None = None
     failure: str = ""
+    proposed: Float32[Tensor, "t h a"] | None = None
+    label_source: str = "env"
 
     def __post_init__(self) -> None:
         if self.terminated == self.truncated:
