@@ -166,8 +166,8 @@ class SlotStep:
     """Result of one executed chunk in one slot.
 
     ``rewards`` float32 [h] per control step (0 past ``executed``); ``executed`` control steps were run before the
-    episode ended, the chunk was over, or somebody cut it short. ``failure`` is one of `FAILURE_KINDS` where an episode ends without success in a
-    simulator that can tell how; else "".
+    episode ended, the chunk was over, or somebody cut it short. ``failure`` is one of `FAILURE_KINDS` where an episode ends
+    without success in a simulator that can tell how; else "".
 
     Where a person or a safety gate may step in: ``sent`` float32 [h a] is what went to the robot (None: what was asked,
     clipped to the embodiment's bounds), ``human`` bool [h] which of it a person chose (None: nothing). A takeover in
