@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vla_rl.algorithms import advantages as adv
+from vla_rl.learning.groups import GroupBuffer
 from vla_rl.types import EpisodeSpec, Observation, Trajectory
 
 torch.set_num_threads(1)
@@ -259,7 +260,7 @@ def group(gid: int, successes: int, size: int = 4, version: int = 0) -> list[Tra
 
 
 def test_buffer_keeps_informative_groups_and_their_surplus():
-    buffer = adv.GroupBuffer(0.1, 0.9)
+    buffer = GroupBuffer(0.1, 0.9)
     kept = buffer.add(group(0, 0) + group(1, 1) + group(2, 4) + group(3, 3) + group(4, 2) + [trajectory(5, True)])
     assert (kept, len(buffer), buffer.seen, buffer.kept) == (3, 3, 6, 3)
     taken = buffer.take(2)
@@ -271,11 +272,11 @@ def test_buffer_keeps_informative_groups_and_their_surplus():
 
 
 def test_buffer_range_is_inclusive_and_stale_groups_leave():
-    buffer = adv.GroupBuffer(0.25, 0.75, max_staleness=2)
+    buffer = GroupBuffer(0.25, 0.75, max_staleness=2)
     assert buffer.add(group(0, 1, version=1) + group(1, 3, version=5)) == 2
     assert {x.episode.init_state_id for x in buffer.take(9, policy_version=5)} == {1}
     with pytest.raises(ValueError, match="range"):
-        adv.GroupBuffer(0.9, 0.1)
+        GroupBuffer(0.9, 0.1)
 
 
 def plain(state) -> bool:
@@ -287,7 +288,7 @@ def plain(state) -> bool:
 
 
 def test_buffer_state_is_plain_and_round_trips():
-    buffer, copy = adv.GroupBuffer(), adv.GroupBuffer()
+    buffer, copy = GroupBuffer(), adv.GroupBuffer()
     buffer.add(group(1, 2) + group(2, 1))
     state = buffer.state_dict()
     assert plain(state)

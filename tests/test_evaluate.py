@@ -233,7 +233,7 @@ def test_clips_show_every_control_step(results):
 def test_clips_fall_back_to_decisions():
     """A real robot is never moved again for a video, and a simulator that is not deterministic is noticed."""
     engine = make_engine(repeatable=False)
-    run = engine.run(evaluation_episodes(engine.env.tasks, EvaluateConfig(episodes_per_task=1)), deterministic=True)
+    run = engine.collect(evaluation_episodes(engine.env.tasks, EvaluateConfig(episodes_per_task=1)), deterministic=True)
     engine.env.start = None  # any attempt to replay would fail
     t = run.trajectories[0]
     clip = make_clips(engine.env, run.trajectories)[0]
@@ -246,7 +246,7 @@ def test_clips_fall_back_to_decisions():
 def test_a_failing_replay_leaves_no_events():
     engine = make_engine(slots=2)
     episodes = evaluation_episodes(engine.env.tasks, EvaluateConfig(episodes_per_task=3))
-    run = engine.run(episodes, deterministic=True)
+    run = engine.collect(episodes, deterministic=True)
     faulty = InlineEnv(ToyReach(ToyConfig(fault="raise", fault_init_state_id=1, fault_control_step=2)), num_slots=2)
     faulty.repeatable = True
     clips = make_clips(faulty, run.trajectories)

@@ -54,7 +54,7 @@ def outcomes(result) -> list[tuple]:
 
 @functools.cache
 def expected(count: int) -> list[tuple]:
-    return outcomes(RolloutEngine(InlineEnv(ToyReach(), 3), Noise()).run(_specs(count)))
+    return outcomes(RolloutEngine(InlineEnv(ToyReach(), 3), Noise()).collect(_specs(count)))
 
 
 @functools.cache
@@ -87,7 +87,7 @@ def test_keeps_the_env_contract(pool):
 
 
 def test_outcomes_are_those_of_one_process(pool):
-    result = RolloutEngine(pool, Noise()).run(_specs(20))
+    result = RolloutEngine(pool, Noise()).collect(_specs(20))
     assert outcomes(result) == expected(20)
     assert all(bool(t.failure) != t.success for t in result.trajectories) and any(t.failure for t in result.trajectories)
     assert 0 < result.stats["env_utilisation"] <= 1 and result.stats["retries"] == 0
@@ -152,7 +152,7 @@ def test_a_crash_in_the_middle_of_a_chunk_is_survived(tmp_path, fault, capfd):
     marker = str(tmp_path / "struck")
     factory = faulty(fault=fault, fault_init_state_id=5, fault_control_step=6, fault_marker=marker)
     with ProcessPool(factory, num_workers=2, slots_per_worker=2) as pool:
-        result = RolloutEngine(pool, Noise(), RolloutConfig(max_retries=1)).run(_specs(20))
+        result = RolloutEngine(pool, Noise(), RolloutConfig(max_retries=1)).collect(_specs(20))
         assert outcomes(result) == expected(20)
         assert os.path.exists(marker) and pool.restarts == 1
         assert 1 <= result.stats["retries"] <= 2  # the episode itself, and the one that shared its worker
@@ -190,14 +190,14 @@ def test_a_killed_worker_is_noticed_and_replaced():
         os.kill(pool.worker_stats()[0].pid, signal.SIGKILL)
         event = ask(pool, [0], lambda slot: pool.step(slot, np.zeros((2, 2))))[0]
         assert "killed by SIGKILL" in event.error
-        assert outcomes(RolloutEngine(pool, Noise()).run(_specs(20))) == expected(20)
+        assert outcomes(RolloutEngine(pool, Noise()).collect(_specs(20))) == expected(20)
         assert pool.restarts == 1
 
 
 def test_a_worker_that_hangs_is_killed(tmp_path):
     factory = faulty(fault="hang", fault_init_state_id=3, fault_control_step=2, fault_marker=str(tmp_path / "struck"))
     with ProcessPool(factory, num_workers=1, slots_per_worker=2, hang_timeout=0.3) as pool:
-        result = RolloutEngine(pool, Noise()).run(_specs(20))
+        result = RolloutEngine(pool, Noise()).collect(_specs(20))
         assert outcomes(result) == expected(20) and pool.restarts == 1
 
 
@@ -205,7 +205,7 @@ def test_a_worker_that_dies_again_and_again_is_an_error():
     with ProcessPool(faulty(fault="exit", fault_control_step=-1), max_restarts=1) as pool:
         engine = RolloutEngine(pool, Noise(), RolloutConfig(max_retries=50))
         with pytest.raises(UserError, match=r"2 times in a row \(max_restarts=1\).*exit code 17"):
-            engine.run(_specs(20))
+            engine.collect(_specs(20))
         with pytest.raises(UserError, match="2 times in a row"):  # the pool stays given up
             pool.poll()
 
@@ -215,13 +215,13 @@ def test_an_episode_that_always_kills_its_worker_is_named_and_no_other():
     with ProcessPool(factory, num_workers=1, slots_per_worker=3) as pool:
         engine = RolloutEngine(pool, Noise(), RolloutConfig(max_retries=1))
         with pytest.raises(UserError, match=r"initial state 2, train.*failed 2 times.*exit code 17"):
-            engine.run(_specs(20))
+            engine.collect(_specs(20))
 
 
 def test_exceptions_of_a_simulator_cost_the_episode_only(tmp_path):
     factory = faulty(fault="raise", fault_init_state_id=3, fault_marker=str(tmp_path / "struck"))
     with ProcessPool(factory, num_workers=1, slots_per_worker=2) as pool:
-        result = RolloutEngine(pool, Noise()).run(_specs(20))
+        result = RolloutEngine(pool, Noise()).collect(_specs(20))
         assert outcomes(result) == expected(20)
         assert result.stats["retries"] == 1 and pool.restarts == 0
         with pytest.raises(ConfigError, match="'reach_green' is unknown"):  # the simulator's own user errors are raised

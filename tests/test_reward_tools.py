@@ -20,12 +20,13 @@ from reward_models.process import ProcessConfig
 from reward_models.shaping import ShapedProgress, ShapingConfig, shaped_reward
 from reward_models.success import TaskSuccess, TaskSuccessConfig
 from vla_rl import cli, pipeline, reward_data, reward_tools
-from vla_rl.algorithms.advantages import GroupBuffer, decision_discounts, discounted_returns
+from vla_rl.algorithms.advantages import decision_discounts, discounted_returns
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.checkpoint import CheckpointError
 from vla_rl.config import compose
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.interfaces import FittedReward, ProgressReward, RewardModel
+from vla_rl.learning.groups import GroupBuffer
 from vla_rl.metrics import MetricsLogger, read_metrics
 from vla_rl.pipeline import run_pipeline
 from vla_rl.reward_quality import Figures, RewardCheckConfig, backwards, decide, judge, render_quality, write_quality

@@ -119,7 +119,9 @@ class ScriptedEnv:
 def test_results_come_in_order_and_slots_are_refilled():
     env, policy, seen = toy(3), SeeingPolicy(), []
     specs = episodes(20)
-    result = RolloutEngine(env, policy).run(specs, progress=lambda *counts: seen.append(counts), policy_version=7)
+    engine = RolloutEngine(env, policy)
+    engine.publish(7)
+    result = engine.collect(specs, progress=lambda *counts: seen.append(counts))
     assert [t.episode for t in result.trajectories] == specs
     assert len({t.num_control_steps for t in result.trajectories}) > 3  # episodes of different lengths
     assert sum(t.success for t in result.trajectories) >= 18
@@ -134,7 +136,7 @@ def test_results_come_in_order_and_slots_are_refilled():
 
 
 def test_trajectories_hold_what_happened():
-    (trajectory,) = RolloutEngine(toy(1), SeeingPolicy(with_value=True)).run(episodes(1)).trajectories
+    (trajectory,) = RolloutEngine(toy(1), SeeingPolicy(with_value=True)).collect(episodes(1)).trajectories
     simulator = ToyReach()
     observation = simulator.start(0, trajectory.episode)
     for i in range(len(trajectory)):
@@ -153,7 +155,7 @@ def test_trajectories_hold_what_happened():
 
 def test_the_policy_never_sees_privileged_state():
     policy = SeeingPolicy()
-    result = RolloutEngine(toy(), policy).run(episodes(6))
+    result = RolloutEngine(toy(), policy).collect(episodes(6))
     assert all(observation.privileged is None for observation, _, _ in policy.calls)
     assert all(t.observations.privileged.shape == (len(t), 9) for t in result.trajectories)
     assert RolloutBatch.from_trajectories(result.trajectories).observations.privileged is not None
@@ -162,34 +164,34 @@ def test_the_policy_never_sees_privileged_state():
 @pytest.mark.parametrize("slots, fraction", [(1, 1.0), (3, 0.0), (5, 0.5), (16, 1.0)])
 def test_outcomes_do_not_depend_on_slots_or_batches(slots, fraction):
     specs = episodes(12)
-    expected = RolloutEngine(toy(4), SeeingPolicy()).run(specs)
-    result = RolloutEngine(toy(slots), SeeingPolicy(), RolloutConfig(serve_fraction=fraction)).run(specs)
+    expected = RolloutEngine(toy(4), SeeingPolicy()).collect(specs)
+    result = RolloutEngine(toy(slots), SeeingPolicy(), RolloutConfig(serve_fraction=fraction)).collect(specs)
     assert_same(expected, result)
 
 
 def test_every_decision_has_its_own_seed():
     policy = SeeingPolicy()
     specs = episodes(8)
-    result = RolloutEngine(toy(), policy).run(specs)
+    result = RolloutEngine(toy(), policy).collect(specs)
     seeds = [seed for _, call, _ in policy.calls for seed in call]
     assert len(set(seeds)) == len(seeds) == result.stats["decisions"]
-    again = RolloutEngine(toy(), SeeingPolicy()).run([dataclasses.replace(e, seed=e.seed + 1) for e in specs])
+    again = RolloutEngine(toy(), SeeingPolicy()).collect([dataclasses.replace(e, seed=e.seed + 1) for e in specs])
     assert not any(torch.equal(a.actions[0], b.actions[0]) for a, b in zip(result.trajectories, again.trajectories))
 
 
 def test_deterministic_is_passed_on():
     policy = SeeingPolicy()
-    result = RolloutEngine(toy(), policy).run(episodes(4), deterministic=True)
+    result = RolloutEngine(toy(), policy).collect(episodes(4), deterministic=True)
     assert all(deterministic for _, _, deterministic in policy.calls)
     assert all(not t.replay["noise"].any() for t in result.trajectories)
 
 
 def test_replanning_executes_the_first_control_steps_only():
-    result = RolloutEngine(toy(), SeeingPolicy(), RolloutConfig(replan_steps=2)).run(episodes(6))
+    result = RolloutEngine(toy(), SeeingPolicy(), RolloutConfig(replan_steps=2)).collect(episodes(6))
     for t in result.trajectories:
         assert t.actions.shape[1:] == (4, 2) and not t.valid[:, 2:].any() and not t.rewards[:, 2:].any()
         assert t.valid[:-1, :2].all()
-    whole = RolloutEngine(toy(), SeeingPolicy()).run(episodes(6))
+    whole = RolloutEngine(toy(), SeeingPolicy()).collect(episodes(6))
     assert result.stats["decisions"] > whole.stats["decisions"]
 
 
@@ -201,14 +203,14 @@ def test_only_valid_control_steps_are_executed():
             valid[:, 3:] = False
             return dataclasses.replace(output, chunk=ActionChunk(output.chunk.actions, valid))
 
-    result = RolloutEngine(toy(), Hesitant()).run(episodes(4))
+    result = RolloutEngine(toy(), Hesitant()).collect(episodes(4))
     assert all(t.valid[:, :3].sum() == t.valid.sum() for t in result.trajectories)
 
 
 @pytest.mark.parametrize("make", [lambda: InlineEnv(SupervisedToy(), 2), lambda: ProcessPool(SupervisedToy, 1, 2)])
 def test_what_was_sent_and_who_chose_it_are_kept_apart_from_what_the_policy_proposed(make):
     with make() as env:
-        result = RolloutEngine(env, SeeingPolicy(noise=1.0)).run(episodes(4))
+        result = RolloutEngine(env, SeeingPolicy(noise=1.0)).collect(episodes(4))
     helped = [t for t in result.trajectories if t.is_human is not None]
     assert len(helped) >= 2
     for t in helped:
@@ -243,7 +245,7 @@ def test_a_policy_s_memory_belongs_to_its_episode():
             return dataclasses.replace(output, replay=output.replay | {"memory": seen}, memory=memory)
 
     specs = episodes(9)
-    result = RolloutEngine(toy(3), Counting()).run(specs)
+    result = RolloutEngine(toy(3), Counting()).collect(specs)
     for trajectory in result.trajectories:
         first = stable_seed("decision", trajectory.episode.seed, 0) % 1009
         assert trajectory.replay["memory"].tolist() == [[i + 1, first] for i in range(len(trajectory))]
@@ -253,13 +255,13 @@ def test_a_policy_s_memory_belongs_to_its_episode():
 def test_the_policy_serves_once_enough_slots_wait(fraction, smallest):
     policy = SeeingPolicy()
     env = ScriptedEnv(4, lengths=[6] * 4)
-    RolloutEngine(env, policy, RolloutConfig(serve_fraction=fraction)).run(episodes(4))
+    RolloutEngine(env, policy, RolloutConfig(serve_fraction=fraction)).collect(episodes(4))
     assert [len(observation) for observation, _, _ in policy.calls] == [smallest] * (24 // smallest)
 
 
 def test_a_free_slot_takes_the_next_episode_at_once():
     env = ScriptedEnv(2, lengths=[5, 1, 1, 1, 2])
-    result = RolloutEngine(env, SeeingPolicy()).run(episodes(5))
+    result = RolloutEngine(env, SeeingPolicy()).collect(episodes(5))
     assert env.started[:2] == [(0, 0), (1, 1)]
     assert [slot for slot, state in env.started if state in (2, 3)] == [1, 1]  # while slot 0 still runs episode 0
     assert [len(t) for t in result.trajectories] == [5, 1, 1, 1, 2]
@@ -271,23 +273,23 @@ def test_lockstep_batches_do_not_depend_on_the_order_of_answers():
     for answers in (1, 2, 4):
         policy = SeeingPolicy()
         env = ScriptedEnv(4, lengths, answers)
-        RolloutEngine(env, policy, RolloutConfig(serve_fraction=1.0)).run(episodes(7))
+        RolloutEngine(env, policy, RolloutConfig(serve_fraction=1.0)).collect(episodes(7))
         calls.append([seeds for _, seeds, _ in policy.calls])
     assert calls[0] == calls[1] == calls[2]
 
 
 def test_trajectories_are_handed_out_as_they_end():
     ended = []
-    result = RolloutEngine(toy(), SeeingPolicy()).run(episodes(9), on_trajectory=ended.append)
+    result = RolloutEngine(toy(), SeeingPolicy()).collect(episodes(9), on_trajectory=ended.append)
     assert len(ended) == 9 and {id(t) for t in ended} == {id(t) for t in result.trajectories}
 
 
 @pytest.mark.parametrize("fault", ["raise", "nan"])
 def test_a_failed_episode_runs_again_from_its_start(tmp_path, fault):
     specs = episodes(6)
-    expected = RolloutEngine(toy(), SeeingPolicy()).run(specs)
+    expected = RolloutEngine(toy(), SeeingPolicy()).collect(specs)
     env = toy(fault=fault, fault_init_state_id=2, fault_control_step=5, fault_marker=str(tmp_path / "once"))
-    result = RolloutEngine(env, SeeingPolicy()).run(specs)
+    result = RolloutEngine(env, SeeingPolicy()).collect(specs)
     assert result.stats["retries"] == 1
     assert_same(expected, result)
 
@@ -298,7 +300,7 @@ def test_an_episode_that_always_fails_is_named():
     with pytest.raises(
         UserError, match=f"{specs[2].rollout_id}.*'reach_red', initial state 2.*failed 2 times.*Runtime"
     ):
-        engine.run(specs)
+        engine.collect(specs)
 
 
 def test_blameless_losses_do_not_use_up_retries():
@@ -313,7 +315,7 @@ def test_blameless_losses_do_not_use_up_retries():
                 return [lost, *events[1:]]
             return events
 
-    result = RolloutEngine(Unlucky(2, [2, 2, 2]), SeeingPolicy(), RolloutConfig(max_retries=0)).run(episodes(3))
+    result = RolloutEngine(Unlucky(2, [2, 2, 2]), SeeingPolicy(), RolloutConfig(max_retries=0)).collect(episodes(3))
     assert result.stats["retries"] == 5 and [len(t) for t in result.trajectories] == [2, 2, 2]
 
 
@@ -326,8 +328,8 @@ def test_an_interrupted_run_does_not_disturb_the_next():
 
     specs = episodes(8)
     with pytest.raises(KeyboardInterrupt):
-        engine.run(specs, progress=interrupt)
-    assert_same(RolloutEngine(toy(4), SeeingPolicy()).run(specs), engine.run(specs))
+        engine.collect(specs, progress=interrupt)
+    assert_same(RolloutEngine(toy(4), SeeingPolicy()).collect(specs), engine.collect(specs))
 
 
 def test_actions_that_are_not_finite_stop_the_run_and_the_engine_stays_usable():
@@ -343,13 +345,13 @@ def test_actions_that_are_not_finite_stop_the_run_and_the_engine_stays_usable():
     policy = Diverged()
     engine = RolloutEngine(toy(), policy)
     with pytest.raises(UserError, match=r"Slot 3, task 'reach_blue', initial state 3.*control step 2 .*not finite"):
-        engine.run(episodes(4))
+        engine.collect(episodes(4))
     policy.bad = False
-    assert engine.run(episodes(4)).stats["episodes"] == 4
+    assert engine.collect(episodes(4)).stats["episodes"] == 4
 
 
 def test_no_episodes_give_an_empty_result():
-    result = RolloutEngine(toy(), SeeingPolicy()).run([])
+    result = RolloutEngine(toy(), SeeingPolicy()).collect([])
     assert result.trajectories == [] and result.stats["episodes"] == 0
 
 
@@ -360,7 +362,7 @@ def test_stats_of_several_rounds_add_up():
     pooled = pooled_stats(rounds)
     expected = dict(zip(names, (8, 84, 200, 4.0, 1.25, 0.625, 84 / 22)))
     assert pooled == pytest.approx(expected | {"decisions_per_second": 21.0, "control_steps_per_second": 50.0})
-    alone = RolloutEngine(toy(), SeeingPolicy()).run(episodes(3)).stats
+    alone = RolloutEngine(toy(), SeeingPolicy()).collect(episodes(3)).stats
     assert pooled_stats([alone]) == pytest.approx(alone)
 
 
@@ -372,9 +374,9 @@ def test_bad_input_is_named():
     with pytest.raises(ConfigError, match=r"replan_steps=5 .*chunk_length 4"):
         RolloutEngine(toy(), SeeingPolicy(), RolloutConfig(replan_steps=5))
     with pytest.raises(UserError, match=r"'reach_green'.*reach_blue, reach_red"):
-        RolloutEngine(toy(), SeeingPolicy()).run([EpisodeSpec("reach_green", 0)])
+        RolloutEngine(toy(), SeeingPolicy()).collect([EpisodeSpec("reach_green", 0)])
     with pytest.raises(UserError, match="'test'"):
-        RolloutEngine(toy(), SeeingPolicy()).run([EpisodeSpec("reach_red", 0, "test")])
+        RolloutEngine(toy(), SeeingPolicy()).collect([EpisodeSpec("reach_red", 0, "test")])
     other = SeeingPolicy()
     other.embodiment = dataclasses.replace(SPEC, control_hz=5.0)
     with pytest.raises(EmbodimentMismatch, match="control_hz"):
@@ -390,7 +392,7 @@ def test_a_policy_that_returns_the_wrong_shape_is_named():
             )
 
     with pytest.raises(UserError, match=r"shape \(4, 3, 2\).*expected \(4, 4, 2\)"):
-        RolloutEngine(toy(), Short()).run(episodes(4))
+        RolloutEngine(toy(), Short()).collect(episodes(4))
 
 
 def test_the_seeing_policy_keeps_the_policy_contract():

@@ -326,7 +326,7 @@ def evaluate(
             if progress is not None:
                 progress(finished + done, len(episodes), won + successes)
 
-        result = engine.run(episodes[start : start + portion], deterministic=config.deterministic, progress=report)
+        result = engine.collect(episodes[start : start + portion], deterministic=config.deterministic, progress=report)
         first = first or result.trajectories[0]
         outcomes += [outcome(t, spec) for t in result.trajectories]
         for name in ("decisions", "control_steps", "policy_seconds", "wait_seconds", "seconds", "retries"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -16,11 +16,13 @@ from vla_rl.types import (
     PolicyEvaluation,
     PolicyOutput,
     RolloutBatch,
+    RolloutResult,
     SlotEvent,
     SlotObservation,
     SlotStep,
     TaskSpec,
     Trajectory,
+    Transitions,
 )
 
 
@@ -145,6 +147,21 @@ class ImitationPolicy(Policy, Protocol):
 
 
 @runtime_checkable
+class RegressionPolicy(Policy, Protocol):
+    """A policy whose most likely chunk is a differentiable function of the observation."""
+
+    def actions(self, observation: Observation) -> Tensor:
+        """Float32 [b h a] with gradient, inside the embodiment's bounds."""
+        ...
+
+    def features(self, observation: Observation) -> Tensor:
+        """Float32 [b f]: what a critic may read of the observation. The gradient need not reach the policy."""
+        ...
+
+    def parameters(self) -> Iterable[torch.nn.Parameter]: ...
+
+
+@runtime_checkable
 class Critic(Protocol):
     """A value function apart from the policy. It alone may read ``Observation.privileged``."""
 
@@ -197,7 +214,71 @@ class FittedReward(ProgressReward, Protocol):
 
 
 @runtime_checkable
-class Algorithm(Protocol):
-    """Improves a policy from a batch of rollouts."""
+class Collector(Protocol):
+    """Where episodes come from: the rollout engine, a robot, a cluster."""
 
-    def update(self, batch: RolloutBatch) -> dict[str, float]: ...
+    policy: Policy
+
+    def publish(self, version: int) -> None:
+        """The policy's weights are now those of ``version``: episodes that start from here on act with them."""
+        ...
+
+    def collect(
+        self,
+        plan: Sequence[EpisodeSpec],
+        *,
+        deterministic: bool = False,
+        progress: Callable[[int, int, int], None] | None = None,
+        on_trajectory: Callable[[Trajectory], None] | None = None,
+    ) -> RolloutResult:
+        """Run every episode of ``plan``; ``on_trajectory`` gets each as it ends."""
+        ...
+
+
+@runtime_checkable
+class Algorithm(Protocol):
+    """Improves a policy. It owns what learning needs besides: critics, targets, a reference, optimisers."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the policy's weights, as nested dicts and lists of tensors, numbers and strings."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+@runtime_checkable
+class OnPolicy(Algorithm, Protocol):
+    """Learns from one batch of the present policy's episodes, and forgets it."""
+
+    def update(self, batch: RolloutBatch, rewards: Tensor | Mapping[str, Tensor] | None = None) -> dict[str, float]:
+        """``rewards`` [n] per decision, or {name: [n]} of several."""
+        ...
+
+
+@runtime_checkable
+class Draw(Protocol):
+    """Draws transitions from a replay."""
+
+    def __call__(
+        self, count: int, *, gamma: float = 0.99, n_step: int = 1, shares: Mapping[str, float] | None = None
+    ) -> Transitions:
+        """``count`` rows; ``shares`` {source: share of them}, by default uniform over all decisions."""
+        ...
+
+
+@runtime_checkable
+class Replayed(Algorithm, Protocol):
+    """Learns from every episode there ever was.
+
+    ``config.updates_per_decision`` and ``config.start_decisions`` set its pace.
+    """
+
+    config: Any
+
+    def annotate(self, trajectory: Trajectory) -> dict[str, Tensor]:
+        """What the learner wants kept with an episode, {name: [t + 1 …]} per frame; computed once, as it is stored."""
+        ...
+
+    def update(self, draw: Draw) -> dict[str, float]:
+        """One update from rows that ``draw`` yields."""
+        ...

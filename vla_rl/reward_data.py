@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from vla_rl.algorithms.advantages import trajectory_from_state, trajectory_state
 from vla_rl.checkpoint import load_state, save_state
+from vla_rl.data.codec import trajectory_from_state, trajectory_state
 from vla_rl.dataset import DemonstrationDataset, load_demonstrations
 from vla_rl.errors import UserError
 from vla_rl.splits import stable_seed
@@ -122,7 +122,7 @@ def roll_out(
     engine: Any, tasks: Sequence[TaskSpec], episodes: int, seed: int, progress: Any = None, name: str = "reward"
 ) -> tuple[list[Trajectory], int]:
     """(trajectories, control steps) of sampled actions on training initial states."""
-    result = engine.run(rollout_episodes(tasks, episodes, seed, name), progress=progress)
+    result = engine.collect(rollout_episodes(tasks, episodes, seed, name), progress=progress)
     return result.trajectories, int(result.stats["control_steps"])
 
 

@@ -342,7 +342,7 @@ class RewardScorer:
             self._pool.shutdown(cancel_futures=True)
 
     def begin(self, trajectory: Trajectory) -> None:
-        """An episode has ended (a callback of `RolloutEngine.run`)."""
+        """An episode has ended (a callback of `RolloutEngine.collect`)."""
         if self._pool is not None:
             self._pending.append(self._pool.submit(self._prepare, trajectory))
 

@@ -23,7 +23,7 @@ from vla_rl.errors import ConfigError, UserError
 from vla_rl.interfaces import Env, Policy, RememberingPolicy
 from vla_rl.specs import EmbodimentSpec, EpisodeSpec, SlotEvent, SlotObservation, SlotStep
 from vla_rl.splits import check_split, stable_seed
-from vla_rl.types import ActionChunk, Observation, PolicyOutput, Trajectory
+from vla_rl.types import ActionChunk, Observation, PolicyOutput, RolloutResult, Trajectory
 
 Progress = Callable[[int, int, int], None]  # episodes finished, all episodes, successes
 
@@ -49,14 +49,6 @@ class RolloutConfig:
             raise ConfigError(
                 f"rollout.replan_steps and max_retries must be >= 0, got {self.replan_steps} and {self.max_retries}."
             )
-
-
-@dataclass(frozen=True)
-class RolloutResult:
-    """``trajectories`` in the order of the episodes; ``stats`` as described in `RolloutEngine.run`."""
-
-    trajectories: list[Trajectory]
-    stats: dict[str, float]
 
 
 @dataclass
@@ -104,13 +96,17 @@ class RolloutEngine:
                 f"{policy.chunk_length}: use at most that, or 0 for the whole chunk."
             )
         self._busy: dict[int, float] = {}  # slot → when its open request was made
+        self._version = 0
 
-    def run(
+    def publish(self, version: int) -> None:
+        """Trajectories from here on are of policy ``version``; the weights are the caller's own, so nothing is copied."""
+        self._version = version
+
+    def collect(
         self,
         episodes: Sequence[EpisodeSpec],
         *,
         deterministic: bool = False,
-        policy_version: int = 0,
         progress: Progress | None = None,
         on_trajectory: Callable[[Trajectory], None] | None = None,
     ) -> RolloutResult:
@@ -130,13 +126,12 @@ class RolloutEngine:
         self._check(episodes)
         self._settle()
         with _spare_threads(getattr(self.env, "num_workers", 0)):
-            return self._run(episodes, deterministic, policy_version, progress, on_trajectory)
+            return self._run(episodes, deterministic, progress, on_trajectory)
 
     def _run(
         self,
         episodes: Sequence[EpisodeSpec],
         deterministic: bool,
-        policy_version: int,
         progress: Progress | None,
         on_trajectory: Callable[[Trajectory], None] | None,
     ) -> RolloutResult:
@@ -175,7 +170,7 @@ class RolloutEngine:
                     continue
                 del live[event.slot]
                 take_next(event.slot)  # before anything else, so that the slot simulates meanwhile
-                trajectory = results[episode.index] = _trajectory(episode, self.env.embodiment, policy_version)
+                trajectory = results[episode.index] = _trajectory(episode, self.env.embodiment, self._version)
                 tally.successes += trajectory.success
                 tally.control_steps += trajectory.num_control_steps
                 if on_trajectory is not None:

@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from vla_rl.algorithms.advantages import GroupBuffer
 from vla_rl.algorithms.curriculum import Curriculum
 from vla_rl.algorithms.imitation import Imitation
 from vla_rl.algorithms.validation import described, input_use, verdict
@@ -22,6 +21,7 @@ from vla_rl.checkpoint import load_training_state, load_weights, save_checkpoint
 from vla_rl.config import RLConfig
 from vla_rl.guard import Finding, Guard
 from vla_rl.interfaces import Algorithm, RewardModel
+from vla_rl.learning.groups import GroupBuffer
 from vla_rl.metrics import MetricsLogger, Progress
 from vla_rl.rewards import RewardScorer
 from vla_rl.rollout import RolloutEngine, pooled_stats
@@ -170,13 +170,12 @@ def train_rl(
             if evaluate is not None and config.eval_every and counters.iteration % config.eval_every == 0:
                 metrics |= evaluate(counters.iteration)
             metrics |= {"time/evaluate": time.perf_counter() - evaluating}
+            engine.publish(counters.iteration)
             rolled_out: list[Trajectory] = []
             stats: list[dict[str, float]] = []
             for sampling_round in range(config.max_sampling_rounds if buffer is not None else 1):
                 episodes = propose_episodes(config, curriculum, tasks, counters.iteration, sampling_round, seed)
-                result = engine.run(
-                    episodes, policy_version=counters.iteration, progress=bar.inner, on_trajectory=scorer.begin
-                )
+                result = engine.collect(episodes, progress=bar.inner, on_trajectory=scorer.begin)
                 rolled_out += result.trajectories
                 stats.append(result.stats)
                 record_outcomes(curriculum, result.trajectories)

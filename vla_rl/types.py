@@ -29,11 +29,13 @@ __all__ = [
     "PolicyEvaluation",
     "PolicyOutput",
     "RolloutBatch",
+    "RolloutResult",
     "SlotEvent",
     "SlotObservation",
     "SlotStep",
     "TaskSpec",
     "Trajectory",
+    "Transitions",
 ]
 
 
@@ -202,6 +204,14 @@ class Trajectory:
 
 
 @dataclass(frozen=True)
+class RolloutResult:
+    """``trajectories`` in the order of the episodes; ``stats`` as `vla_rl.rollout.RolloutEngine.collect` describes them."""
+
+    trajectories: list[Trajectory]
+    stats: dict[str, float]
+
+
+@dataclass(frozen=True)
 class RolloutBatch:
     """Many trajectories flattened over decisions, with their boundaries; nothing is padded.
 
@@ -273,3 +283,27 @@ class RolloutBatch:
             episodes=tuple(t.episode for t in ts),
             is_human=torch.cat([torch.zeros_like(t.valid) if t.is_human is None else t.is_human for t in ts]),
         )
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """Decisions drawn from a replay, each with what came of it. Row for row, in no particular order.
+
+    ``rewards`` and ``discounts`` span ``n_step`` decisions: value target = rewards + discounts · value(next_observations).
+    A discount is 0 only where the episode terminated; where time ran out it is not. ``extra`` and ``next_extra`` hold what
+    the learner had annotated, at ``observations`` and at ``next_observations``.
+    """
+
+    observations: Observation  # [b]
+    actions: Float32[Tensor, "b h a"]  # sent
+    valid: Bool[Tensor, "b h"]
+    is_human: Bool[Tensor, "b h"]
+    rewards: Float32[Tensor, "b"]
+    discounts: Float32[Tensor, "b"]
+    next_observations: Observation  # [b]
+    extra: dict[str, Tensor]
+    next_extra: dict[str, Tensor]
+    source: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return self.actions.shape[0]

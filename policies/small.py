@@ -1,0 +1,128 @@
+"""A policy of a few thousand weights for low-resolution tasks: an MLP over pooled pixels, proprioception and words.
+
+For learning from replay, where actions are a differentiable function of the observation (TD3, SAC's mean). It is no VLA.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import adaptive_avg_pool2d
+
+from vla_rl.errors import ConfigError
+from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyOutput
+
+WORDS = 32  # bins that the instruction's words are hashed into
+
+
+@dataclass
+class SmallConfig:
+    """``pixels`` per side that every camera is pooled to; ``noise``: std of the Gaussian when acting, in half-ranges."""
+
+    chunk_length: int = 4
+    hidden: list[int] = field(default_factory=lambda: [256, 256])
+    pixels: int = 16
+    noise: float = 0.2
+
+    def __post_init__(self) -> None:
+        if self.chunk_length < 1 or self.pixels < 1 or not self.hidden or min(self.hidden) < 1 or self.noise < 0:
+            raise ConfigError(
+                "policy small needs chunk_length >= 1, pixels >= 1, at least one hidden width >= 1 and noise >= 0, got "
+                f"{self.chunk_length}, {self.pixels}, {list(self.hidden)} and {self.noise}"
+            )
+
+
+class SmallPolicy(nn.Module):
+    """A `RegressionPolicy` and `ImitationPolicy`; log-probs are 0, since nothing is learned from them."""
+
+    policy_type = "small"
+    mean: Tensor
+    std: Tensor
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, config: SmallConfig, embodiment: EmbodimentSpec) -> None:
+        super().__init__()
+        self.config, self.embodiment, self.chunk_length = config, embodiment, config.chunk_length
+        pixels = 3 * config.pixels**2 * len(embodiment.cameras)
+        self.feature_dim = width = pixels + embodiment.proprio_dim + WORDS
+        layers: list[nn.Module] = []
+        for hidden in config.hidden:
+            layers += [nn.Linear(width, hidden), nn.LayerNorm(hidden), nn.SiLU()]
+            width = hidden
+        self.net = nn.Sequential(*layers, nn.Linear(width, config.chunk_length * embodiment.action_dim))
+        self.register_buffer("mean", torch.zeros(embodiment.proprio_dim))
+        self.register_buffer("std", torch.ones(embodiment.proprio_dim))
+        self.register_buffer("low", torch.tensor(embodiment.action_low), persistent=False)
+        self.register_buffer("high", torch.tensor(embodiment.action_high), persistent=False)
+
+    def features(self, observation: Observation) -> Tensor:
+        """Pooled pixels (0 … 1), standardised proprio and hashed words, float32 [b f]; without weights of its own."""
+        side, device = self.config.pixels, self.mean.device
+        images = [observation.images[name].to(device).permute(0, 3, 1, 2) / 255.0 for name in self.embodiment.camera_names]
+        pooled = [adaptive_avg_pool2d(image, side).flatten(1) for image in images]
+        proprio = (observation.proprio.to(device) - self.mean) / self.std
+        return torch.cat([*pooled, proprio, self._words(observation.instruction).to(device)], dim=1)
+
+    def actions(self, observation: Observation) -> Tensor:
+        """Float32 [b h a] in physical units."""
+        x = torch.tanh(self.net(self.features(observation))).view(-1, self.chunk_length, self.embodiment.action_dim)
+        return self.low + (self.high - self.low) * (x + 1.0) / 2.0
+
+    def act(
+        self, observation: Observation, *, deterministic: bool = False, seeds: Sequence[int] | None = None
+    ) -> PolicyOutput:
+        """The chunk, with Gaussian noise unless ``deterministic``, inside the bounds."""
+        actions = self.actions(observation)
+        if not deterministic:
+            seeds = torch.randint(2**62, (len(actions),)).tolist() if seeds is None else seeds
+            noise = [torch.randn(actions.shape[1:], generator=torch.Generator().manual_seed(int(s))) for s in seeds]
+            scale = self.config.noise * (self.high - self.low) / 2.0
+            actions = (actions + scale * torch.stack(noise).to(actions)).clamp(self.low, self.high)
+        valid = torch.ones(actions.shape[:2], dtype=torch.bool, device=actions.device)
+        return PolicyOutput(ActionChunk(actions, valid), actions.new_zeros(len(actions)), replay={})
+
+    def imitation_loss(self, observation: Observation, actions: Tensor, valid: Tensor) -> tuple[Tensor, dict[str, float]]:
+        """Mean squared error over the control steps that count, in half-ranges."""
+        half = (self.high - self.low) / 2.0
+        error = ((self.actions(observation) - actions) / half).square().mean(-1)
+        loss = (error * valid).sum() / valid.sum().clamp(min=1)
+        return loss, {"mse": float(loss)}
+
+    @staticmethod
+    def _words(instructions: Sequence[str]) -> Tensor:
+        words = torch.zeros(len(instructions), WORDS)
+        for row, text in zip(words, instructions):
+            for word in text.split():
+                row[zlib.crc32(word.encode()) % WORDS] = 1.0
+        return words
+
+    # ---------------------------------------------------------------------------------------------------------- checkpoint
+    @classmethod
+    def from_statistics(
+        cls,
+        config: SmallConfig,
+        embodiment: EmbodimentSpec,
+        action_stats: Mapping[str, Any],
+        proprio_stats: Mapping[str, Any],
+    ) -> SmallPolicy:
+        """A new policy that standardises proprio by the statistics of the demonstrations."""
+        policy = cls(config, embodiment)
+        policy.mean.copy_(torch.as_tensor(proprio_stats["mean"], dtype=torch.float32))
+        policy.std.copy_(torch.as_tensor(proprio_stats["std"], dtype=torch.float32).clamp(min=1e-3))
+        return policy
+
+    def config_dict(self) -> dict[str, Any]:
+        return {"config": asdict(self.config)}
+
+    def extra_files(self) -> dict[str, str]:
+        return {}
+
+    @classmethod
+    def from_config_dict(cls, data: Mapping[str, Any], embodiment: EmbodimentSpec, files: Mapping[str, str]) -> SmallPolicy:
+        return cls(SmallConfig(**data["config"]), embodiment)

@@ -1,0 +1,195 @@
+"""The replay and TD3 against values worked out by hand, and a run that learns from replay."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from policies.small import SmallConfig, SmallPolicy
+from sim.toy import ToyReach
+from vla_rl.algorithms.td3 import TD3, TD3Config
+from vla_rl.data.replay import Replay
+from vla_rl.errors import ConfigError, UserError
+from vla_rl.types import EpisodeSpec, Observation, Trajectory, Transitions
+
+SPEC = ToyReach().embodiment
+
+
+def seen(first: int, count: int) -> Observation:
+    """Observations that are known by their proprio: (i, 0)."""
+    proprio = torch.tensor([[float(i), 0.0] for i in range(first, first + count)])
+    return Observation({"top": torch.zeros(count, 16, 16, 3, dtype=torch.uint8)}, proprio, ("go",) * count)
+
+
+def episode(first: int, t: int = 3, *, terminated: bool = True, last_steps: int = 4, source: str = "a") -> Trajectory:
+    """Decisions ``first`` … ``first + t − 1``, four control steps each but the last one."""
+    valid = torch.ones(t, 4, dtype=torch.bool)
+    valid[-1, last_steps:] = False
+    return Trajectory(
+        episode=EpisodeSpec("reach_red", first, rollout_id=f"{source}-{first}"),
+        observations=seen(first, t),
+        final_observation=seen(first + t, 1),
+        actions=torch.arange(first, first + t).float().view(t, 1, 1).expand(t, 4, 2).clone(),
+        valid=valid,
+        rewards=torch.zeros(t, 4),
+        behavior_log_prob=torch.zeros(t),
+        replay={},
+        terminated=terminated,
+        truncated=not terminated,
+        success=terminated,
+    )
+
+
+def drawn(replay: Replay, **options) -> dict[int, tuple[float, float, int]]:
+    """{decision: (reward, discount, where it leads to)} of every decision that was drawn."""
+    batch = replay.draw(500, torch.Generator().manual_seed(0), **options)
+    before, after = batch.observations.proprio[:, 0].tolist(), batch.next_observations.proprio[:, 0].tolist()
+    assert torch.equal(batch.actions[:, 0, 0], batch.observations.proprio[:, 0])
+    rows = zip(before, batch.rewards.tolist(), batch.discounts.tolist(), after)
+    return {int(b): (r, d, int(a)) for b, r, d, a in rows}
+
+
+def test_transitions_lead_on_inside_their_episode_and_end_where_it_does():
+    replay = Replay()
+    replay.add(episode(0, last_steps=2), torch.tensor([0.0, 0.5, 1.0]))
+    replay.add(episode(10, terminated=False), torch.tensor([0.0, 0.0, 2.0]))
+    one = 0.5**4  # gamma per control step, four of them
+    assert drawn(replay, gamma=0.5) == {
+        0: (0.0, one, 1), 1: (0.5, one, 2), 2: (1.0, 0.0, 3),  # terminated: nothing beyond
+        10: (0.0, one, 11), 11: (0.0, one, 12), 12: (2.0, one, 13),  # time ran out: the value of what was seen then
+    }  # fmt: skip
+    assert drawn(replay, gamma=0.5, n_step=2) == {
+        0: (0.5 * one, one * one, 2), 1: (0.5 + one * 1.0, 0.0, 3), 2: (1.0, 0.0, 3),
+        10: (0.0, one * one, 12), 11: (2.0 * one, one * one, 13), 12: (2.0, one, 13),
+    }  # fmt: skip
+
+
+def test_sources_are_drawn_by_their_shares():
+    replay = Replay()
+    replay.add(episode(0, t=1, source="few"), torch.ones(1), "few")
+    for i in range(30):
+        replay.add(episode(100 + 10 * i, t=8), torch.zeros(8), "many")
+    generator = torch.Generator().manual_seed(1)
+    batch = replay.draw(100, generator, shares={"few": 0.5, "many": 0.5, "none": 0.9})
+    assert batch.source.count("few") == 50 and batch.source.count("many") == 50
+    assert replay.draw(400, generator).source.count("few") < 20
+    assert replay.count("few") == 1 and replay.count("none") == 0 and len(replay) == 241
+
+
+def test_what_a_learner_annotates_stays_with_its_frame():
+    replay = Replay()
+    replay.add(episode(0), torch.zeros(3), extra={"base": torch.arange(4.0)[:, None]})
+    batch = replay.draw(50, torch.Generator().manual_seed(0))
+    assert torch.equal(batch.extra["base"][:, 0], batch.observations.proprio[:, 0])
+    assert torch.equal(batch.next_extra["base"][:, 0], batch.next_observations.proprio[:, 0])
+    with pytest.raises(UserError, match="one env, camera set and learner"):
+        replay.add(episode(5), torch.zeros(3))
+
+
+def test_a_replay_on_disk_goes_on_where_the_checkpoint_left_it(tmp_path):
+    replay = Replay(tmp_path / "replay")
+    for i in range(3):
+        replay.add(episode(10 * i), torch.tensor([0.0, 0.5, float(i)]), "a" if i else "b")
+    same = Replay(tmp_path / "replay", episodes=3)
+    generators = [torch.Generator().manual_seed(3) for _ in range(2)]
+    a, b = (r.draw(64, g, shares={"a": 0.3, "b": 0.7}) for r, g in zip((replay, same), generators))
+    assert torch.equal(a.rewards, b.rewards) and a.source == b.source
+    assert torch.equal(a.next_observations.proprio, b.next_observations.proprio)
+    (tmp_path / "replay" / ".0000003").mkdir()  # killed in the middle of writing
+    earlier = Replay(tmp_path / "replay", episodes=2)  # and its checkpoint is older
+    assert earlier.episodes == 2 and sorted(p.name for p in (tmp_path / "replay").iterdir()) == ["0000000", "0000001"]
+    with pytest.raises(UserError, match="holds 2 episodes and the checkpoint needs 5"):
+        Replay(tmp_path / "replay", episodes=5)
+
+
+def test_bad_rewards_and_an_empty_replay_are_named():
+    with pytest.raises(UserError, match="nothing was added"):
+        Replay().draw(4, torch.Generator())
+    for rewards in (torch.zeros(2), torch.tensor([0.0, float("nan"), 0.0])):
+        with pytest.raises(UserError, match="rollout a-0 must be 3 finite numbers"):
+            Replay().add(episode(0), rewards)
+
+
+# ----------------------------------------------------------------------------------------------------------------- TD3
+def small(**config) -> SmallPolicy:
+    torch.manual_seed(0)
+    return SmallPolicy(SmallConfig(**{"hidden": [16], "pixels": 2, **config}), SPEC)
+
+
+def batch_of(rewards: list[float], discounts: list[float]) -> Transitions:
+    n = len(rewards)
+    valid = torch.ones(n, 4, dtype=torch.bool)
+    return Transitions(
+        seen(0, n), torch.zeros(n, 4, 2), valid, ~valid, torch.tensor(rewards), torch.tensor(discounts), seen(1, n), {}, {},
+        ("online",) * n,
+    )  # fmt: skip
+
+
+def test_targets_take_the_smallest_critic_and_nothing_beyond_the_end():
+    algorithm = TD3(TD3Config(critics=3, hidden=[8], target_noise=0.0), small())
+    for i, net in enumerate(algorithm._target_critics.nets):
+        for p in net.parameters():
+            p.zero_()
+        net[-1].bias.fill_([5.0, -2.0, 3.0][i])
+    targets = algorithm._targets(batch_of([1.0, 0.0, 1.0], [0.5, 0.25, 0.0]))
+    assert targets.tolist() == [1.0 + 0.5 * -2.0, 0.25 * -2.0, 1.0]
+
+
+def test_targets_follow_slowly_and_the_policy_moves_every_other_update():
+    policy = small()
+    algorithm = TD3(TD3Config(hidden=[8], tau=0.25, policy_delay=2, batch_size=3), policy)
+    before = [p.detach().clone() for p in policy.parameters()]
+    draw = lambda count, **_: batch_of([1.0, 0.0, 1.0], [0.5, 0.25, 0.0])  # noqa: E731
+    algorithm.update(draw)
+    assert all(torch.equal(a, b) for a, b in zip(before, policy.parameters()))
+    algorithm.update(draw)
+    for old, new, target in zip(before, policy.parameters(), algorithm._target_policy.parameters()):
+        torch.testing.assert_close(target, old + 0.25 * (new - old))
+    assert any(not torch.equal(a, b) for a, b in zip(before, policy.parameters()))
+
+
+def test_critics_learn_values_of_a_known_chain():
+    """0 → 1 → 2 → end with reward 1: values γ⁸, γ⁴, 1 whatever is done."""
+    replay, generator = Replay(), torch.Generator().manual_seed(0)
+    for _ in range(200):
+        actions = 2.0 * torch.rand(3, 4, 2, generator=generator) - 1.0
+        replay.add(dataclasses.replace(episode(0), actions=actions), torch.tensor([0.0, 0.0, 1.0]))
+    algorithm = TD3(TD3Config(hidden=[32], batch_size=64, tau=0.05, critic_learning_rate=3e-3, gamma=0.9), small())
+    for _ in range(400):
+        algorithm.update(lambda count, **options: replay.draw(count, generator, **options))
+    with torch.no_grad():
+        values = algorithm.critics(algorithm.policy.features(seen(0, 3)), algorithm.policy.actions(seen(0, 3))).mean(0)
+    torch.testing.assert_close(values, torch.tensor([0.9**8, 0.9**4, 1.0]), rtol=0, atol=0.05)
+
+
+def test_learning_goes_on_exactly_after_a_resume():
+    def fresh() -> TD3:
+        return TD3(TD3Config(hidden=[8], batch_size=3), small())
+
+    draw = lambda count, **_: batch_of([1.0, 0.0, 1.0], [0.5, 0.25, 0.0])  # noqa: E731
+    whole, first, second = fresh(), fresh(), fresh()
+    for _ in range(6):
+        whole.update(draw)
+    for _ in range(3):
+        first.update(draw)
+    second.policy.load_state_dict(first.policy.state_dict())
+    second.load_state_dict(first.state_dict())
+    for _ in range(3):
+        second.update(draw)
+    for a, b in zip(whole.policy.parameters(), second.policy.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_policy_without_differentiable_actions_is_refused():
+    class Tokens:
+        embodiment, chunk_length = SPEC, 4
+
+        def act(self, observation, *, deterministic=False, seeds=None):
+            raise NotImplementedError
+
+    with pytest.raises(ConfigError, match=r"td3 needs a policy with actions.*Tokens has none: use policy=small"):
+        TD3(TD3Config(), Tokens())
+    with pytest.raises(ConfigError, match=r"algorithm\.tau=2"):
+        TD3Config(tau=2.0)

@@ -1,0 +1,33 @@
+"""A trajectory as nested dicts of tensors, numbers and strings (which `checkpoint.save_state` can write), and back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from vla_rl.types import EpisodeSpec, Observation, Trajectory
+
+
+def trajectory_state(trajectory: Trajectory) -> dict[str, Any]:
+    """Nested dicts of tensors, numbers and strings; `trajectory_from_state` inverts it."""
+    state = {f.name: getattr(trajectory, f.name) for f in dataclasses.fields(trajectory)}
+    state["episode"] = dataclasses.asdict(trajectory.episode)
+    for name in ("observations", "final_observation"):
+        o: Observation = state[name]
+        state[name] = {
+            "images": dict(o.images),
+            "proprio": o.proprio,
+            "instruction": list(o.instruction),
+            "privileged": o.privileged,
+        }
+    return state
+
+
+def trajectory_from_state(state: Mapping[str, Any]) -> Trajectory:
+    """Inverse of `trajectory_state`; states of before a field was added get its default."""
+    values = dict(state)
+    values["episode"] = EpisodeSpec(**state["episode"])
+    for name in ("observations", "final_observation"):
+        values[name] = Observation(**{**state[name], "instruction": tuple(state[name]["instruction"])})
+    return Trajectory(**values)

@@ -1,0 +1,1 @@
+"""The loops: what is collected, scored and learned from, in which order."""
