@@ -208,7 +208,7 @@ class RolloutResult:
     """``trajectories`` in the order of the episodes; ``stats`` as `vla_rl.rollout.RolloutEngine.collect` describes them."""
 
     trajectories: list[Trajectory]
-    stats: dict[str, float]
+    stats: dict[str, float | int]
 
 
 @dataclass(frozen=True)
