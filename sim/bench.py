@@ -48,6 +48,7 @@ class Stopwatch:
 
 
 def bench_tabletop(
+    suite: str = "tabletop",
     tasks: Sequence[str] = ("lift_cube",),
     chunk: int = 8,
     workers: Sequence[int] = (1, 2),

@@ -41,7 +41,7 @@ def make(group: str, name: str, *arguments, **options):
 
 def test_the_env_keeps_the_contract_and_demonstrates(examples):
     check_simulator(lambda: make("env", "my_env:Center"))
-    collect = build.implementation("collector", "my_env:Center")
+    collect = build.attribute(build.env_entry("my_env:Center").collect)
     rng = np.random.default_rng(0)
     demonstrations = [
         collect(make("env", "my_env:Center"), EpisodeSpec("center", i), noise_std=CollectConfig().action_noise, rng=rng)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from sim.libero import package as libero_package
 from vla_rl import doctor as module
-from vla_rl.doctor import FAIL, MISSING, OK, Check, check_gl, check_libero, exit_status, render, run_child
+from vla_rl.doctor import FAIL, MISSING, OK, Check, check_gl, exit_status, render, run_child
 
 
 @pytest.fixture(scope="module")
@@ -120,15 +121,15 @@ def test_libero_never_asks(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "libero", raising=False)
     monkeypatch.setattr(builtins, "input", lambda *args: pytest.fail("it asked"))
-    monkeypatch.setattr(module, "_version", lambda name: "0.1.4")
+    monkeypatch.setattr(libero_package, "_version", lambda name: "0.1.4")
     monkeypatch.setenv("LIBERO_CONFIG_PATH", str(tmp_path / "config"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    missing = check_libero()
+    missing = module.check_env("libero")
     assert missing.status == FAIL and "assets" in missing.detail and "hf download" in missing.fix
     (tmp_path / "elsewhere" / "scenes").mkdir(parents=True)
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "config.yaml").write_text(f"assets: {tmp_path / 'elsewhere'}\n")
-    found = check_libero()
+    found = module.check_env("libero")
     assert found.status == OK and "1 task files" in found.detail and "libero" not in sys.modules
 
 

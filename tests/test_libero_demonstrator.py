@@ -265,7 +265,7 @@ def test_command_prints_a_table_with_a_row_per_task_and_noise(monkeypatch, simul
 def test_run_config_and_registry() -> None:
     from sim.libero.collect import collect_episode
 
-    assert build.implementation("collector", "libero") is collect_episode
+    assert build.attribute(build.env_entry("libero").collect) is collect_episode
     config = compose(["run=libero_object_nano"])
     assert config.tasks == config.env.tasks and config.env_type == "libero" and config.env.init_states == "split"
     assert config.collect.horizon > config.env.horizon > 0 and not config.algorithm.bootstrap_truncated

@@ -23,7 +23,7 @@ def lengths(config: RunConfig) -> dict[str, tuple[float, int]]:
     limits = {t.task_id: t.horizon for t in build.implementation("env", config.env_type)(config.env).tasks}
     env = dataclasses.replace(config.env, horizon=config.collect.horizon) if config.collect.horizon else config.env
     simulator = build.implementation("env", config.env_type)(env)
-    collect = build.implementation("collector", config.env_type)
+    collect = build.attribute(build.env_entry(config.env_type).collect)
     options = {"noise_std": config.collect.action_noise}
     if config.collect.speed != 1.0:
         options["speed"] = config.collect.speed

@@ -27,6 +27,23 @@ class Entry:
     config: str = "vla_rl.build:NoConfig"
 
 
+@dataclass(frozen=True)
+class EnvEntry(Entry):
+    """An env and what comes with it: a new benchmark is one row.
+
+    ``collect`` runs one scripted demonstration, ``demonstrations`` reads those that others published, ``bench`` measures
+    its speed (``vla-rl bench sim``), ``check`` tells `vla-rl doctor` (status, detail, fix) without importing the simulator.
+    ``suites`` are names that ``--suite`` knows besides the env's own; ``suite_overrides`` then set its config.
+    """
+
+    collect: str = ""
+    demonstrations: str = ""
+    bench: str = ""
+    check: str = ""
+    suites: tuple[str, ...] = ()
+    suite_overrides: tuple[str, ...] = ()
+
+
 REGISTRY: dict[str, dict[str, Entry]] = {
     "policy": {
         "nano_vla": Entry("policies.nano_vla:NanoVLA", "policies.nano_vla:NanoVLAConfig"),
@@ -41,16 +58,25 @@ REGISTRY: dict[str, dict[str, Entry]] = {
         "lerobot": Entry("policies.lerobot:LeRobotPolicy", "policies.lerobot:LeRobotConfig"),
     },
     "env": {
-        "tabletop": Entry("sim.tabletop.simulator:TabletopSimulator", "sim.tabletop.simulator:TabletopConfig"),
-        "libero": Entry("sim.libero.perturb:PerturbedLibero", "sim.libero.simulator:LiberoConfig"),
-        "toy": Entry("sim.toy:ToyReach", "sim.toy:ToyConfig"),
+        "tabletop": EnvEntry(
+            "sim.tabletop.simulator:TabletopSimulator",
+            "sim.tabletop.simulator:TabletopConfig",
+            collect="sim.tabletop.collect:collect_episode",
+            bench="sim.bench:bench_tabletop",
+        ),
+        "libero": EnvEntry(
+            "sim.libero.perturb:PerturbedLibero",
+            "sim.libero.simulator:LiberoConfig",
+            collect="sim.libero.collect:collect_episode",
+            demonstrations="sim.libero_demos:LiberoDemonstrations",
+            bench="sim.libero.bench:bench_libero",
+            check="sim.libero.package:check",
+            suites=("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"),
+            # a benchmark's time limit is part of its protocol, whatever training used
+            suite_overrides=("env.suite={suite}", "env.tasks=[]", "env.horizon=0"),
+        ),
+        "toy": EnvEntry("sim.toy:ToyReach", "sim.toy:ToyConfig", collect="sim.toy:collect_episode"),
     },
-    "collector": {
-        "tabletop": Entry("sim.tabletop.collect:collect_episode"),
-        "libero": Entry("sim.libero.collect:collect_episode"),
-        "toy": Entry("sim.toy:collect_episode"),
-    },
-    "demonstrations": {"libero": Entry("sim.libero_demos:LiberoDemonstrations")},  # by env: how others published them
     "reward": {
         "success": Entry("reward_models.success:TaskSuccess", "reward_models.success:TaskSuccessConfig"),
         "combined": Entry("vla_rl.rewards:CombinedReward", "vla_rl.rewards:CombinedConfig"),
@@ -100,7 +126,8 @@ def attribute(path: str) -> Any:
 
 def entry(group: str, name: str) -> Entry:
     if ":" in name:  # a user's own class; an env's demonstrations come from its method `collect_episode`
-        return Entry(f"{name}.collect_episode" if group == "collector" else name, f"{name}.Config")
+        own = f"{name}.Config"
+        return EnvEntry(name, own, collect=f"{name}.collect_episode") if group == "env" else Entry(name, own)
     try:
         return REGISTRY[group][name]
     except KeyError:
@@ -124,3 +151,23 @@ def config_class(group: str, name: str) -> type:
 def implementation(group: str, name: str) -> Any:
     """The class (or factory) itself."""
     return attribute(entry(group, name).target)
+
+
+def env_entry(name: str) -> EnvEntry:
+    """All that comes with the env ``name``."""
+    found = entry("env", name)
+    assert isinstance(found, EnvEntry)
+    return found
+
+
+def suites() -> dict[str, str]:
+    """What ``--suite`` knows, in alphabetical order, and the env type behind each."""
+    return dict(sorted((suite, env) for env in REGISTRY["env"] for suite in (env, *env_entry(env).suites)))
+
+
+def suite(name: str) -> tuple[str, list[str]]:
+    """The env type behind a ``--suite``, and the overrides that choose it. Raises `ConfigError` for an unknown one."""
+    known = suites()
+    if name not in known:
+        raise ConfigError(f"--suite {name} does not exist. Choose one of {', '.join(known)}")
+    return known[name], [text.format(suite=name) for text in env_entry(known[name]).suite_overrides if name != known[name]]

@@ -158,9 +158,9 @@ def _parser() -> argparse.ArgumentParser:
     kinds = bench.add_subparsers(title="benchmarks", metavar="KIND", required=True)
     sim = kinds.add_parser("sim", help="control steps/s of the simulator against its plain gym stepping")
     sim.set_defaults(function=run_bench_sim)
-    sim.add_argument("--suite", default="tabletop", help="tabletop, or a LIBERO suite: libero_spatial ...")
+    sim.add_argument("--suite", default="tabletop", help="tabletop, libero_spatial, ...")
     sim.add_argument("--tasks", nargs="+", metavar="TASK", help="default: lift_cube, or the suite's first task")
-    sim.add_argument("--look", default="light", choices=["light", "full"], help="of tabletop; LIBERO is measured in both")
+    sim.add_argument("--look", choices=["light", "full"], help="of tabletop (default: light); LIBERO is measured in both")
     sim.add_argument("--chunk", type=int, default=8, help="control steps per decision")
     sim.add_argument("--steps", type=int, default=160, help="control steps per measurement")
     sim.add_argument("--workers", type=int, nargs="+", help="worker processes of the pool to measure (1 2; LIBERO: 1 2 4)")
@@ -234,7 +234,7 @@ def run_eval(arguments: argparse.Namespace) -> None:
         config.tasks = [*config.tasks, *held_out]
     if arguments.tasks and hasattr(config.env, "tasks"):  # an env that builds only the tasks it is asked for
         config.env.tasks = list(arguments.tasks)
-    if (arguments.suite or "").startswith("libero_"):  # a bare number may mean a task of another suite
+    if arguments.suite and arguments.suite != config.env_type:  # a part of the env: a bare number may mean another's task
         held_out = [name for name in held_out if name.startswith(f"{arguments.suite}/")]
     _set_evaluation(config.evaluate, arguments)
     paths = [arguments.checkpoint] + ([arguments.compare] if arguments.compare else [])
@@ -281,19 +281,19 @@ def _recorded(checkpoint: Path) -> Path:
 
 def _eval_config(checkpoint: Path, suite: str | None, overrides: Sequence[str]) -> Any:
     """The env as the checkpoint's own run recorded it; with a named suite, or outside of a run, that suite's defaults."""
+    from vla_rl import build
     from vla_rl import config as configs
 
     recorded = _recorded(checkpoint)
-    # A benchmark's time limit is part of its protocol, whatever training used.
-    libero = [f"env.suite={suite}", "env.tasks=[]", "env.horizon=0"] if (suite or "").startswith("libero_") else []
+    env, chosen = build.suite(suite) if suite else ("tabletop", [])
     if recorded.is_file():
         config = configs.load(recorded)
         config.policy_changes = {}  # the run's checkpoints hold them already, and a student may lack their keys
         # Cameras and control stay those it has learnt with.
-        if suite is None or (suite.startswith("libero") and config.env_type == "libero"):
-            return configs.override(config, [*libero, *overrides])
+        if suite is None or (chosen and config.env_type == env):
+            return configs.override(config, [*chosen, *overrides])
     plain = [] if any(o.startswith("run=") for o in overrides) else ["~run"]
-    return configs.compose([*plain, f"env={'libero' if libero else suite or 'tabletop'}", *libero, *overrides])
+    return configs.compose([*plain, f"env={env}", *chosen, *overrides])
 
 
 def run_distill(arguments: argparse.Namespace) -> None:
@@ -340,14 +340,12 @@ def run_doctor(arguments: argparse.Namespace) -> int:
 def run_bench_sim(arguments: argparse.Namespace) -> None:
     from vla_rl import build
 
-    options = {"chunk": arguments.chunk, "steps": arguments.steps}
-    if arguments.suite == "tabletop":
-        bench, options["look"] = "sim.bench:bench_tabletop", arguments.look
-    elif arguments.suite.startswith("libero_"):
-        bench, options["suite"] = "sim.libero.bench:bench_libero", arguments.suite
-    else:
-        raise ConfigError(f"--suite {arguments.suite} has no benchmark. Choose tabletop or a LIBERO suite (libero_spatial).")
-    options |= {name: value for name in ("tasks", "workers") if (value := getattr(arguments, name)) is not None}
+    bench = build.env_entry(build.suite(arguments.suite)[0]).bench
+    if not bench:
+        known = ", ".join(name for name, env in build.suites().items() if build.env_entry(env).bench)
+        raise ConfigError(f"--suite {arguments.suite} has no benchmark. Choose one of {known}")
+    options = {"suite": arguments.suite, "chunk": arguments.chunk, "steps": arguments.steps}
+    options |= {name: value for name in ("tasks", "workers", "look") if (value := getattr(arguments, name)) is not None}
     _write(arguments.json, build.attribute(bench)(**options))
 
 

@@ -113,7 +113,7 @@ _worker: dict[str, Any] = {}
 def _open(env_type: str, env_config: Any) -> None:
     try:
         _worker["simulator"] = build.implementation("env", env_type)(env_config)
-        _worker["collect"] = build.implementation("collector", env_type)
+        _worker["collect"] = build.attribute(build.env_entry(env_type).collect)
     except Exception as error:  # an initialiser that raises breaks the pool without a word: the first task says it
         _worker["failed"] = error
 

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from vla_rl import build
 from vla_rl.metrics import available_cores, cpu_name, total_memory_bytes
 
 OK, FAIL, MISSING = "ok", "fail", "missing"
@@ -88,12 +89,12 @@ def doctor(timeout_s: float = 120.0) -> list[Check]:
         gl = [pool.submit(check_gl_backend, name, timeout_s) for name in GL_BACKENDS]
         others = [
             pool.submit(check_robosuite, timeout_s),
-            pool.submit(check_libero),
+            *(pool.submit(check_env, name) for name in build.names("env") if build.env_entry(name).check),
             pool.submit(check_realsense, timeout_s),
         ]
         first = [check_python(), check_torch(), check_gpu()]
         backends = [f.result() for f in gl]
-        robosuite, libero, realsense = (f.result() for f in others)
+        robosuite, *envs, realsense = (f.result() for f in others)
     packages = [
         check_package("lerobot", "lerobot", "LIBERO and Hugging Face datasets"),
         check_package("pyarrow", "lerobot", "demonstration datasets"),
@@ -102,7 +103,7 @@ def doctor(timeout_s: float = 120.0) -> list[Check]:
         check_package("wandb", "wandb", "logging to Weights & Biases"),
     ]
     return [
-        *first, *backends, check_gl(backends), robosuite, libero, *packages, realsense, check_memory(),
+        *first, *backends, check_gl(backends), robosuite, *envs, *packages, realsense, check_memory(),
         check_disk(Path.cwd()),
     ]  # fmt: skip
 
@@ -207,42 +208,10 @@ def check_robosuite(timeout_s: float = 120.0) -> Check:
     return Check("robosuite", OK, f"{result['version']}, with its assets", core=True)
 
 
-def check_libero() -> Check:
-    """LIBERO without importing it: its first import asks on standard input where to keep its data."""
-    version = _version("hf-libero") or _version("libero")
-    spec = importlib.util.find_spec("libero")
-    if spec is None or version is None:
-        return Check("libero", MISSING, "not installed (LIBERO benchmark suites)", "pip install 'vla-rl[libero]'")
-    roots = [Path(p) for p in spec.submodule_search_locations or []]
-    benchmark = next((r / "libero" for r in roots if (r / "libero").is_dir()), None)
-    if benchmark is None:
-        return Check(
-            "libero", FAIL, f"{version}, but the package is incomplete", "pip install --force-reinstall hf-libero"
-        )
-    places = [*_libero_configured_assets(), benchmark / "assets", Path("~/.cache/libero/assets").expanduser()]
-    assets = next((p for p in places if p.is_dir() and any(p.iterdir())), None)
-    if assets is None:
-        fix = (
-            "fetch them once where there is network: hf download lerobot/libero-assets --repo-type dataset --local-dir "
-            "~/.cache/libero/assets"
-        )
-        return Check("libero", FAIL, f"{version}, but its assets (meshes and textures) are missing", fix)
-    tasks = len(list((benchmark / "bddl_files").glob("*/*.bddl"))) if (benchmark / "bddl_files").is_dir() else 0
-    return Check(
-        "libero",
-        OK,
-        f"{version}, with {'stand-in' if (assets / 'STANDINS.tsv').exists() else 'its'} assets and {tasks} task files",
-    )
-
-
-def _libero_configured_assets() -> list[Path]:
-    """Where LIBERO's own config file says its assets lie."""
-    config = Path(os.environ.get("LIBERO_CONFIG_PATH", "~/.libero")).expanduser() / "config.yaml"
-    try:
-        lines = config.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    return [Path(line.partition(":")[2].strip()) for line in lines if line.startswith("assets:")]
+def check_env(name: str) -> Check:
+    """What an env says of itself (`EnvEntry.check`), without starting it."""
+    status, detail, fix = build.attribute(build.env_entry(name).check)()
+    return Check(name, status, detail, fix)
 
 
 def check_realsense(timeout_s: float = 60.0) -> Check:

@@ -548,12 +548,12 @@ def _split_demonstrations(run: Run) -> tuple[DemonstrationDataset, Demonstration
 def _demonstrations(run: Run) -> DemonstrationDataset:
     """The data to imitate: what was collected, or ``dataset``, which may be in a form its benchmark published."""
     c, embodiment = run.config, run.env.embodiment
-    form = build.REGISTRY["demonstrations"].get(c.env_type)
-    if not c.dataset or form is None:
+    form = build.env_entry(c.env_type).demonstrations
+    if not c.dataset or not form:
         folder = Path(c.dataset) if c.dataset else run.dir / "dataset"
         return load_demonstrations(folder, embodiment, chunk_length=c.policy.chunk_length)
     return load_published(
-        build.attribute(form.target),
+        build.attribute(form),
         c.dataset,
         embodiment,
         c.policy.chunk_length,

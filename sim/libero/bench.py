@@ -65,12 +65,15 @@ def bench_libero(
     steps: int = 160,
     camera_size: int = SIZE,
     rounds: int = ROUNDS,
+    look: str | None = None,
 ) -> dict[str, Any]:
-    """Measure, print a table, and return the figures.
+    """Measure, print a table, and return the figures. Both looks are measured: raises `ConfigError` for a ``look``.
 
     ``steps`` control steps per task and measurement; ``workers``: sizes of the process pool to measure (empty: none).
     Times are milliseconds per control step unless they are per reset; memory is MB (10^6 bytes).
     """
+    if look is not None:
+        raise ConfigError(f"--look {look}: the libero benchmark measures both looks; leave the option out")
     if chunk < 1 or steps < 1 or rounds < 1 or not tasks:
         raise ConfigError(
             f"bench needs chunk, steps and rounds >= 1 and a task, got {chunk}, {steps}, {rounds}, {list(tasks)}"

@@ -8,6 +8,7 @@ of the package; a copy that exists already can be named instead.
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 import logging
 import os
@@ -155,3 +156,42 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(level)
+
+
+def check() -> tuple[str, str, str]:
+    """For `vla-rl doctor`: status "ok", "fail" or "missing", detail and fix. LIBERO's first import would ask a question on
+    standard input, so nothing of it is imported."""
+    versions = [version for name in ("hf-libero", "libero") if (version := _version(name))]
+    if not versions or importlib.util.find_spec("libero") is None:
+        return "missing", "not installed (LIBERO benchmark suites)", "pip install 'vla-rl[libero]'"
+    try:
+        package = root()
+    except MissingPackage:
+        return "fail", f"{versions[0]}, but the package is incomplete", "pip install --force-reinstall hf-libero"
+    places = [*_configured_assets(), package / "assets", _DEFAULT_ASSETS.expanduser()]
+    assets = next((p for p in places if p.is_dir() and any(p.iterdir())), None)
+    if assets is None:
+        fix = (
+            "fetch them once where there is network: hf download lerobot/libero-assets --repo-type dataset --local-dir "
+            f"{_DEFAULT_ASSETS}"
+        )
+        return "fail", f"{versions[0]}, but its assets (meshes and textures) are missing", fix
+    tasks = len(list((package / "bddl_files").glob("*/*.bddl")))
+    kind = "stand-in" if (assets / "STANDINS.tsv").exists() else "its"
+    return "ok", f"{versions[0]}, with {kind} assets and {tasks} task files", ""
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _configured_assets() -> list[Path]:
+    """Where LIBERO's own config file says its assets lie."""
+    try:
+        lines = config_file().read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    return [Path(line.partition(":")[2].strip()) for line in lines if line.startswith("assets:")]
