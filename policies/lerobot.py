@@ -23,7 +23,7 @@ import logging
 import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ from policies.lerobot_heads import (
     RegressionHead,
     SmolVLAHead,
 )
+from policies.settings import LeRobotConfig
 from vla_rl.errors import ConfigError, EmbodimentMismatch, MissingDependency, MissingPackage, UserError
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyEvaluation, PolicyOutput
 
@@ -52,79 +53,10 @@ _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
 _PIPELINES = ("policy_preprocessor", "policy_postprocessor")
 _IMAGES, _EMPTY_CAMERA, _NO_CAMERA = "observation.images.", "observation.images.empty_camera", "none"
 _LANGUAGE, _RESIZING = ("smolvla", "pi0", "pi05"), ("smolvla", "pi0", "pi05")
-_FLOW_FORMS = ("flow_sde", "flow_cps")
 # Settings that only tell lerobot where to fetch or compile something while it builds; the weights come from the file.
 _OFFLINE = {"device": "cpu", "compile_model": False, "load_vlm_weights": False, "pretrained_backbone_weights": None}
 _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}  # what lerobot's training puts in by default
 _STATISTICS = {"min": "low", "max": "high", "mean": "mean", "std": "std", "q01": "q01", "q99": "q99"}
-
-
-@dataclass
-class LeRobotConfig:
-    """A checkpoint of lerobot, or a new policy of one of its families.
-
-    ``checkpoint``: a folder in lerobot's form; empty builds a new policy of ``family`` for the robot and the data at hand.
-    ``options``: lerobot's own settings of that family as ``key:value`` (``[n_action_steps:8]``).
-    ``chunk_length``: control steps the model predicts; a checkpoint has its own, and another number is refused.
-    ``cameras``: ``feature:camera``, which camera of the robot a checkpoint's image feature is ("none": leave it out, where
-    the family allows it); empty where the names are the same. ``vlm``: a folder with config and tokenizer of the language
-    backbone, for machines without the hub.
-    How a chain is sampled: ``denoising_steps`` (0: the checkpoint's number); ``sampler`` flow_sde or flow_cps for a flow (a
-    diffusion policy has its scheduler, which ``options=[noise_scheduler_type:DDIM]`` changes); ``noise_level``, η of DDIM
-    or a of the flow forms (None: 1 and 0.5); ``min_std`` and ``max_std`` (0: none), limits of each step's standard
-    deviation in normalised units. How it is learned from: ``trained_steps`` last steps (0: all), ``advantage_discount``,
-    ``clip_base`` and ``clip_rate`` over them, as in `policies.denoising`.
-    ``repeat_observation`` lets a policy that was trained on several past frames act on copies of the present one.
-    """
-
-    checkpoint: str = ""
-    family: str = "act"
-    options: list[str] = field(default_factory=list)
-    chunk_length: int = 8
-    cameras: list[str] = field(default_factory=list)
-    vlm: str = ""
-    denoising_steps: int = 0
-    sampler: str = "flow_sde"
-    noise_level: float | None = None
-    min_std: float = 0.05
-    max_std: float = 0.0
-    trained_steps: int = 0
-    advantage_discount: float = 1.0
-    clip_base: float = 1.0
-    clip_rate: float = 3.0
-    repeat_observation: bool = False
-
-    def __post_init__(self) -> None:
-        if self.family not in FAMILIES:
-            raise ConfigError(f"policy.family is {self.family!r}, choose one of {', '.join(FAMILIES)}")
-        if self.sampler not in _FLOW_FORMS:
-            raise ConfigError(f"policy.sampler is {self.sampler!r}, choose one of {', '.join(_FLOW_FORMS)}")
-        if self.chunk_length < 1:
-            raise ConfigError(f"policy.chunk_length is {self.chunk_length}, it must be at least 1")
-        if not self.min_std > 0:
-            raise ConfigError(
-                f"policy.min_std is {self.min_std}, it must be above 0: a step without noise has no likelihood"
-            )
-        for name in ("denoising_steps", "max_std", "trained_steps", "clip_rate", "noise_level"):
-            if (getattr(self, name) or 0) < 0:
-                raise ConfigError(f"policy.{name} is {getattr(self, name)}, it must not be negative")
-        for name in ("advantage_discount", "clip_base"):
-            if not 0.0 < getattr(self, name) <= 1.0:
-                raise ConfigError(f"policy.{name} is {getattr(self, name)}, it must lie in (0, 1]")
-        for name in ("options", "cameras"):
-            wrong = [text for text in getattr(self, name) if ":" not in text]
-            if wrong:
-                raise ConfigError(f"policy.{name} has {wrong[0]!r}, write each entry as name:value")
-
-    def option_values(self) -> dict[str, Any]:
-        """``options`` with their values read as JSON where they are JSON, else as text."""
-        values: dict[str, Any] = {}
-        for key, _, text in (option.partition(":") for option in self.options):
-            try:
-                values[key] = json.loads(text)
-            except json.JSONDecodeError:
-                values[key] = {"true": True, "false": False, "none": None}.get(text.lower(), text)
-        return values
 
 
 # ------------------------------------------------------------------------------------------------- what lerobot stores

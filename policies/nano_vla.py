@@ -13,30 +13,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from policies.normalization import BIN_RANGES, BIN_SPACINGS, VectorStats, bin_centers, decode_actions, encode_actions
+from policies.normalization import VectorStats, bin_centers, decode_actions, encode_actions
+from policies.settings import NanoVLAConfig
 from policies.tokenizer import WordTokenizer
 from policies.trunk import (
     MASKED,
     LlamaTrunk,
-    TrunkConfig,
     VisionLanguageTrunk,
     attend,
     chunk_uniforms,
-    correlated_axes,
     counter_uniforms,
     init_linear,
     merge_tokens,
     native_bfloat16,
     parameter,
-    require_choices,
-    require_correlation,
     sample_inverse_cdf,
 )
 from vla_rl.errors import ConfigError, EmbodimentMismatch
@@ -47,49 +43,6 @@ __all__ = [
     "sample_inverse_cdf",
 ]  # fmt: skip
 
-_CHOICES = {
-    "decoding": ("parallel", "autoregressive"),
-    "bin_range": BIN_RANGES,
-    "bin_spacing": BIN_SPACINGS,
-    "deterministic_mode": ("argmax", "mean"),
-}
-
-
-@dataclass
-class NanoVLAConfig(TrunkConfig):
-    """Sizes and choices of a `NanoVLA`: those of its trunk and those of the action tokens."""
-
-    action_bins: int = 33
-    bin_range: str = "bounds"  # bounds | minmax | quantile: what the end bins stand for
-    bin_spacing: str = "uniform"  # uniform | power: power is finer around the middle
-    bin_power: float = 2.0
-    binary_gripper: bool = False  # gripper dimensions get two bins, the ends of their range
-    decoding: str = "parallel"  # parallel | autoregressive
-    tokens_per_step: bool = True  # one action position per control step instead of one per action dimension
-    # loss and sampling
-    label_smoothing: float = 0.0
-    soft_label_sigma: float = 1.0  # Gaussian soft labels over neighbouring bins, in bins; 0: hard ones (docs/learning.md)
-    temperature: float = 1.0  # of sampling and of every reported log-prob
-    # of sampling, between the control steps of a chunk (`trunk.chunk_uniforms`); null: 0.8 in parallel decoding, else 0
-    noise_correlation: float | None = None
-    deterministic_mode: str = "argmax"  # argmax | mean (of the bin distribution)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_choices(self, _CHOICES)
-        if self.action_bins < 2:
-            raise ConfigError(f"policy.action_bins is {self.action_bins}, it must be at least 2")
-        if self.noise_correlation is None:
-            self.noise_correlation = 0.8 if self.decoding == "parallel" else 0.0
-        require_correlation(self.noise_correlation, self.decoding)
-        if not self.temperature > 0:
-            raise ConfigError(
-                f"policy.temperature is {self.temperature}, it must be above 0 (for no sampling act with deterministic=True)"
-            )
-
-    @property
-    def correlated_axes(self) -> tuple[str, ...]:
-        return correlated_axes(self)
 
 
 PRESETS: dict[str, dict[str, Any]] = {

@@ -10,13 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from policies.settings import BIN_RANGES, BIN_SPACINGS
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.shapes import Float32, Int64
 from vla_rl.types import EmbodimentSpec
 
 _STD_FLOOR = 1e-6
-BIN_RANGES = ("bounds", "minmax", "quantile")
-BIN_SPACINGS = ("uniform", "power")
 
 
 @dataclass(frozen=True)

@@ -7,34 +7,17 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d
 
-from vla_rl.errors import ConfigError
+from policies.settings import SmallConfig
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyOutput
 
 WORDS = 32  # bins that the instruction's words are hashed into
-
-
-@dataclass
-class SmallConfig:
-    """``pixels`` per side that every camera is pooled to; ``noise``: std of the Gaussian when acting, in half-ranges."""
-
-    chunk_length: int = 4
-    hidden: list[int] = field(default_factory=lambda: [256, 256])
-    pixels: int = 16
-    noise: float = 0.2
-
-    def __post_init__(self) -> None:
-        if self.chunk_length < 1 or self.pixels < 1 or not self.hidden or min(self.hidden) < 1 or self.noise < 0:
-            raise ConfigError(
-                "policy small needs chunk_length >= 1, pixels >= 1, at least one hidden width >= 1 and noise >= 0, got "
-                f"{self.chunk_length}, {self.pixels}, {list(self.hidden)} and {self.noise}"
-            )
 
 
 class SmallPolicy(nn.Module):

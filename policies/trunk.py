@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,120 +23,17 @@ from transformers import LlamaConfig, LlamaModel
 from typing_extensions import Self
 
 from policies.normalization import VectorStats
+from policies.settings import (
+    TrunkConfig,
+    conv_padding,
+)
 from policies.tokenizer import PAD_ID, WordTokenizer
 from vla_rl.errors import ConfigError, EmbodimentMismatch
 from vla_rl.types import EmbodimentSpec, Observation
 
-_CHOICES = {
-    "precision": ("auto", "float32", "bfloat16"),
-    "stem_norm": ("layer", "none"),
-    "feature_norm": ("position", "batch", "none"),
-}
 _LONGEST_PLAIN_ATTENTION = 256
 IMAGE_TOKENS = "image_tokens"  # in a decision's replay
 MASKED = -1e9  # a logit that means probability exactly 0 in float32
-
-
-def require_choices(config: Any, choices: Mapping[str, Sequence[str]]) -> None:
-    """Raise `ConfigError` for the first field of a policy's config whose value is not among its choices."""
-    for name, allowed in choices.items():
-        if getattr(config, name) not in allowed:
-            raise ConfigError(f"policy.{name} is {getattr(config, name)!r}, choose one of {', '.join(allowed)}")
-
-
-def require_positive(config: Any, *names: str) -> None:
-    """Raise `ConfigError` for the first of the named counts that is below 1."""
-    for name in names:
-        if getattr(config, name) < 1:
-            raise ConfigError(f"policy.{name} is {getattr(config, name)}, it must be at least 1")
-
-
-def require_correlation(value: float, decoding: str = "parallel") -> None:
-    if not 0.0 <= value < 1.0:
-        raise ConfigError(f"policy.noise_correlation is {value}, it must be at least 0 and below 1")
-    if value and decoding == "autoregressive":
-        raise ConfigError(
-            f"policy.noise_correlation is {value} with policy.decoding=autoregressive: a later token is drawn given the "
-            "earlier ones, and noise that it shares with them changes that distribution, so that its log-prob would be "
-            "wrong and the gradient biased. Set policy.noise_correlation=0, or policy.decoding=parallel"
-        )
-
-
-def correlated_axes(config: Any) -> tuple[str, ...]:
-    """Log-prob axes along which a policy's ``noise_correlation`` ties the samples of one decision together."""
-    return ("control_step",) if config.noise_correlation and config.chunk_length > 1 else ()
-
-
-@dataclass
-class TrunkConfig:
-    """Sizes and choices of a `VisionLanguageTrunk`. Lengths are counts; nothing here depends on the robot."""
-
-    chunk_length: int = 8
-    cameras: list[str] = field(default_factory=list)  # which of the embodiment's cameras to read; empty: all
-    use_proprio: bool = True
-    # vision
-    stem_channels: list[int] = field(default_factory=lambda: [32, 64])  # convs before the one to vit_width; empty: patches
-    stem_kernels: list[int] = field(default_factory=lambda: [8, 3, 3])
-    stem_strides: list[int] = field(default_factory=lambda: [4, 2, 2])
-    stem_norm: str = "layer"  # layer | none: over channels, after each conv
-    patch_size: int = 14  # used where stem_channels is empty
-    vit_width: int = 128
-    vit_depth: int = 1
-    vit_heads: int = 4
-    vit_mlp_ratio: float = 2.0
-    merge: int = 2  # merge x merge neighbouring image tokens become one
-    share_vision: bool = True  # one vision tower for all cameras
-    feature_norm: str = "position"  # position | batch | none: how image tokens are standardised, see `FeatureNorm`
-    freeze_vision_in_rl: bool = True  # RL then keeps each decision's image tokens instead of encoding its images again
-    # language model
-    instruction_length: int = 16  # words read of an instruction
-    instruction_tokens: int = 4  # tokens that the words are pooled into; 0: one per word, padding included
-    hash_buckets: int = 128  # for words outside the vocabulary
-    llm_width: int = 128
-    llm_depth: int = 3
-    llm_heads: int = 4
-    llm_mlp: int = 352
-    rope_theta: float = 10000.0
-    dropout: float = 0.0
-    # heads
-    value_head: bool = True
-    value_gradient: bool = True  # the value loss reaches the trunk
-    precision: str = "auto"  # auto: bfloat16 autocast where the hardware multiplies it natively, else float32
-    compile: bool = False
-    gradient_checkpointing: bool = False
-
-    def __post_init__(self) -> None:
-        require_choices(self, _CHOICES)
-        require_positive(self, "chunk_length", "patch_size", "vit_width", "vit_heads", "merge", "instruction_length")
-        require_positive(self, "hash_buckets", "llm_width", "llm_depth", "llm_heads", "llm_mlp")
-        for width, heads in (("vit_width", "vit_heads"), ("llm_width", "llm_heads")):
-            if getattr(self, width) % getattr(self, heads):
-                raise ConfigError(
-                    f"policy.{width} {getattr(self, width)} is not divisible by {heads} {getattr(self, heads)}"
-                )
-        if (self.llm_width // self.llm_heads) % 2:
-            raise ConfigError(
-                f"policy.llm_width / llm_heads is {self.llm_width // self.llm_heads}, rotary embeddings need it even"
-            )
-        convs = len(self.stem_channels) + 1
-        if self.stem_channels and not len(self.stem_kernels) == len(self.stem_strides) == convs:
-            raise ConfigError(
-                f"policy.stem_channels has {len(self.stem_channels)} entries, so stem_kernels and "
-                f"stem_strides need {convs} each (the last conv leads to vit_width), got {len(self.stem_kernels)} and "
-                f"{len(self.stem_strides)}"
-            )
-
-    def grid(self, height: int, width: int) -> tuple[int, int]:
-        """Rows and columns of image tokens before merging for an image of that size (pixels)."""
-        if not self.stem_channels:
-            return height // self.patch_size, width // self.patch_size
-        for k, s in zip(self.stem_kernels, self.stem_strides, strict=True):
-            height, width = ((x + 2 * _padding(k, s) - k) // s + 1 for x in (height, width))
-        return height, width
-
-
-def _padding(kernel: int, stride: int) -> int:
-    return (kernel - stride + 1) // 2
 
 
 class ChannelNorm(nn.LayerNorm):
@@ -155,7 +51,7 @@ class ConvStem(nn.Module):
         channels = [3, *config.stem_channels, embed_dim]
         layers: list[nn.Module] = []
         for i, (k, s) in enumerate(zip(config.stem_kernels, config.stem_strides, strict=True)):
-            layers.append(nn.Conv2d(channels[i], channels[i + 1], k, s, _padding(k, s)))
+            layers.append(nn.Conv2d(channels[i], channels[i + 1], k, s, conv_padding(k, s)))
             if i + 1 < len(config.stem_kernels):
                 if config.stem_norm == "layer":
                     layers.append(ChannelNorm(channels[i + 1], eps=1e-6))

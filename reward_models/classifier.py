@@ -8,7 +8,6 @@ frozen one of the recipe.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,29 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reward_models.frames import RewardInputError
-from reward_models.learned import LearnedConfig, LearnedReward
+from reward_models.learned import LearnedReward
 from reward_models.network import FrameTable, mlp
 from reward_models.progress_math import done_label
-from reward_models.shaping import ShapingConfig
-from vla_rl.errors import ConfigError
+from reward_models.settings import ClassifierConfig
 from vla_rl.types import Trajectory
-
-
-@dataclass
-class ClassifierConfig(LearnedConfig):
-    """``threshold``: probability from which an end counts as a success (0: chosen on a held-out ``held_out_share`` of the
-    trajectories). By default the judgement is the only reward: success as the simulator sees it adds nothing."""
-
-    threshold: float = 0.0
-    held_out_share: float = 0.2
-    shaping: ShapingConfig = field(default_factory=lambda: ShapingConfig(mode="final", success_coefficient=0.0))
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0.0 <= self.threshold < 1.0 or not 0.0 < self.held_out_share < 1.0:
-            raise ConfigError(
-                f"reward needs 0 <= threshold < 1 and 0 < held_out_share < 1, got {self.threshold} and {self.held_out_share}"
-            )
 
 
 def best_threshold(probabilities: Tensor, labels: Tensor) -> tuple[float, float]:

@@ -7,7 +7,6 @@ encoder of SRPO (arXiv 2511.15605), V-JEPA 2 through transformers; "policy" aver
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -15,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from reward_models.settings import EncoderConfig
 from vla_rl.errors import ConfigError, MissingDependency, MissingPackage
 
-ENCODERS = ("pooled", "timm", "vjepa2", "policy")
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 ImageFeatures = Callable[[Tensor], Tensor]  # uint8 [n H W 3] → float32 [n d]
 
@@ -26,36 +25,6 @@ class VideoEncoder(Protocol):
     """Clips uint8 [t H W 3], each of its own length t >= 1, become float32 [b d] on the CPU."""
 
     def encode(self, clips: Sequence[Tensor]) -> Tensor: ...
-
-
-@dataclass
-class EncoderConfig:
-    """``type`` pooled, timm, vjepa2 or policy. ``checkpoint``: a transformers folder (vjepa2), or a timm state dict.
-
-    pooled: ``grid`` × ``grid`` mean colours in each of ``segments`` equal parts of the clip and in its last frame.
-    timm: ``model`` is timm's name; features are averaged over each segment. vjepa2: ``num_frames`` (0: the checkpoint's
-    own) are drawn from the clip; the short side is scaled to crop · 256/224 and the centre cropped, the crop being the
-    checkpoint's. ``batch_size`` clips (vjepa2) or frames (others) go through at once. ``device`` auto, cpu or cuda.
-    """
-
-    type: str = "pooled"
-    checkpoint: str = ""
-    model: str = "vit_small_patch16_224"
-    grid: int = 8
-    segments: int = 4
-    num_frames: int = 0
-    batch_size: int = 16
-    device: str = "auto"
-    half_precision: bool = True  # on CUDA alone
-
-    def __post_init__(self) -> None:
-        if self.type not in ENCODERS:
-            raise ConfigError(f"reward.encoder.type is {self.type!r}, choose one of {', '.join(ENCODERS)}")
-        for name in ("grid", "segments", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"reward.encoder.{name} is {getattr(self, name)}, it must be at least 1")
-        if self.num_frames < 0:
-            raise ConfigError(f"reward.encoder.num_frames is {self.num_frames}, it must be >= 0 (0: the checkpoint's own)")
 
 
 def make_encoder(config: EncoderConfig, policy_features: ImageFeatures | None = None) -> VideoEncoder:

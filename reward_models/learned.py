@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -12,38 +11,14 @@ from torch import Tensor, nn
 
 from reward_models.encoders import pick_device
 from reward_models.network import FrameNetwork, FrameTable, NetworkConfig
-from reward_models.shaping import ShapedProgress, ShapingConfig
+from reward_models.settings import LearnedConfig
+from reward_models.shaping import ShapedProgress
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.types import Trajectory
 
 
 class NotFitted(UserError):
     """A learned reward was asked to score before it was trained."""
-
-
-@dataclass
-class LearnedConfig:
-    """``checkpoint``: a folder that ``vla-rl reward fit`` wrote ("": train within the run, on its demonstrations and on
-    rollouts of the policy it starts from). ``updates`` of ``batch_size`` samples with AdamW; ``refit_updates`` where an
-    already trained model is trained on. ``device`` auto, cpu or cuda."""
-
-    checkpoint: str = ""
-    updates: int = 600
-    refit_updates: int = 150
-    batch_size: int = 64
-    learning_rate: float = 1e-3
-    weight_decay: float = 0.01
-    device: str = "auto"
-    seed: int = 0
-    network: NetworkConfig = field(default_factory=NetworkConfig)
-    shaping: ShapingConfig = field(default_factory=ShapingConfig)
-
-    def __post_init__(self) -> None:
-        if self.updates < 1 or self.refit_updates < 1 or self.batch_size < 1 or not self.learning_rate > 0:
-            raise ConfigError(
-                "reward needs updates, refit_updates and batch_size >= 1 and learning_rate > 0, got "
-                f"{self.updates}, {self.refit_updates}, {self.batch_size} and {self.learning_rate}"
-            )
 
 
 class LearnedReward(ShapedProgress):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -12,34 +12,12 @@ from torch import Tensor, nn
 
 from reward_models.encoders import normalized_pixels, resized, timm_model
 from reward_models.frames import RewardInputError, frames_of, instruction_of
-from vla_rl.errors import ConfigError
+from reward_models.settings import NetworkConfig
 from vla_rl.splits import stable_seed
 from vla_rl.types import Trajectory
 
 TEXT_BUCKETS = 256
 _SHIFT = 3  # pixels of random shift in training, of ``image_size`` pixels
-
-
-@dataclass
-class NetworkConfig:
-    """``cameras``: which to read (empty: all). ``backbone`` "conv" is a small network trained with the head, on images
-    resized to ``image_size``; any other value is timm's name of an image model, used frozen, with the weights of
-    ``backbone_checkpoint`` (without: random ones). ``use_proprio`` also reads proprioception, ``use_text`` the instruction.
-    """
-
-    cameras: list[str] = field(default_factory=list)
-    backbone: str = "conv"
-    backbone_checkpoint: str = ""
-    image_size: int = 64
-    width: int = 96
-    use_proprio: bool = False
-    use_text: bool = True
-
-    def __post_init__(self) -> None:
-        if self.image_size < 16 or self.width < 8:
-            raise ConfigError(
-                f"reward.network needs image_size >= 16 and width >= 8, got {self.image_size} and {self.width}"
-            )
 
 
 @dataclass(frozen=True)

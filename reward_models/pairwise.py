@@ -10,66 +10,24 @@ seen a failure pays for the motions of a success that lacks its effect; progress
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reward_models.frames import RewardInputError
-from reward_models.learned import LearnedConfig, LearnedReward
+from reward_models.learned import LearnedReward
 from reward_models.network import FrameTable, mlp
 from reward_models.progress_math import (
     STAGNATION,
-    VALUE_MODES,
     accumulate,
     changed_share,
     dead_zone,
     done_label,
     pair_label,
 )
-from reward_models.shaping import ShapingConfig
-from vla_rl.errors import ConfigError
+from reward_models.settings import PairwiseConfig
 from vla_rl.types import Trajectory
-
-CURVES = ("steps", "anchored")
-
-
-@dataclass
-class PairwiseConfig(LearnedConfig):
-    """``curve``: "steps" accumulates the critic from frame to frame in ``value_mode`` (always, mixed, exact; see
-    `accumulate`), with critic values in [-``negative_dead_zone``, ``positive_dead_zone``] percent taken as 0; "anchored"
-    compares each frame with the first one. ``done_weight`` is the share of the done head in progress.
-
-    ``wrong_instruction_share`` of the samples show an instruction of another task of the data, or one of
-    ``wrong_instructions`` where the data has one task only.
-    """
-
-    curve: str = "anchored"
-    value_mode: str = "mixed"
-    positive_dead_zone: float = 0.0
-    negative_dead_zone: float = 0.0
-    done_weight: float = 0.5
-    wrong_instruction_share: float = 0.05
-    wrong_instructions: list[str] = field(
-        default_factory=lambda: ["pour the water into the cup", "close the top drawer", "fold the towel in half"]
-    )
-    failure_pairs: bool = True
-    shaping: ShapingConfig = field(default_factory=lambda: ShapingConfig(mode="delta"))
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, choices in (("curve", CURVES), ("value_mode", VALUE_MODES)):
-            if getattr(self, name) not in choices:
-                raise ConfigError(f"reward.{name} is {getattr(self, name)!r}, choose one of {', '.join(choices)}")
-        for name in ("done_weight", "wrong_instruction_share"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ConfigError(f"reward.{name} is {getattr(self, name)}, it must lie in [0, 1]")
-        if self.positive_dead_zone < 0 or self.negative_dead_zone < 0:
-            raise ConfigError(
-                f"reward.positive_dead_zone and negative_dead_zone must be >= 0, got {self.positive_dead_zone} and "
-                f"{self.negative_dead_zone}"
-            )
 
 
 class PairHead(nn.Module):

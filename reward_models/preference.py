@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reward_models.frames import RewardInputError
-from reward_models.learned import LearnedConfig, LearnedReward
+from reward_models.learned import LearnedReward
 from reward_models.network import FrameTable, mlp
-from vla_rl.errors import ConfigError
+from reward_models.settings import PreferenceConfig
 from vla_rl.types import Trajectory
-
-
-@dataclass
-class PreferenceConfig(LearnedConfig):
-    """``comparisons``: the file ("": from task success). ``frames`` per trajectory are drawn for a comparison."""
-
-    comparisons: str = ""
-    frames: int = 4
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.frames < 1:
-            raise ConfigError(f"reward.frames is {self.frames}, it must be at least 1")
 
 
 def read_comparisons(path: str | Path) -> list[tuple[str, str]]:

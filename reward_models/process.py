@@ -8,7 +8,6 @@ probability; adding the raw 0/1 judgement to the reward (as the paper does) move
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,28 +17,10 @@ from torch import Tensor, nn
 
 from reward_models import milestones as ms
 from reward_models.frames import RewardInputError
-from reward_models.learned import LearnedConfig, LearnedReward
+from reward_models.learned import LearnedReward
 from reward_models.network import FrameTable, mlp
-from vla_rl.errors import ConfigError
+from reward_models.settings import ProcessConfig
 from vla_rl.types import EmbodimentSpec
-
-
-@dataclass
-class ProcessConfig(LearnedConfig):
-    """``seconds_per_frame``: time between the frames that are labelled (0: from ``reward_data.stride`` and the control
-    rate). ``done_weight``: share of the done head in progress. ``milestones``: how labels are made."""
-
-    seconds_per_frame: float = 0.0
-    done_weight: float = 0.5
-    milestones: ms.MilestoneConfig = field(default_factory=ms.MilestoneConfig)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0.0 <= self.done_weight <= 1.0 or self.seconds_per_frame < 0:
-            raise ConfigError(
-                f"reward needs 0 <= done_weight <= 1 and seconds_per_frame >= 0, got {self.done_weight} and "
-                f"{self.seconds_per_frame}"
-            )
 
 
 class ProcessHead(nn.Module):

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-VALUE_MODES = ("always", "mixed", "exact")
+from reward_models.settings import VALUE_MODES
+
 STAGNATION = 0.01  # share of changed pixels below which a pair shows no progress (VLAC §3)
 DONE_FROM, NOT_DONE_BEFORE = 0.95, 0.8  # shares of a successful clip
 

@@ -3,44 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vla_rl.errors import ConfigError
+from reward_models.settings import GAMMA_OF_ALGORITHM, ShapingConfig
 from vla_rl.types import Trajectory
-
-MODES = ("potential", "delta", "final")
-GAMMA_OF_ALGORITHM = -1.0
-
-
-@dataclass
-class ShapingConfig:
-    """How progress pays. ``success_coefficient`` is added for a success, on the last decision.
-
-    ``mode``: "potential" pays γ·Φ(s′) − Φ(s) with Φ = 0 at the end, which leaves every policy's rank as it is (Ng, Harada
-    and Russell 1999; the end: Grześ 2017); "delta" pays Φ(s′) − Φ(s) (VLAC); "final" pays Φ of the end once (trajectory
-    level, as SRPO). Only "potential" cannot be exploited. ``weight`` multiplies what progress pays. ``gamma`` is the
-    algorithm's discount (-1: taken from it), per control step where ``gamma_per_control_step``. ``truncated_end``: Φ where
-    time ran out, "zero" or "keep"; it must be "keep" exactly where the algorithm bootstraps there ("auto": taken from it).
-    """
-
-    mode: str = "potential"
-    weight: float = 1.0
-    success_coefficient: float = 1.0
-    gamma: float = GAMMA_OF_ALGORITHM
-    gamma_per_control_step: bool = False
-    truncated_end: str = "auto"
-
-    def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise ConfigError(f"reward.shaping.mode is {self.mode!r}, choose one of {', '.join(MODES)}")
-        if self.truncated_end not in ("auto", "zero", "keep"):
-            raise ConfigError(f"reward.shaping.truncated_end is {self.truncated_end!r}, choose one of auto, zero, keep")
-        if not (self.gamma == GAMMA_OF_ALGORITHM or 0.0 <= self.gamma <= 1.0):
-            raise ConfigError(f"reward.shaping.gamma is {self.gamma}, it must lie in [0, 1], or be -1 for the algorithm's")
 
 
 def potential_rewards(potential: Tensor, discounts: Tensor, keep_end: bool) -> Tensor:

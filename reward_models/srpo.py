@@ -10,84 +10,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from reward_models import srpo_math as m
-from reward_models.encoders import EncoderConfig, ImageFeatures, make_encoder
+from reward_models.encoders import ImageFeatures, make_encoder
 from reward_models.frames import RewardInputError, frames_of, reward_at_end
-from vla_rl.errors import ConfigError
+from reward_models.settings import SRPOConfig
 from vla_rl.types import Trajectory
-
-SCOPES = ("group", "task_local", "task_global", "buffer")
-ALL_FAIL = ("binary", "buffer")
-
-
-@dataclass
-class SRPOConfig:
-    """``coefficient`` multiplies every reward. A failure gets ``scale`` · sigmoid of its distance, ``normalise``d over the
-    failures compared with it: minmax (``slope`` 10 in siiRL) or zscore (slope 1 in the paper).
-
-    References are the successes of the same group, of the same task in this process (task_local) or in all processes
-    (task_global), or of the same task in the last ``buffer_size`` successes too (buffer). ``cluster`` turns them into
-    centres: mean, dbscan, kmeans (``clusters`` of them) or nearest (every success is one). DBSCAN works in the standardised
-    space with the radius ``eps`` (0: the ``eps_quantile`` of the successes' distances to their ``min_samples``-th
-    neighbour); where it finds no cluster, the mean of all successes is the only centre. ``space``: where distances are
-    measured. ``all_fail``: what failures get where nothing succeeded: binary (0), or buffer (compare with earlier successes
-    of the task, as far as there are any). ``demonstrations`` (at most ``buffer_size``) of the run's own demonstrations
-    stand in the buffer when RL starts, so that a policy that never succeeds has something to come near to.
-    """
-
-    coefficient: float = 1.0
-    normalise: str = "minmax"
-    scale: float = 0.6
-    slope: float = 10.0
-    cluster: str = "dbscan"
-    clusters: int = 3
-    eps: float = 0.0
-    eps_quantile: float = 0.9
-    min_samples: int = 2
-    space: str = "raw"
-    reference_scope: str = "task_local"
-    all_fail: str = "binary"
-    buffer_size: int = 64
-    demonstrations: int = 0
-    camera: str = ""
-    encoder: EncoderConfig = field(default_factory=EncoderConfig)
-
-    def __post_init__(self) -> None:
-        for name, choices in (
-            ("normalise", m.NORMALISE),
-            ("cluster", m.CLUSTERS),
-            ("space", m.SPACES),
-            ("reference_scope", SCOPES),
-            ("all_fail", ALL_FAIL),
-        ):
-            if getattr(self, name) not in choices:
-                raise ConfigError(f"reward.{name} is {getattr(self, name)!r}, choose one of {', '.join(choices)}")
-        if not 0.0 <= self.scale <= 1.0 or self.slope <= 0 or self.eps < 0 or not 0.0 <= self.eps_quantile <= 1.0:
-            raise ConfigError(
-                "reward needs 0 <= scale <= 1 (a failure must not earn more than a success), slope > 0, eps >= 0 and "
-                f"0 <= eps_quantile <= 1, got {self.scale}, {self.slope}, {self.eps} and {self.eps_quantile}"
-            )
-        if not 0 <= self.demonstrations <= self.buffer_size:
-            raise ConfigError(
-                f"reward.demonstrations is {self.demonstrations}, it must lie between 0 and reward.buffer_size "
-                f"({self.buffer_size})"
-            )
-        if self.demonstrations and self.all_fail == "binary" and self.reference_scope != "buffer":
-            raise ConfigError(
-                "reward.demonstrations stand in the buffer, which nothing reads: set reward.all_fail=buffer (where nothing "
-                "succeeded) or reward.reference_scope=buffer (always)"
-            )
-        if self.clusters < 1 or self.min_samples < 1 or self.buffer_size < 1:
-            raise ConfigError(
-                f"reward needs clusters, min_samples and buffer_size >= 1, got {self.clusters}, {self.min_samples} and "
-                f"{self.buffer_size}"
-            )
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-SPACES = ("raw", "standardised", "cosine")
-CLUSTERS = ("mean", "dbscan", "kmeans", "nearest")
-NORMALISE = ("minmax", "zscore")
 _FLAT = 1e-6  # a range of distances below this says nothing
 
 

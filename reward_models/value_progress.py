@@ -9,41 +9,15 @@ frame in its first half (there, at annotated retries). Departure: Monte-Carlo ta
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from reward_models.learned import LearnedConfig, LearnedReward
+from reward_models.learned import LearnedReward
 from reward_models.network import FrameTable, mlp
 from reward_models.progress_math import drop_filter
-from vla_rl.errors import ConfigError
+from reward_models.settings import ValueProgressConfig
 from vla_rl.types import Trajectory
-
-
-@dataclass
-class ValueProgressConfig(LearnedConfig):
-    """``bins`` of the distribution over [0, 1]; ``end_value`` is the value of a success at its start (γ is chosen from it,
-    relative to each trajectory's length, so that slow and fast ones agree). ``drop_window`` decisions and ``drop_threshold``
-    of the demonstration filter."""
-
-    bins: int = 51
-    end_value: float = 0.2
-    hindsight_share: float = 0.1
-    drop_window: int = 4
-    drop_threshold: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.bins < 2 or not 0.0 < self.end_value < 1.0 or not 0.0 <= self.hindsight_share < 1.0:
-            raise ConfigError(
-                f"reward needs bins >= 2, 0 < end_value < 1 and 0 <= hindsight_share < 1, got {self.bins}, "
-                f"{self.end_value} and {self.hindsight_share}"
-            )
-        if self.drop_window < 1 or self.drop_threshold < 0:
-            raise ConfigError(
-                f"reward needs drop_window >= 1 and drop_threshold >= 0, got {self.drop_window} and {self.drop_threshold}"
-            )
 
 
 def two_hot(values: Tensor, bins: int) -> Tensor:

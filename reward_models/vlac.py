@@ -15,7 +15,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,107 +25,16 @@ from torch import Tensor
 
 from reward_models.encoders import IMAGENET_MEAN, IMAGENET_STD, pick_device
 from reward_models.frames import RewardInputError, frames_of, instruction_of
-from reward_models.progress_math import VALUE_MODES, accumulate, dead_zone, reference_indices
-from reward_models.shaping import ShapedProgress, ShapingConfig
+from reward_models.progress_math import accumulate, dead_zone, reference_indices
+from reward_models.settings import VLACConfig
+from reward_models.shaping import ShapedProgress
 from reward_models.vlac_texts import IMAGE, release_texts
 from vla_rl.errors import ConfigError, MissingDependency, MissingPackage
 from vla_rl.types import Trajectory
 
-_SLOTS = {
-    "pair_template": ("{task}",),
-    "done_template": ("{task}",),
-    "reference_template": ("{task}", "{frames}"),
-    "reference_frame_template": ("{percent}",),
-    "chat_template": ("{system}", "{question}"),
-}
 # As float() reads them: 12, 12., .5, 1e2; ASCII digits alone. What follows must not go on as a number.
 _NUMBER = r"(?:[0-9]{1,4}(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,2})?"
 _NUMBER_ENDS = r"(?![\d.]|[eE](?![a-zA-Z]))"
-_ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
-
-
-@dataclass
-class VLACConfig:
-    """``checkpoint``: a folder of an InternVL-type model. ``camera``: "" is the first.
-
-    Frames ``frame_skip`` decisions apart are compared; ``value_mode`` (always, mixed, exact) turns the replies into a curve
-    (`accumulate`), after critic values within the dead zones became 0. ``reference``: a dataset whose first successful
-    demonstration of each task is shown as an example of ``reference_frames`` frames. ``batch_size`` questions are asked at
-    once, images being ``image_size`` square. ``done_weight`` > 0 also asks whether each frame shows the task completed and
-    mixes that into progress, answers up to ``done_threshold`` counting as 0. ``compare_last`` compares the last frame too
-    where it is no multiple of ``frame_skip``. More than ``max_invalid`` invalid replies make a curve invalid (NaN).
-
-    ``texts`` "release" takes the templates from ``release``: a folder with VLAC's code, or a file (see `vlac_texts`).
-    ``reference_pair_template`` is the question where an example is shown ("": ``pair_template``). ``bos`` puts the
-    tokenizer's own start token first, ``image_newline`` ends each image with a newline of its own (both as ms-swift, with
-    which VLAC was trained and runs). ``lanczos_size`` > 0 first makes frames square with Lanczos, as VLAC's inference does;
-    the resize to ``image_size`` is bicubic, as ms-swift's.
-    """
-
-    checkpoint: str = ""
-    camera: str = ""
-    reference: str = ""
-    reference_frames: int = 9
-    frame_skip: int = 1
-    value_mode: str = "mixed"
-    positive_dead_zone: float = 0.0
-    negative_dead_zone: float = 0.0
-    done_weight: float = 0.0
-    done_threshold: float = 0.0
-    compare_last: bool = True
-    batch_size: int = 10
-    image_size: int = 448
-    lanczos_size: int = 0
-    image_newline: bool = False
-    bos: bool = False
-    max_new_tokens: int = 12
-    max_invalid: float = 0.3
-    trust_remote_code: bool = False
-    attention: str = "sdpa"
-    precision: str = "bfloat16"  # on CUDA; float32 on a CPU
-    device: str = "auto"
-    texts: str = "own"  # own | release
-    release: str = ""
-    system: str = "You judge images of robots at work: where things are, and how far a task has come."
-    pair_template: str = (
-        "Image-1: <image>\nImage-2: <image>\nCompare the two images: is the second one closer to the goal of the task? "
-        "Answer with a signed percentage of what was left, + if the second is closer, - if the first is.\n"
-        "<task> {task} </task> <score>"
-    )
-    done_template: str = "Image-1: <image>\nIs the task completed? Answer 1 for yes, 0 for no.\n<task> {task} </task> <done>"
-    reference_template: str = "<trajectory> <task> {task} </task>:\n{frames}</trajectory>\n0% <image>\n"
-    reference_frame_template: str = " {percent}% <image>\n"
-    reference_pair_template: str = ""
-    chat_template: str = (
-        "<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
-    )
-    stop: str = "<|im_end|>"
-    shaping: ShapingConfig = field(default_factory=lambda: ShapingConfig(mode="delta"))
-
-    def __post_init__(self) -> None:
-        for name, choices in (
-            ("value_mode", VALUE_MODES), ("attention", _ATTENTIONS), ("precision", ("bfloat16", "float16", "float32")),
-            ("texts", ("own", "release")),
-        ):  # fmt: skip
-            if getattr(self, name) not in choices:
-                raise ConfigError(f"reward.{name} is {getattr(self, name)!r}, choose one of {', '.join(choices)}")
-        for name in ("reference_frames", "frame_skip", "batch_size", "image_size", "max_new_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"reward.{name} is {getattr(self, name)}, it must be at least 1")
-        if self.lanczos_size < 0 or not 0.0 <= self.done_threshold <= 1.0:
-            raise ConfigError(
-                f"reward needs lanczos_size >= 0 (0: none) and 0 <= done_threshold <= 1, got {self.lanczos_size} and "
-                f"{self.done_threshold}"
-            )
-        for name, slots in _SLOTS.items():
-            missing = [s for s in slots if s not in getattr(self, name)]
-            if missing:
-                raise ConfigError(f"reward.{name} lacks the slot {missing[0]}: {getattr(self, name)!r}")
-        if self.pair_template.count(IMAGE) != 2 or self.done_template.count(IMAGE) != 1:
-            raise ConfigError(
-                f"reward.pair_template needs {IMAGE} twice and done_template once, they have it "
-                f"{self.pair_template.count(IMAGE)} and {self.done_template.count(IMAGE)} times"
-            )
 
 
 # ---------------------------------------------------------------------------------------------------------- small parts

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vla_rl.algorithms.curriculum import (
-    STRATEGIES,
     Curriculum,
     CurriculumConfig,
     strategy_weights,
     systematic_sample,
     with_floor,
 )
+from vla_rl.algorithms.settings import STRATEGIES
 from vla_rl.errors import ConfigError
 
 RATES = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0])

@@ -12,6 +12,7 @@ from reward_helpers import episodes, trajectory
 from reward_models import srpo_math as m
 from reward_models.encoders import EncoderConfig, PooledEncoder, SegmentEncoder, VJEPA2Encoder, clip_indices, make_encoder
 from reward_models.frames import RewardInputError
+from reward_models.settings import SPACES
 from reward_models.srpo import SRPO, SRPOConfig, find_references
 from vla_rl.config import checked
 from vla_rl.errors import ConfigError, MissingDependency
@@ -206,7 +207,7 @@ def test_published_radius_finds_no_cluster_but_one_from_the_data_does():
 
 
 @pytest.mark.parametrize(("cluster", "centres"), [("mean", 1), ("kmeans", 2), ("nearest", 16), ("dbscan", 2)])
-@pytest.mark.parametrize("space", m.SPACES)
+@pytest.mark.parametrize("space", SPACES)
 def test_every_cluster_and_space(cluster, centres, space):
     generator = torch.Generator().manual_seed(1)
     base = torch.zeros(2, 20)

@@ -46,16 +46,17 @@ class EnvEntry(Entry):
 
 REGISTRY: dict[str, dict[str, Entry]] = {
     "policy": {
-        "nano_vla": Entry("policies.nano_vla:NanoVLA", "policies.nano_vla:NanoVLAConfig"),
-        "openvla": Entry("policies.openvla:OpenVLA", "policies.openvla:OpenVLAConfig"),
-        "openvla_l1": Entry("policies.openvla:OpenVLAL1", "policies.openvla:OpenVLAConfig"),
+        "nano_vla": Entry("policies.nano_vla:NanoVLA", "policies.settings:NanoVLAConfig"),
+        "openvla": Entry("policies.openvla:OpenVLA", "policies.openvla.config:OpenVLAConfig"),
+        "openvla_l1": Entry("policies.openvla:OpenVLAL1", "policies.openvla.config:OpenVLAConfig"),
         "denoising_vla": Entry(
-            "policies.denoising.policy:DenoisingVLA", "policies.denoising.policy:DenoisingVLAConfig"
+            "policies.denoising.policy:DenoisingVLA", "policies.denoising.settings:DenoisingVLAConfig"
         ),
         "consistency_vla": Entry(
-            "policies.denoising.consistency:ConsistencyVLA", "policies.denoising.consistency:ConsistencyConfig"
+            "policies.denoising.consistency:ConsistencyVLA", "policies.denoising.settings:ConsistencyConfig"
         ),
-        "lerobot": Entry("policies.lerobot:LeRobotPolicy", "policies.lerobot:LeRobotConfig"),
+        "lerobot": Entry("policies.lerobot:LeRobotPolicy", "policies.settings:LeRobotConfig"),
+        "small": Entry("policies.small:SmallPolicy", "policies.settings:SmallConfig"),
     },
     "env": {
         "tabletop": EnvEntry(
@@ -78,27 +79,28 @@ REGISTRY: dict[str, dict[str, Entry]] = {
         "toy": EnvEntry("sim.toy:ToyReach", "sim.toy:ToyConfig", collect="sim.toy:collect_episode"),
     },
     "reward": {
-        "success": Entry("reward_models.success:TaskSuccess", "reward_models.success:TaskSuccessConfig"),
-        "combined": Entry("vla_rl.rewards:CombinedReward", "vla_rl.rewards:CombinedConfig"),
-        "srpo": Entry("reward_models.srpo:SRPO", "reward_models.srpo:SRPOConfig"),
-        "pairwise": Entry("reward_models.pairwise:PairwiseCritic", "reward_models.pairwise:PairwiseConfig"),
-        "process": Entry("reward_models.process:ProcessReward", "reward_models.process:ProcessConfig"),
-        "classifier": Entry("reward_models.classifier:SuccessClassifier", "reward_models.classifier:ClassifierConfig"),
+        "success": Entry("reward_models.success:TaskSuccess", "reward_models.settings:TaskSuccessConfig"),
+        "combined": Entry("vla_rl.rewards:CombinedReward", "vla_rl.settings:CombinedConfig"),
+        "srpo": Entry("reward_models.srpo:SRPO", "reward_models.settings:SRPOConfig"),
+        "pairwise": Entry("reward_models.pairwise:PairwiseCritic", "reward_models.settings:PairwiseConfig"),
+        "process": Entry("reward_models.process:ProcessReward", "reward_models.settings:ProcessConfig"),
+        "classifier": Entry("reward_models.classifier:SuccessClassifier", "reward_models.settings:ClassifierConfig"),
         "value_progress": Entry(
-            "reward_models.value_progress:ValueProgress", "reward_models.value_progress:ValueProgressConfig"
+            "reward_models.value_progress:ValueProgress", "reward_models.settings:ValueProgressConfig"
         ),
-        "preference": Entry("reward_models.preference:PreferenceReward", "reward_models.preference:PreferenceConfig"),
-        "vlac": Entry("reward_models.vlac:VLAC", "reward_models.vlac:VLACConfig"),
+        "preference": Entry("reward_models.preference:PreferenceReward", "reward_models.settings:PreferenceConfig"),
+        "vlac": Entry("reward_models.vlac:VLAC", "reward_models.settings:VLACConfig"),
     },
     "algorithm": {
-        "ppo": Entry("vla_rl.algorithms.ppo:PPO", "vla_rl.algorithms.ppo:PPOConfig"),
+        "ppo": Entry("vla_rl.algorithms.ppo:PPO", "vla_rl.algorithms.settings:PPOConfig"),
         "filtered_bc": Entry(
-            "vla_rl.algorithms.filtered_bc:FilteredBC", "vla_rl.algorithms.filtered_bc:FilteredBCConfig"
+            "vla_rl.algorithms.filtered_bc:FilteredBC", "vla_rl.algorithms.settings:FilteredBCConfig"
         ),
+        "td3": Entry("vla_rl.algorithms.td3:TD3", "vla_rl.algorithms.settings:TD3Config"),
     },
     "critic": {
         "none": Entry("vla_rl.build:no_critic"),
-        "privileged": Entry("vla_rl.algorithms.critic:PrivilegedCritic", "vla_rl.algorithms.critic:CriticConfig"),
+        "privileged": Entry("vla_rl.algorithms.critic:PrivilegedCritic", "vla_rl.algorithms.settings:CriticConfig"),
     },
 }
 

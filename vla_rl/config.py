@@ -15,13 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl import build
-from vla_rl.algorithms.curriculum import CurriculumConfig
-from vla_rl.algorithms.imitation import ImitationConfig
+from vla_rl.algorithms.settings import CurriculumConfig, ImitationConfig
 from vla_rl.errors import ConfigError
-from vla_rl.evaluate import EvaluateConfig
 from vla_rl.paths import config_dir
-from vla_rl.reward_quality import RewardCheckConfig
-from vla_rl.rollout import RolloutConfig
+from vla_rl.settings import EvaluateConfig, RewardCheckConfig, RolloutConfig
 
 PHASES = ("collect", "sft", "eval_sft", "reward", "rl", "eval_rl", "report")
 # What may differ when a run is resumed, and between the runs of a study: it says how and where to compute, not what.

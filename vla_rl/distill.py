@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,39 +27,8 @@ from vla_rl.metrics import Progress, write_json
 from vla_rl.pipeline import open_env, open_policy, pick_device, select_tasks
 from vla_rl.reward_data import load_rollouts, roll_out, save_rollouts
 from vla_rl.rollout import RolloutEngine
+from vla_rl.settings import DistillConfig
 from vla_rl.types import Observation, TaskSpec
-
-
-@dataclass
-class DistillConfig:
-    """``steps`` of the student and the ``method`` it learns by (the policy says which there are).
-
-    ``episodes`` of the teacher give the observations; ``updates`` of ``batch_size`` observations with ``noises`` first
-    noises each; learning rate with warm-up and cosine. ``updates`` 0 takes over a student that learnt beside RL.
-    ``evaluate_episodes`` (0: none) of the held-out split compare teacher and student.
-    """
-
-    steps: int = 1
-    method: str = "same_noise"
-    episodes: int = 100
-    updates: int = 1000
-    batch_size: int = 64
-    noises: int = 2
-    learning_rate: float = 5e-4
-    warmup_updates: int = 50
-    grad_clip: float = 1.0
-    evaluate_episodes: int = 200
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("episodes", 1), ("updates", 0), ("batch_size", 1), ("noises", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"distill {name} is {getattr(self, name)}, it must be at least {least}")
-        if self.evaluate_episodes < 0 or not self.learning_rate > 0:
-            raise ConfigError(
-                f"distill needs evaluate_episodes >= 0 and learning_rate > 0, got {self.evaluate_episodes} and "
-                f"{self.learning_rate}"
-            )
 
 
 def distill(config: RunConfig, checkpoint: Path, settings: DistillConfig, folder: Path) -> dict[str, Any]:

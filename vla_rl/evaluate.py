@@ -23,8 +23,9 @@ from vla_rl.errors import ConfigError, UserError
 from vla_rl.interfaces import Env
 from vla_rl.metrics import write_json
 from vla_rl.rollout import RolloutEngine
+from vla_rl.settings import EvaluateConfig
 from vla_rl.specs import FAILURE_KINDS
-from vla_rl.splits import check_split, stable_seed
+from vla_rl.splits import stable_seed
 from vla_rl.statistics import PairedComparison, compare_paired, difference_interval, wilson_interval
 from vla_rl.types import EmbodimentSpec, EpisodeSpec, TaskSpec, Trajectory
 from vla_rl.video import Clip, grid, have_video, write_mp4
@@ -32,31 +33,6 @@ from vla_rl.video import Clip, grid, have_video, write_mp4
 NOT_TOLD = "not told"  # how an episode failed
 _PORTION_BYTES = 2**30
 _log = logging.getLogger(__name__)
-
-
-@dataclass
-class EvaluateConfig:
-    """What is evaluated. ``video_episodes`` episodes (the first of each task in turn) are kept for the video, and beside
-    them the first one of each kind of failure; 0 keeps none.
-
-    ``sampled_too`` also measures the start of RL with sampled actions, which is where RL starts from (None: where the
-    policy's decision is a chain of denoising steps, whose noise can cost success).
-    """
-
-    episodes_per_task: int = 100
-    split: str = "held_out"
-    seed: int = 0
-    deterministic: bool = True
-    sampled_too: bool | None = None
-    video_episodes: int = 12
-
-    def __post_init__(self) -> None:
-        check_split(self.split, "evaluate.split")
-        if self.episodes_per_task < 1 or self.video_episodes < 0:
-            raise ConfigError(
-                "evaluate needs episodes_per_task >= 1 and video_episodes >= 0, got "
-                f"{self.episodes_per_task} and {self.video_episodes}"
-            )
 
 
 @dataclass(frozen=True)

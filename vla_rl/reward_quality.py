@@ -26,59 +26,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vla_rl.errors import ConfigError, UserError
+from vla_rl.errors import UserError
 from vla_rl.metrics import write_json
 from vla_rl.reporting.charts import Series, line_chart, percent
+from vla_rl.settings import RewardCheckConfig
 from vla_rl.statistics import wilson_interval
 from vla_rl.types import Observation, Trajectory
 
-ON_BAD = ("stop", "warn")
 BINS = 10
-
-
-@dataclass
-class RewardCheckConfig:
-    """Training and judging a learned reward before RL (phase ``reward``), and refitting it during RL.
-
-    Demonstrations (at most ``demonstrations`` of them, a frame every ``stride`` control steps) and ``episodes`` rollouts of
-    the policy RL starts from are the data; a ``held_out_share`` of the rollouts is for judging alone. The verdict is bad
-    where AUC < ``min_auc``, VOC < ``min_voc``, the share of invalid curves > ``max_invalid``; ``on_bad`` stop or warn.
-    ``refit_every`` iterations (0: never) the reward is trained on the run's own rollouts, of which the last
-    ``buffer_episodes`` are kept, and the old one stays where AUC on held-out ones falls by more than ``guard_tolerance``.
-    """
-
-    stride: int = 4
-    demonstrations: int = 100
-    episodes: int = 64
-    held_out_share: float = 0.4
-    min_auc: float = 0.7
-    min_voc: float = 0.3
-    max_invalid: float = 0.05
-    on_bad: str = "stop"
-    refit_every: int = 0
-    buffer_episodes: int = 256
-    guard_tolerance: float = 0.02
-
-    def __post_init__(self) -> None:
-        if self.on_bad not in ON_BAD:
-            raise ConfigError(f"reward_check.on_bad is {self.on_bad!r}, choose one of {', '.join(ON_BAD)}")
-        if (
-            self.stride < 1
-            or self.demonstrations < 0
-            or self.episodes < 2
-            or self.refit_every < 0
-            or self.buffer_episodes < 8
-        ):
-            raise ConfigError(
-                "reward_check needs stride >= 1, demonstrations >= 0, episodes >= 2, refit_every >= 0 and buffer_episodes "
-                f">= 8, got {self.stride}, {self.demonstrations}, {self.episodes}, {self.refit_every} and "
-                f"{self.buffer_episodes}"
-            )
-        if not 0.0 < self.held_out_share < 1.0 or not 0.0 <= self.min_auc <= 1.0 or not -1.0 <= self.min_voc <= 1.0:
-            raise ConfigError(
-                "reward_check needs 0 < held_out_share < 1, 0 <= min_auc <= 1 and -1 <= min_voc <= 1, got "
-                f"{self.held_out_share}, {self.min_auc} and {self.min_voc}"
-            )
 
 
 # ----------------------------------------------------------------------------------------------------- pure functions

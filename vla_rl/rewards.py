@@ -23,11 +23,11 @@ from vla_rl.checkpoint import CheckpointError, load_state, save_state
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.interfaces import RewardModel
 from vla_rl.metrics import write_json
+from vla_rl.settings import CombinedConfig
 from vla_rl.splits import stable_seed
 from vla_rl.types import EmbodimentSpec, Trajectory
 
 REWARD_FILE, STATE_FOLDER = "reward.json", "state"
-NORMALISE = ("none", "running_std", "range")
 _GROUP_ADVANTAGES = ("grpo", "rloo")
 
 
@@ -159,42 +159,6 @@ def load_reward(folder: Path | str, kind: str, reward: Any) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- combined
-@dataclass
-class CombinedConfig:
-    """``parts``: {name: {weight: 1.0, type: <reward, default: the name>, and that reward's own keys}}.
-
-    ``normalise``: what each part is divided by before it is weighted and summed: "running_std" (the running standard
-    deviation of its sums over trajectories), "range" (the largest such sum so far) or "none". The sums of a potential
-    telescope to next to nothing, so for such a part it is the reward to go of each decision instead. Only the scale
-    changes, so that what pays still pays. For GDPO give the parts' names as ``algorithm.reward_names`` too.
-    """
-
-    parts: dict[str, Any] = field(default_factory=lambda: {"success": {"weight": 1.0}})
-    normalise: str = "running_std"
-
-    def __post_init__(self) -> None:
-        if self.normalise not in NORMALISE:
-            raise ConfigError(f"reward.normalise is {self.normalise!r}, choose one of {', '.join(NORMALISE)}")
-        if not self.parts:
-            raise ConfigError("reward.parts is empty: name at least one reward, e.g. reward.parts.success.weight=1")
-        for name, part in self.parts.items():
-            self.part(name, part)
-
-    def part(self, name: str, part: Any) -> tuple[str, Any, float]:
-        """(type, config, weight) of one part, checked."""
-        from vla_rl.config import checked
-
-        if not isinstance(part, Mapping):
-            raise ConfigError(f"reward.parts.{name} is {part!r}, it must be a mapping such as {{weight: 0.5}}")
-        options = dict(part)
-        kind, weight = options.pop("type", name), options.pop("weight", 1.0)
-        if not isinstance(weight, int | float) or isinstance(weight, bool):
-            raise ConfigError(f"reward.parts.{name}.weight is {weight!r}, it must be a number")
-        if kind == "combined":
-            raise ConfigError(f"reward.parts.{name} is itself combined: list its parts here instead")
-        return str(kind), checked(build.config_class("reward", str(kind)), options, f"reward.parts.{name}"), float(weight)
-
-
 @dataclass
 class Part:
     reward: RewardModel

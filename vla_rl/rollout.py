@@ -21,6 +21,7 @@ from torch import Tensor
 
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.interfaces import Env, Policy, RememberingPolicy
+from vla_rl.settings import RolloutConfig
 from vla_rl.specs import EmbodimentSpec, EpisodeSpec, SlotEvent, SlotObservation, SlotStep
 from vla_rl.splits import check_split, stable_seed
 from vla_rl.types import ActionChunk, Observation, PolicyOutput, RolloutResult, Trajectory
@@ -28,27 +29,6 @@ from vla_rl.types import ActionChunk, Observation, PolicyOutput, RolloutResult, 
 Progress = Callable[[int, int, int], None]  # episodes finished, all episodes, successes
 
 
-@dataclass
-class RolloutConfig:
-    """How episodes are run.
-
-    ``serve_fraction`` (0 to 1): the share of live slots that must wait before the policy serves them. ``replan_steps``:
-    control steps executed of each chunk before the policy is asked again (0: the whole chunk). ``max_retries``: how
-    often one episode may run again after it made its simulator fail or its worker die (episodes that are lost because
-    they shared that worker always run again).
-    """
-
-    serve_fraction: float = 0.5
-    replan_steps: int = 0
-    max_retries: int = 2
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.serve_fraction <= 1.0:
-            raise ConfigError(f"rollout.serve_fraction={self.serve_fraction} must lie between 0 and 1.")
-        if self.replan_steps < 0 or self.max_retries < 0:
-            raise ConfigError(
-                f"rollout.replan_steps and max_retries must be >= 0, got {self.replan_steps} and {self.max_retries}."
-            )
 
 
 @dataclass

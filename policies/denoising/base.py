@@ -3,49 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from policies.denoising.expert import ActionExpert, Cache
+from policies.denoising.settings import DenoisingConfig
 from policies.normalization import VectorStats
 from policies.tokenizer import WordTokenizer
 from policies.trunk import (
-    TrunkConfig,
     VisionLanguageTrunk,
     counter_uniforms,
-    require_choices,
-    require_positive,
     share_noise,
 )
-from vla_rl.errors import ConfigError
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation
 
-_CHOICES = {"action_range": ("zscore", "bounds", "quantile"), "deterministic_start": ("seeded", "zero")}
 _UNSEEDED = 0  # the seed of every row's first noise where a deterministic decision is asked for without seeds
-
-
-@dataclass
-class DenoisingConfig(TrunkConfig):
-    """What every denoising policy has: trunk, expert, and how actions are normalised."""
-
-    value_head: bool = False
-    precision: str = "float32"  # of the trunk; the expert and the chain always compute in float32
-    expert_width: int = 128
-    expert_mlp: int = 256
-    expert_depth: int = 6
-    action_range: str = "zscore"  # zscore | bounds | quantile: what ±1 stands for; grippers use their bounds
-    denoising_steps: int = 10
-    deterministic_start: str = "seeded"  # seeded | zero: first noise where no step noise is drawn
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_choices(self, _CHOICES)
-        require_positive(self, "expert_width", "expert_mlp", "expert_depth", "denoising_steps")
-        if self.expert_width % 2:
-            raise ConfigError(f"policy.expert_width is {self.expert_width}, the time embedding needs it even")
 
 
 def counter_normals(seeds: Sequence[int], count: int) -> Tensor:

@@ -23,10 +23,6 @@ from torch import Tensor
 
 from vla_rl.errors import MissingPackage
 
-FLOWS = ("flow_sde", "flow_noise", "flow_cps")
-DIFFUSIONS = ("ddim", "ddpm")
-PREDICTIONS = ("velocity", "epsilon", "sample")
-
 
 @dataclass(frozen=True)
 class Chain:

@@ -15,23 +15,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from policies.denoising.base import DenoisingBase, DenoisingConfig, counter_normals
+from policies.denoising.base import DenoisingBase, counter_normals
 from policies.denoising.expert import ActionExpert, Cache
-from policies.trunk import require_choices
+from policies.denoising.settings import ConsistencyConfig
 from vla_rl.errors import ConfigError
 from vla_rl.types import Observation, PolicyOutput
 
 if TYPE_CHECKING:
     from policies.denoising.policy import DenoisingVLA
 
-METHODS = ("same_noise", "lcm")
-_CHOICES = {"method": METHODS, "prediction": ("velocity", "sample")}
 _SIGMA_DATA, _TIME_SCALE = 0.5, 10.0
 
 
@@ -62,31 +59,6 @@ class Grid(NamedTuple):
 
     def lists(self) -> dict[str, list[float]]:
         return {f"step_{name}s": [float(x) for x in column] for name, column in self._asdict().items()}
-
-
-@dataclass
-class ConsistencyConfig(DenoisingConfig):
-    """A student's steps (as `Grid`; empty: a straight grid of ``denoising_steps``) and parametrisation."""
-
-    denoising_steps: int = 1
-    prediction: str = "velocity"  # velocity | sample
-    method: str = "same_noise"  # same_noise | lcm: how it learns
-    step_times: list[float] = field(default_factory=list)
-    step_signals: list[float] = field(default_factory=list)
-    step_noises: list[float] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_choices(self, _CHOICES)
-        if not self.step_times:
-            for name, values in Grid.straight(self.denoising_steps).lists().items():
-                setattr(self, name, values)
-        sizes = [len(self.step_times), len(self.step_signals), len(self.step_noises)]
-        if sizes != [self.denoising_steps] * 3:
-            raise ConfigError(
-                f"policy.step_times, step_signals and step_noises have {sizes} entries, they need "
-                f"policy.denoising_steps={self.denoising_steps} each"
-            )
 
 
 def predict_action(

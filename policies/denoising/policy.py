@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import NamedTuple
 
 import torch
@@ -26,109 +26,15 @@ from policies.denoising import chain as chains
 from policies.denoising.base import DenoisingBase, DenoisingConfig, chunk_normals
 from policies.denoising.consistency import ConsistencyConfig, ConsistencyVLA, Grid, same_noise_loss
 from policies.denoising.expert import Cache
+from policies.denoising.settings import DIFFUSIONS, DenoisingVLAConfig
 from policies.normalization import VectorStats
 from policies.tokenizer import WordTokenizer
 from policies.trunk import (
-    correlated_axes,
     counter_uniforms,
     mlp,
-    require_choices,
-    require_correlation,
-    require_positive,
 )
 from vla_rl.errors import ConfigError, EmbodimentMismatch
 from vla_rl.types import EmbodimentSpec, Observation, PolicyEvaluation, PolicyOutput
-
-_CHOICES = {
-    "sampler": (*chains.FLOWS, *chains.DIFFUSIONS),
-    "prediction": ("auto", *chains.PREDICTIONS),
-    "stochastic_steps": ("all", "one"),
-}
-
-
-@dataclass
-class DenoisingVLAConfig(DenoisingConfig):
-    """Sampler and likelihood of a `DenoisingVLA`. Standard deviations are in normalised action units; 0 turns a limit off.
-
-    ``stochastic_steps`` "one" draws one step per decision that is stochastic and trained, the others are deterministic;
-    ``stochastic_window`` w (0: all) leaves only the first w steps stochastic; ``trained_steps`` K' (0: all) trains the last
-    K' of the stochastic ones, and ``freeze_untrained`` takes the steps before them with a frozen copy of the policy.
-    ``min_std``, ``max_std`` limit what is sampled; ``min_log_prob_std`` is the floor in the likelihood.
-    ``clip_base`` and ``clip_rate`` shape the clip range over the trained steps, ``advantage_discount`` the advantage.
-    """
-
-    sampler: str = "flow_sde"  # flow_sde | flow_noise | flow_cps | ddim | ddpm
-    prediction: str = "auto"  # auto | velocity (flows) | epsilon, sample (diffusion); auto: velocity or epsilon
-    train_timesteps: int = 100  # of the diffusion schedule
-    eta: float = 1.0  # of DDIM's noise
-    noise_level: float = 0.5  # a of flow_sde and flow_cps
-    learned_std_low: float = 0.08  # of flow_noise
-    learned_std_high: float = 0.16
-    clip_action: bool = False  # clip x̂0 to the robot's bounds at every step
-    stochastic_steps: str = "all"
-    stochastic_window: int = 0
-    trained_steps: int = 0
-    freeze_untrained: bool = False
-    last_step_noise: bool = True
-    min_std: float = 0.0
-    max_std: float = 0.0
-    min_log_prob_std: float = 0.0
-    noise_clip: float = 0.0  # limit of |z| of the step noise
-    noise_correlation: float = 0.0  # of the step noise z, between the control steps of a chunk; see `chunk_normals`
-    log_prob_low: float | None = None  # clamp of each entry's log-prob
-    log_prob_high: float | None = None
-    advantage_discount: float = 1.0
-    clip_base: float = 1.0
-    clip_rate: float = 3.0
-    noise_samples: int = 4  # noisy chunks per demonstration and update; they share one pass of the trunk
-    student_steps: int = 0  # a student with so many steps learns beside RL (0: none)
-    student_coef: float = 1.0  # weight of its loss
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_choices(self, _CHOICES)
-        require_positive(self, "train_timesteps", "noise_samples")
-        flow = self.sampler in chains.FLOWS
-        if self.prediction == "auto":
-            self.prediction = "velocity" if flow else "epsilon"
-        if flow != (self.prediction == "velocity"):
-            raise ConfigError(
-                f"policy.prediction is {self.prediction!r} with policy.sampler {self.sampler!r}: flows predict the "
-                "velocity, diffusion epsilon or the sample"
-            )
-        if not flow and self.train_timesteps % self.denoising_steps:
-            raise ConfigError(
-                f"policy.train_timesteps {self.train_timesteps} is not a multiple of policy.denoising_steps "
-                f"{self.denoising_steps}: change either"
-            )
-        if self.sampler == "flow_noise" and self.stochastic_steps == "one":
-            raise ConfigError(
-                "policy.stochastic_steps=one does not go with policy.sampler=flow_noise, whose likelihood joins all "
-                "steps: set stochastic_steps=all"
-            )
-        if not 0.0 < self.learned_std_low < self.learned_std_high:
-            raise ConfigError(
-                f"policy.learned_std_low {self.learned_std_low} and learned_std_high {self.learned_std_high} must be "
-                "positive and in this order"
-            )
-        for name in ("eta", "noise_level", "clip_base"):
-            if not 0.0 < getattr(self, name) <= 1.0:
-                raise ConfigError(f"policy.{name} is {getattr(self, name)}, it must lie in (0, 1]")
-        names = ("min_std", "max_std", "min_log_prob_std", "noise_clip", "stochastic_window", "trained_steps")
-        for name in (*names, "clip_rate", "student_steps", "student_coef"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"policy.{name} is {getattr(self, name)}, it must not be negative")
-        require_correlation(self.noise_correlation)
-        if not 0.0 < self.advantage_discount <= 1.0:
-            raise ConfigError(f"policy.advantage_discount is {self.advantage_discount}, it must lie in (0, 1]")
-        if self.freeze_untrained and not self.trained_steps:
-            raise ConfigError(
-                "policy.freeze_untrained freezes the steps before policy.trained_steps: set that too (1 or more)"
-            )
-
-    @property
-    def correlated_axes(self) -> tuple[str, ...]:
-        return correlated_axes(self)
 
 
 class DenoisingVLA(DenoisingBase):
@@ -160,7 +66,7 @@ class DenoisingVLA(DenoisingBase):
         if config.student_steps:
             self.student = self._new_expert()
         self.scheduler = None
-        if config.sampler in chains.DIFFUSIONS:
+        if config.sampler in DIFFUSIONS:
             self.scheduler = chains.make_scheduler(config.sampler, config.train_timesteps, config.prediction)
             chain = chains.diffusion_chain(self.scheduler, config.denoising_steps, config.eta)
             self.register_buffer("train_alphas", self.scheduler.alphas_cumprod.float(), persistent=False)

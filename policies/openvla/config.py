@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from policies.trunk import correlated_axes, require_choices, require_correlation
+from policies.settings import correlated_axes, require_choices, require_correlation
 from vla_rl.errors import ConfigError, UserError
 
 DIALECTS = ("official", "rlinf")

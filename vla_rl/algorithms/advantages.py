@@ -19,9 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CENTERS = ("mean", "median")
-SCALES = ("std", "none", "mad", "running_std")
-VIRTUAL_BEST = ("none", "all_fail", "always")
+from vla_rl.algorithms.settings import CENTERS, SCALES, VIRTUAL_BEST
 
 
 # ------------------------------------------------------------------------------------------------- rewards of decisions

@@ -7,7 +7,7 @@ need; it exists during training alone, so that the policy stays one that could r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,25 +20,11 @@ from vla_rl.algorithms.optim import (
     load_optimizer_state,
     make_adamw,
     optimizer_state,
-    require_range,
 )
+from vla_rl.algorithms.settings import CriticConfig
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import Critic
 from vla_rl.types import Observation
-
-
-@dataclass
-class CriticConfig:
-    """``hidden`` widths of the MLP; ``clip`` bounds normalised inputs to ±clip standard deviations."""
-
-    hidden: list[int] = field(default_factory=lambda: [256, 256])
-    clip: float = 10.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not self.hidden or min(self.hidden) < 1:
-            raise ConfigError(f"CriticConfig.hidden={list(self.hidden)!r} needs at least one width, each 1 or more")
-        require_range("CriticConfig", "clip", self.clip, 0.1)
 
 
 class PrivilegedCritic(nn.Module):

@@ -10,42 +10,16 @@ proportional. Every strategy keeps a probability floor, so that no item is forgo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vla_rl.algorithms.optim import require_choice, require_range
+from vla_rl.algorithms.settings import CurriculumConfig
 from vla_rl.errors import ConfigError
 
-STRATEGIES = ("uniform", "vla_rl", "vla_rl_power", "frontier", "thompson")
 Item = tuple[str, int]
-
-
-@dataclass
-class CurriculumConfig:
-    """``strategy``: uniform, vla_rl (paper), vla_rl_power (its code), frontier or thompson (VADE).
-
-    ``temperature`` is τ (vla_rl, frontier) or T (vla_rl_power). ``window`` trials back from which an item's success
-    rate is taken. ``floor`` is the share of the probability spread evenly over all items. ``decay`` shrinks every
-    item's counts at each `Curriculum.tick` and ``visited_decay`` an item's counts before new ones are added (thompson).
-    """
-
-    strategy: str = "uniform"
-    temperature: float = 1.0
-    window: int = 20
-    floor: float = 0.1
-    decay: float = 0.99
-    visited_decay: float = 0.8
-
-    def __post_init__(self) -> None:
-        require_choice("CurriculumConfig", "strategy", self.strategy, STRATEGIES)
-        require_range("CurriculumConfig", "temperature", self.temperature, 1e-3)
-        require_range("CurriculumConfig", "window", self.window, 1)
-        for name in ("floor", "decay", "visited_decay"):
-            require_range("CurriculumConfig", name, getattr(self, name), 0.0, 1.0)
 
 
 def strategy_weights(success: Tensor, strategy: str, temperature: float) -> Tensor:

@@ -9,47 +9,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vla_rl.algorithms.imitation import AugmentConfig, DecisionSampler, DecisionSamples, Imitation, ImitationConfig
-from vla_rl.algorithms.optim import require_range
+from vla_rl.algorithms.imitation import DecisionSampler, DecisionSamples, Imitation, ImitationConfig
+from vla_rl.algorithms.settings import FilteredBCConfig
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import Policy
 from vla_rl.types import RolloutBatch
-
-
-@dataclass
-class FilteredBCConfig:
-    """Settings of `FilteredBC`. ``epochs`` passes over the kept decisions of a batch, ``minibatch_size`` at a time.
-
-    ``max_control_steps`` (None: off) also drops successes that took longer. ``micro_batch_size`` (None: at once)
-    accumulates gradients. ``max_bad_updates`` non-finite updates in a row raise `TrainingDiverged`.
-    """
-
-    learning_rate: float = 1e-4
-    epochs: int = 2
-    minibatch_size: int = 64
-    micro_batch_size: int | None = None
-    max_control_steps: int | None = None
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
-    weight_decay: float = 0.0
-    grad_clip: float | None = 1.0
-    autocast: bool = True
-    max_bad_updates: int = 10
-    seed: int = 0
-    augment: AugmentConfig = field(default_factory=AugmentConfig)
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "minibatch_size", "micro_batch_size", "max_control_steps", "max_bad_updates"):
-            require_range("FilteredBCConfig", name, getattr(self, name), 1)
-        for name in ("learning_rate", "weight_decay", "grad_clip"):
-            require_range("FilteredBCConfig", name, getattr(self, name), 0)
-        if len(self.betas) != 2:
-            raise ConfigError(f"FilteredBCConfig.betas={list(self.betas)!r} needs two numbers")
 
 
 def kept_decisions(batch: RolloutBatch, max_control_steps: int | None = None) -> Tensor:

@@ -10,13 +10,14 @@ import contextlib
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adamw, optimizer_state, require_range
+from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adamw, optimizer_state
+from vla_rl.algorithms.settings import AugmentConfig, ImitationConfig
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.interfaces import ImitationPolicy, Policy
 from vla_rl.types import Observation, Trajectory
@@ -29,63 +30,6 @@ class Sampler(Protocol):
     def next_batch(self) -> tuple[Observation, Tensor, Tensor]:
         """Observation [b], actions float32 [b h a] in physical units, valid bool [b h]."""
         ...
-
-
-@dataclass
-class AugmentConfig:
-    """Random image changes during SFT, drawn per row; 0 turns each off.
-
-    ``shift`` pixels (edges repeat); ``crop`` the largest share of each side that is cut off before resizing back;
-    ``brightness`` and ``contrast`` the largest relative change of each.
-    """
-
-    shift: int = 4
-    crop: float = 0.0
-    brightness: float = 0.2
-    contrast: float = 0.2
-
-    def __post_init__(self) -> None:
-        require_range("AugmentConfig", "shift", self.shift, 0)
-        require_range("AugmentConfig", "crop", self.crop, 0.0, 0.9)
-        require_range("AugmentConfig", "brightness", self.brightness, 0.0, 1.0)
-        require_range("AugmentConfig", "contrast", self.contrast, 0.0, 1.0)
-
-
-@dataclass
-class ImitationConfig:
-    """Settings of `Imitation`. ``updates`` of ``batch_size`` chunks are the length of the schedule;
-    ``min_learning_rate_fraction`` is its floor.
-
-    ``validation_episodes`` of each task are kept out of training, for the validation loss and the use of images (scripted
-    collection collects so many more; of a given dataset at most a fifth is kept out).
-    ``micro_batch_size`` (None: at once) accumulates gradients. ``offload_optimizer`` keeps the optimiser's state in host
-    memory. ``max_bad_updates`` non-finite updates in a row raise `TrainingDiverged`.
-    """
-
-    updates: int = 1000
-    validation_episodes: int = 5
-    batch_size: int = 64
-    learning_rate: float = 1e-3
-    min_learning_rate_fraction: float = 0.1
-    warmup_updates: int = 50
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
-    weight_decay: float = 0.01
-    offload_optimizer: bool = False
-    grad_clip: float | None = 1.0
-    micro_batch_size: int | None = None
-    autocast: bool = True
-    max_bad_updates: int = 10
-    seed: int = 0
-    augment: AugmentConfig = field(default_factory=AugmentConfig)
-
-    def __post_init__(self) -> None:
-        for name in ("updates", "batch_size", "micro_batch_size", "max_bad_updates"):
-            require_range("ImitationConfig", name, getattr(self, name), 1)
-        for name in ("learning_rate", "warmup_updates", "weight_decay", "grad_clip", "validation_episodes"):
-            require_range("ImitationConfig", name, getattr(self, name), 0)
-        require_range("ImitationConfig", "min_learning_rate_fraction", self.min_learning_rate_fraction, 0, 1)
-        if len(self.betas) != 2:
-            raise ConfigError(f"ImitationConfig.betas={list(self.betas)!r} needs two numbers")
 
 
 # -------------------------------------------------------------------------------------------------------- augmentation

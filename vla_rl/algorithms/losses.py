@@ -14,11 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-LEVELS = ("token", "step", "chunk", "denoising_step")
-REDUCTIONS = ("sum", "mean")
-KEPT_AXIS = {"step": "control_step", "denoising_step": "denoising_step"}
-AGGREGATIONS = ("token", "trajectory", "step_count")
-KL_KINDS = ("k1", "k2", "k3")
+from vla_rl.algorithms.settings import AGGREGATIONS, KEPT_AXIS, KL_KINDS, LEVELS, REDUCTIONS
+
 MAX_LOG_RATIO = 20.0
 
 

@@ -13,20 +13,6 @@ from torch.optim.adamw import adamw
 from vla_rl.errors import ConfigError, TrainingDiverged
 
 
-def require_choice(owner: str, name: str, value: str, choices: Sequence[str]) -> None:
-    """Raise `ConfigError` that lists the choices unless ``value`` is one of them."""
-    if value not in choices:
-        raise ConfigError(f"{owner}.{name}={value!r} is not a choice; use one of: {', '.join(choices)}")
-
-
-def require_range(
-    owner: str, name: str, value: float | int | None, low: float | int, high: float | int = float("inf")
-) -> None:
-    """Raise `ConfigError` unless ``value`` is None or lies in [low, high]."""
-    if value is not None and not low <= value <= high:
-        raise ConfigError(f"{owner}.{name}={value!r} is out of range; use a value in [{low}, {high}]")
-
-
 class MasterAdamW(torch.optim.Optimizer):
     """AdamW that keeps a float32 copy of every parameter, for parameters in bfloat16 or float16.
 

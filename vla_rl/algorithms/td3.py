@@ -9,59 +9,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adamw, optimizer_state, require_range
+from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adamw, optimizer_state
+from vla_rl.algorithms.settings import TD3Config
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import Draw, Policy, RegressionPolicy
 from vla_rl.types import Observation, Trajectory, Transitions
-
-
-@dataclass
-class TD3Config:
-    """Settings of `TD3`.
-
-    Data: ``updates_per_decision`` gradient steps for each new decision, once ``start_decisions`` are there; a share of
-    ``demonstration_share`` of each batch are demonstrations; ``n_step`` decisions of reward; ``gamma`` per control step.
-    Critics: ``critics`` of them, of which the smallest is the target; ``hidden`` widths; ``tau`` share of the new weights
-    that the targets take. Policy: updated every ``policy_delay`` critic updates; ``target_noise`` and ``target_clip`` are
-    shares of the half-range; ``imitation_coef`` on the squared distance to human and demonstrated actions.
-    """
-
-    batch_size: int = 256
-    updates_per_decision: float = 1.0
-    start_decisions: int = 500
-    demonstration_share: float = 0.5
-    gamma: float = 0.97
-    n_step: int = 1
-    critics: int = 2
-    hidden: list[int] = field(default_factory=lambda: [256, 256])
-    tau: float = 0.01
-    policy_delay: int = 2
-    target_noise: float = 0.1
-    target_clip: float = 0.25
-    imitation_coef: float = 0.0
-    learning_rate: float = 3e-4
-    critic_learning_rate: float = 1e-3
-    grad_clip: float | None = 10.0
-    max_bad_updates: int = 10
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "n_step", "critics", "policy_delay", "max_bad_updates"):
-            require_range("algorithm", name, getattr(self, name), 1)
-        for name in ("updates_per_decision", "start_decisions", "target_noise", "target_clip", "imitation_coef"):
-            require_range("algorithm", name, getattr(self, name), 0)
-        for name in ("learning_rate", "critic_learning_rate", "grad_clip"):
-            require_range("algorithm", name, getattr(self, name), 0)
-        for name in ("gamma", "tau", "demonstration_share"):
-            require_range("algorithm", name, getattr(self, name), 0.0, 1.0)
-        if not self.hidden or min(self.hidden) < 1:
-            raise ConfigError(f"algorithm.hidden={list(self.hidden)!r} needs at least one width, each 1 or more")
 
 
 class Critics(nn.Module):

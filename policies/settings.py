@@ -1,0 +1,255 @@
+"""The options of the policies, apart from the code that computes: reading and checking a config needs no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vla_rl.errors import ConfigError
+
+BIN_RANGES = ("bounds", "minmax", "quantile")
+BIN_SPACINGS = ("uniform", "power")
+_TRUNK_CHOICES = {
+    "precision": ("auto", "float32", "bfloat16"),
+    "stem_norm": ("layer", "none"),
+    "feature_norm": ("position", "batch", "none"),
+}
+
+
+def require_choices(config: Any, choices: Mapping[str, Sequence[str]]) -> None:
+    """Raise `ConfigError` for the first field of a policy's config whose value is not among its choices."""
+    for name, allowed in choices.items():
+        if getattr(config, name) not in allowed:
+            raise ConfigError(f"policy.{name} is {getattr(config, name)!r}, choose one of {', '.join(allowed)}")
+
+
+def require_positive(config: Any, *names: str) -> None:
+    """Raise `ConfigError` for the first of the named counts that is below 1."""
+    for name in names:
+        if getattr(config, name) < 1:
+            raise ConfigError(f"policy.{name} is {getattr(config, name)}, it must be at least 1")
+
+
+def require_correlation(value: float, decoding: str = "parallel") -> None:
+    if not 0.0 <= value < 1.0:
+        raise ConfigError(f"policy.noise_correlation is {value}, it must be at least 0 and below 1")
+    if value and decoding == "autoregressive":
+        raise ConfigError(
+            f"policy.noise_correlation is {value} with policy.decoding=autoregressive: a later token is drawn given the "
+            "earlier ones, and noise that it shares with them changes that distribution, so that its log-prob would be "
+            "wrong and the gradient biased. Set policy.noise_correlation=0, or policy.decoding=parallel"
+        )
+
+
+def correlated_axes(config: Any) -> tuple[str, ...]:
+    """Log-prob axes along which a policy's ``noise_correlation`` ties the samples of one decision together."""
+    return ("control_step",) if config.noise_correlation and config.chunk_length > 1 else ()
+
+
+@dataclass
+class TrunkConfig:
+    """Sizes and choices of a `VisionLanguageTrunk`. Lengths are counts; nothing here depends on the robot."""
+
+    chunk_length: int = 8
+    cameras: list[str] = field(default_factory=list)  # which of the embodiment's cameras to read; empty: all
+    use_proprio: bool = True
+    # vision
+    stem_channels: list[int] = field(default_factory=lambda: [32, 64])  # convs before the one to vit_width; empty: patches
+    stem_kernels: list[int] = field(default_factory=lambda: [8, 3, 3])
+    stem_strides: list[int] = field(default_factory=lambda: [4, 2, 2])
+    stem_norm: str = "layer"  # layer | none: over channels, after each conv
+    patch_size: int = 14  # used where stem_channels is empty
+    vit_width: int = 128
+    vit_depth: int = 1
+    vit_heads: int = 4
+    vit_mlp_ratio: float = 2.0
+    merge: int = 2  # merge x merge neighbouring image tokens become one
+    share_vision: bool = True  # one vision tower for all cameras
+    feature_norm: str = "position"  # position | batch | none: how image tokens are standardised, see `FeatureNorm`
+    freeze_vision_in_rl: bool = True  # RL then keeps each decision's image tokens instead of encoding its images again
+    # language model
+    instruction_length: int = 16  # words read of an instruction
+    instruction_tokens: int = 4  # tokens that the words are pooled into; 0: one per word, padding included
+    hash_buckets: int = 128  # for words outside the vocabulary
+    llm_width: int = 128
+    llm_depth: int = 3
+    llm_heads: int = 4
+    llm_mlp: int = 352
+    rope_theta: float = 10000.0
+    dropout: float = 0.0
+    # heads
+    value_head: bool = True
+    value_gradient: bool = True  # the value loss reaches the trunk
+    precision: str = "auto"  # auto: bfloat16 autocast where the hardware multiplies it natively, else float32
+    compile: bool = False
+    gradient_checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        require_choices(self, _TRUNK_CHOICES)
+        require_positive(self, "chunk_length", "patch_size", "vit_width", "vit_heads", "merge", "instruction_length")
+        require_positive(self, "hash_buckets", "llm_width", "llm_depth", "llm_heads", "llm_mlp")
+        for width, heads in (("vit_width", "vit_heads"), ("llm_width", "llm_heads")):
+            if getattr(self, width) % getattr(self, heads):
+                raise ConfigError(
+                    f"policy.{width} {getattr(self, width)} is not divisible by {heads} {getattr(self, heads)}"
+                )
+        if (self.llm_width // self.llm_heads) % 2:
+            raise ConfigError(
+                f"policy.llm_width / llm_heads is {self.llm_width // self.llm_heads}, rotary embeddings need it even"
+            )
+        convs = len(self.stem_channels) + 1
+        if self.stem_channels and not len(self.stem_kernels) == len(self.stem_strides) == convs:
+            raise ConfigError(
+                f"policy.stem_channels has {len(self.stem_channels)} entries, so stem_kernels and "
+                f"stem_strides need {convs} each (the last conv leads to vit_width), got {len(self.stem_kernels)} and "
+                f"{len(self.stem_strides)}"
+            )
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of image tokens before merging for an image of that size (pixels)."""
+        if not self.stem_channels:
+            return height // self.patch_size, width // self.patch_size
+        for k, s in zip(self.stem_kernels, self.stem_strides, strict=True):
+            height, width = ((x + 2 * conv_padding(k, s) - k) // s + 1 for x in (height, width))
+        return height, width
+
+
+def conv_padding(kernel: int, stride: int) -> int:
+    return (kernel - stride + 1) // 2
+
+
+_NANO_CHOICES = {
+    "decoding": ("parallel", "autoregressive"),
+    "bin_range": BIN_RANGES,
+    "bin_spacing": BIN_SPACINGS,
+    "deterministic_mode": ("argmax", "mean"),
+}
+
+
+@dataclass
+class NanoVLAConfig(TrunkConfig):
+    """Sizes and choices of a `NanoVLA`: those of its trunk and those of the action tokens."""
+
+    action_bins: int = 33
+    bin_range: str = "bounds"  # bounds | minmax | quantile: what the end bins stand for
+    bin_spacing: str = "uniform"  # uniform | power: power is finer around the middle
+    bin_power: float = 2.0
+    binary_gripper: bool = False  # gripper dimensions get two bins, the ends of their range
+    decoding: str = "parallel"  # parallel | autoregressive
+    tokens_per_step: bool = True  # one action position per control step instead of one per action dimension
+    # loss and sampling
+    label_smoothing: float = 0.0
+    soft_label_sigma: float = 1.0  # Gaussian soft labels over neighbouring bins, in bins; 0: hard ones (docs/learning.md)
+    temperature: float = 1.0  # of sampling and of every reported log-prob
+    # of sampling, between the control steps of a chunk (`trunk.chunk_uniforms`); null: 0.8 in parallel decoding, else 0
+    noise_correlation: float | None = None
+    deterministic_mode: str = "argmax"  # argmax | mean (of the bin distribution)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_choices(self, _NANO_CHOICES)
+        if self.action_bins < 2:
+            raise ConfigError(f"policy.action_bins is {self.action_bins}, it must be at least 2")
+        if self.noise_correlation is None:
+            self.noise_correlation = 0.8 if self.decoding == "parallel" else 0.0
+        require_correlation(self.noise_correlation, self.decoding)
+        if not self.temperature > 0:
+            raise ConfigError(
+                f"policy.temperature is {self.temperature}, it must be above 0 (for no sampling act with deterministic=True)"
+            )
+
+    @property
+    def correlated_axes(self) -> tuple[str, ...]:
+        return correlated_axes(self)
+
+
+# of lerobot's policies; `policies.lerobot.FAMILIES` has the head of each
+LEROBOT_FAMILIES = ("act", "diffusion", "smolvla", "pi0", "pi05")
+_FLOW_FORMS = ("flow_sde", "flow_cps")
+
+
+@dataclass
+class LeRobotConfig:
+    """A checkpoint of lerobot, or a new policy of one of its families.
+
+    ``checkpoint``: a folder in lerobot's form; empty builds a new policy of ``family`` for the robot and the data at hand.
+    ``options``: lerobot's own settings of that family as ``key:value`` (``[n_action_steps:8]``).
+    ``chunk_length``: control steps the model predicts; a checkpoint has its own, and another number is refused.
+    ``cameras``: ``feature:camera``, which camera of the robot a checkpoint's image feature is ("none": leave it out, where
+    the family allows it); empty where the names are the same. ``vlm``: a folder with config and tokenizer of the language
+    backbone, for machines without the hub.
+    How a chain is sampled: ``denoising_steps`` (0: the checkpoint's number); ``sampler`` flow_sde or flow_cps for a flow (a
+    diffusion policy has its scheduler, which ``options=[noise_scheduler_type:DDIM]`` changes); ``noise_level``, η of DDIM
+    or a of the flow forms (None: 1 and 0.5); ``min_std`` and ``max_std`` (0: none), limits of each step's standard
+    deviation in normalised units. How it is learned from: ``trained_steps`` last steps (0: all), ``advantage_discount``,
+    ``clip_base`` and ``clip_rate`` over them, as in `policies.denoising`.
+    ``repeat_observation`` lets a policy that was trained on several past frames act on copies of the present one.
+    """
+
+    checkpoint: str = ""
+    family: str = "act"
+    options: list[str] = field(default_factory=list)
+    chunk_length: int = 8
+    cameras: list[str] = field(default_factory=list)
+    vlm: str = ""
+    denoising_steps: int = 0
+    sampler: str = "flow_sde"
+    noise_level: float | None = None
+    min_std: float = 0.05
+    max_std: float = 0.0
+    trained_steps: int = 0
+    advantage_discount: float = 1.0
+    clip_base: float = 1.0
+    clip_rate: float = 3.0
+    repeat_observation: bool = False
+
+    def __post_init__(self) -> None:
+        if self.family not in LEROBOT_FAMILIES:
+            raise ConfigError(f"policy.family is {self.family!r}, choose one of {', '.join(LEROBOT_FAMILIES)}")
+        if self.sampler not in _FLOW_FORMS:
+            raise ConfigError(f"policy.sampler is {self.sampler!r}, choose one of {', '.join(_FLOW_FORMS)}")
+        if self.chunk_length < 1:
+            raise ConfigError(f"policy.chunk_length is {self.chunk_length}, it must be at least 1")
+        if not self.min_std > 0:
+            raise ConfigError(
+                f"policy.min_std is {self.min_std}, it must be above 0: a step without noise has no likelihood"
+            )
+        for name in ("denoising_steps", "max_std", "trained_steps", "clip_rate", "noise_level"):
+            if (getattr(self, name) or 0) < 0:
+                raise ConfigError(f"policy.{name} is {getattr(self, name)}, it must not be negative")
+        for name in ("advantage_discount", "clip_base"):
+            if not 0.0 < getattr(self, name) <= 1.0:
+                raise ConfigError(f"policy.{name} is {getattr(self, name)}, it must lie in (0, 1]")
+        for name in ("options", "cameras"):
+            wrong = [text for text in getattr(self, name) if ":" not in text]
+            if wrong:
+                raise ConfigError(f"policy.{name} has {wrong[0]!r}, write each entry as name:value")
+
+    def option_values(self) -> dict[str, Any]:
+        """``options`` with their values read as JSON where they are JSON, else as text."""
+        values: dict[str, Any] = {}
+        for key, _, text in (option.partition(":") for option in self.options):
+            try:
+                values[key] = json.loads(text)
+            except json.JSONDecodeError:
+                values[key] = {"true": True, "false": False, "none": None}.get(text.lower(), text)
+        return values
+
+
+@dataclass
+class SmallConfig:
+    """``pixels`` per side that every camera is pooled to; ``noise``: std of the Gaussian when acting, in half-ranges."""
+
+    chunk_length: int = 4
+    hidden: list[int] = field(default_factory=lambda: [256, 256])
+    pixels: int = 16
+    noise: float = 0.2
+
+    def __post_init__(self) -> None:
+        if self.chunk_length < 1 or self.pixels < 1 or not self.hidden or min(self.hidden) < 1 or self.noise < 0:
+            raise ConfigError(
+                "policy small needs chunk_length >= 1, pixels >= 1, at least one hidden width >= 1 and noise >= 0, got "
+                f"{self.chunk_length}, {self.pixels}, {list(self.hidden)} and {self.noise}"
+            )

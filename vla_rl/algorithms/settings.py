@@ -1,0 +1,344 @@
+"""The options of what learns, apart from the code that computes: reading and checking a config needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vla_rl.errors import ConfigError
+
+STRATEGIES = ("uniform", "vla_rl", "vla_rl_power", "frontier", "thompson")
+ADVANTAGES = ("gae", "grpo", "rloo", "reinforce++")
+CENTERS = ("mean", "median")
+SCALES = ("std", "none", "mad", "running_std")
+VIRTUAL_BEST = ("none", "all_fail", "always")
+LEVELS = ("token", "step", "chunk", "denoising_step")
+REDUCTIONS = ("sum", "mean")
+KEPT_AXIS = {"step": "control_step", "denoising_step": "denoising_step"}
+AGGREGATIONS = ("token", "trajectory", "step_count")
+KL_KINDS = ("k1", "k2", "k3")
+
+
+def require_choice(owner: str, name: str, value: str, choices: Sequence[str]) -> None:
+    """Raise `ConfigError` that lists the choices unless ``value`` is one of them."""
+    if value not in choices:
+        raise ConfigError(f"{owner}.{name}={value!r} is not a choice; use one of: {', '.join(choices)}")
+
+
+def require_range(
+    owner: str, name: str, value: float | int | None, low: float | int, high: float | int = float("inf")
+) -> None:
+    """Raise `ConfigError` unless ``value`` is None or lies in [low, high]."""
+    if value is not None and not low <= value <= high:
+        raise ConfigError(f"{owner}.{name}={value!r} is out of range; use a value in [{low}, {high}]")
+
+
+@dataclass
+class AugmentConfig:
+    """Random image changes during SFT, drawn per row; 0 turns each off.
+
+    ``shift`` pixels (edges repeat); ``crop`` the largest share of each side that is cut off before resizing back;
+    ``brightness`` and ``contrast`` the largest relative change of each.
+    """
+
+    shift: int = 4
+    crop: float = 0.0
+    brightness: float = 0.2
+    contrast: float = 0.2
+
+    def __post_init__(self) -> None:
+        require_range("sft.augment", "shift", self.shift, 0)
+        require_range("sft.augment", "crop", self.crop, 0.0, 0.9)
+        require_range("sft.augment", "brightness", self.brightness, 0.0, 1.0)
+        require_range("sft.augment", "contrast", self.contrast, 0.0, 1.0)
+
+
+@dataclass
+class ImitationConfig:
+    """Settings of `Imitation`. ``updates`` of ``batch_size`` chunks are the length of the schedule;
+    ``min_learning_rate_fraction`` is its floor.
+
+    ``validation_episodes`` of each task are kept out of training, for the validation loss and the use of images (scripted
+    collection collects so many more; of a given dataset at most a fifth is kept out).
+    ``micro_batch_size`` (None: at once) accumulates gradients. ``offload_optimizer`` keeps the optimiser's state in host
+    memory. ``max_bad_updates`` non-finite updates in a row raise `TrainingDiverged`.
+    """
+
+    updates: int = 1000
+    validation_episodes: int = 5
+    batch_size: int = 64
+    learning_rate: float = 1e-3
+    min_learning_rate_fraction: float = 0.1
+    warmup_updates: int = 50
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    weight_decay: float = 0.01
+    offload_optimizer: bool = False
+    grad_clip: float | None = 1.0
+    micro_batch_size: int | None = None
+    autocast: bool = True
+    max_bad_updates: int = 10
+    seed: int = 0
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("updates", "batch_size", "micro_batch_size", "max_bad_updates"):
+            require_range("sft", name, getattr(self, name), 1)
+        for name in ("learning_rate", "warmup_updates", "weight_decay", "grad_clip", "validation_episodes"):
+            require_range("sft", name, getattr(self, name), 0)
+        require_range("sft", "min_learning_rate_fraction", self.min_learning_rate_fraction, 0, 1)
+        if len(self.betas) != 2:
+            raise ConfigError(f"sft.betas={list(self.betas)!r} needs two numbers")
+
+
+@dataclass
+class CurriculumConfig:
+    """``strategy``: uniform, vla_rl (paper), vla_rl_power (its code), frontier or thompson (VADE).
+
+    ``temperature`` is τ (vla_rl, frontier) or T (vla_rl_power). ``window`` trials back from which an item's success
+    rate is taken. ``floor`` is the share of the probability spread evenly over all items. ``decay`` shrinks every
+    item's counts at each `Curriculum.tick` and ``visited_decay`` an item's counts before new ones are added (thompson).
+    """
+
+    strategy: str = "uniform"
+    temperature: float = 1.0
+    window: int = 20
+    floor: float = 0.1
+    decay: float = 0.99
+    visited_decay: float = 0.8
+
+    def __post_init__(self) -> None:
+        require_choice("curriculum", "strategy", self.strategy, STRATEGIES)
+        require_range("curriculum", "temperature", self.temperature, 1e-3)
+        require_range("curriculum", "window", self.window, 1)
+        for name in ("floor", "decay", "visited_decay"):
+            require_range("curriculum", name, getattr(self, name), 0.0, 1.0)
+
+
+@dataclass
+class CriticConfig:
+    """``hidden`` widths of the MLP; ``clip`` bounds normalised inputs to ±clip standard deviations."""
+
+    hidden: list[int] = field(default_factory=lambda: [256, 256])
+    clip: float = 10.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.hidden or min(self.hidden) < 1:
+            raise ConfigError(f"critic.hidden={list(self.hidden)!r} needs at least one width, each 1 or more")
+        require_range("critic", "clip", self.clip, 0.1)
+
+
+@dataclass
+class PPOConfig:
+    """Settings of `PPO`. Sizes are in decisions unless ``minibatch_unit`` is "trajectory".
+
+    Advantage: ``advantage`` one of gae, grpo, rloo, reinforce++; ``gamma`` and ``gae_lambda`` (λ per decision);
+    ``bootstrap_truncated`` False makes running out of time worth nothing: right where success within the time limit is the
+    task and the critic sees the time left; a critic that predicts value beyond the limit would reward being slow.
+    ``gamma_per_control_step`` discounts by gamma**executed steps. Groups: ``group_center``, ``group_scale``,
+    ``virtual_best`` and ``best_score`` as in `grpo_advantages`. Several rewards: ``reward_names`` and
+    ``reward_weights``; ``decouple_rewards`` normalises each on its own (GDPO, with advantage grpo).
+    ``normalize_advantage``: "batch", "minibatch", "none", or "auto" (batch for gae, none for the others).
+    ``skip_zero_advantage`` leaves out decisions whose advantage is exactly 0 (all-same groups, MC-GRPO's median).
+
+    Loss: ``ratio_level`` token, step, denoising_step or chunk; ``ratio_reduction`` sum or mean (over a ratio's executed
+    entries; with mean a much smaller clip range fits); ``loss_aggregation`` token, trajectory or step_count; ``clip_low``,
+    ``clip_high``, ``dual_clip`` (None is off); a policy may scale advantage and clip range per log-prob entry;
+    ``value_clip``, ``value_huber_delta`` (None is off) and ``value_coef``;
+    ``entropy_coef`` on the mean entropy per token; ``kl_coef`` with ``kl_kind`` towards the reference policy;
+    ``success_imitation_coef`` on −log-prob per token of what successful episodes did.
+
+    Optimisation: ``minibatch_size`` per update, run in slices of ``micro_batch_size`` decisions (None: at once);
+    ``critic_epochs`` (None: as ``epochs``) and ``critic_minibatch_size`` for a separate critic;
+    ``warmup_iterations`` (0: none) raise the policy's learning rate linearly, after those that train the critic alone;
+    ``decay_iterations`` (0: none) lowers it linearly, down to ``min_learning_rate_fraction`` of it.
+    ``critic_warmup_iterations`` train the critic alone. ``target_kl`` ends the policy's epochs early; with
+    ``adaptive_learning_rate`` it also scales the learning rate by 1.5 either way within [÷10, ×10] of its start.
+    ``offload_optimizer`` keeps the optimiser's state (float32) in host memory. ``autocast`` uses bf16 on CUDA.
+    ``max_bad_updates`` non-finite updates in a row raise `TrainingDiverged`.
+    """
+
+    advantage: str = "gae"
+    gamma: float = 0.99
+    gae_lambda: float = 0.95
+    bootstrap_truncated: bool = True
+    gamma_per_control_step: bool = False
+    group_center: str = "mean"
+    group_scale: str = "std"
+    virtual_best: str = "none"
+    best_score: float = 1.0
+    reward_names: list[str] = field(default_factory=list)
+    reward_weights: list[float] = field(default_factory=list)
+    decouple_rewards: bool = False
+    normalize_advantage: str = "auto"
+    skip_zero_advantage: bool = False
+
+    ratio_level: str = "token"
+    ratio_reduction: str = "sum"
+    loss_aggregation: str = "token"
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float | None = None
+    value_coef: float = 0.5
+    value_clip: float | None = None
+    value_huber_delta: float | None = None
+    entropy_coef: float = 0.0
+    kl_coef: float = 0.0
+    kl_kind: str = "k3"
+    success_imitation_coef: float = 0.0
+
+    epochs: int = 3
+    minibatch_size: int = 256
+    minibatch_unit: str = "decision"
+    micro_batch_size: int | None = None
+    learning_rate: float = 1e-4
+    warmup_iterations: int = 0
+    decay_iterations: int = 0
+    min_learning_rate_fraction: float = 0.1
+    critic_learning_rate: float = 1e-3
+    critic_epochs: int | None = None
+    critic_minibatch_size: int = 256
+    critic_warmup_iterations: int = 0
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    weight_decay: float = 0.0
+    offload_optimizer: bool = False
+    grad_clip: float | None = 1.0
+    target_kl: float | None = None
+    adaptive_learning_rate: bool = False
+    recompute_old_log_prob: bool = True
+    autocast: bool = True
+    max_bad_updates: int = 10
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        own = "algorithm"
+        require_choice(own, "advantage", self.advantage, ADVANTAGES)
+        require_choice(own, "group_center", self.group_center, CENTERS)
+        require_choice(own, "group_scale", self.group_scale, SCALES)
+        require_choice(own, "virtual_best", self.virtual_best, VIRTUAL_BEST)
+        require_choice(own, "normalize_advantage", self.normalize_advantage, ("auto", "batch", "minibatch", "none"))
+        require_choice(own, "ratio_level", self.ratio_level, LEVELS)
+        require_choice(own, "ratio_reduction", self.ratio_reduction, REDUCTIONS)
+        require_choice(own, "loss_aggregation", self.loss_aggregation, AGGREGATIONS)
+        require_choice(own, "kl_kind", self.kl_kind, KL_KINDS)
+        require_choice(own, "minibatch_unit", self.minibatch_unit, ("decision", "trajectory"))
+        for name in ("gamma", "gae_lambda"):
+            require_range(own, name, getattr(self, name), 0.0, 1.0)
+        for name in ("epochs", "minibatch_size", "micro_batch_size", "critic_minibatch_size", "max_bad_updates"):
+            require_range(own, name, getattr(self, name), 1)
+        for name in ("clip_low", "clip_high", "value_coef", "value_clip", "entropy_coef", "kl_coef", "weight_decay"):
+            require_range(own, name, getattr(self, name), 0.0)
+        for name in ("success_imitation_coef", "learning_rate", "critic_learning_rate", "grad_clip", "target_kl"):
+            require_range(own, name, getattr(self, name), 0.0)
+        for name in ("critic_epochs", "critic_warmup_iterations"):
+            require_range(own, name, getattr(self, name), 0)
+        require_range(own, "dual_clip", self.dual_clip, 1.0)
+        for name in ("warmup_iterations", "decay_iterations"):
+            require_range(own, name, getattr(self, name), 0)
+        require_range(own, "min_learning_rate_fraction", self.min_learning_rate_fraction, 0.0, 1.0)
+        for name in ("warmup_iterations", "decay_iterations"):
+            if getattr(self, name) and self.adaptive_learning_rate:
+                raise ConfigError(f"{own}.{name} and adaptive_learning_rate both set the learning rate; choose one")
+        if len(self.betas) != 2:
+            raise ConfigError(f"{own}.betas={list(self.betas)!r} needs two numbers")
+        if len(self.reward_names) != len(self.reward_weights):
+            raise ConfigError(
+                f"{own}.reward_names={list(self.reward_names)!r} and reward_weights={list(self.reward_weights)!r} "
+                f"differ in length; give one weight per name"
+            )
+        if self.decouple_rewards and self.advantage != "grpo":
+            raise ConfigError(f"{own}.decouple_rewards (GDPO) needs advantage='grpo', got {self.advantage!r}")
+        if self.decouple_rewards and self.group_scale == "running_std":
+            raise ConfigError(f"{own}.decouple_rewards cannot share one running_std between rewards; use group_scale='std'")
+        if self.adaptive_learning_rate and self.target_kl is None:
+            raise ConfigError(f"{own}.adaptive_learning_rate needs target_kl; set it (0.01 is a usual start)")
+
+    def check_policy(self, policy: Any) -> None:
+        """Raise `ConfigError` where the ratio would join entries that ``policy`` (or its config) samples together.
+
+        With noise shared over h control steps (correlation ρ), a mean that moves by d standard deviations gives the ratio of
+        a whole chunk the mean exp(½·d²·h·(h − 1)·ρ) instead of 1: 1.25 for d = 0.1, h = 8, ρ = 0.8.
+        """
+        kept = KEPT_AXIS.get(self.ratio_level)
+        joined = [axis for axis in getattr(policy, "correlated_axes", ()) if axis != kept]
+        if self.ratio_level == "token" or not joined:
+            return
+        raise ConfigError(
+            f"algorithm.ratio_level={self.ratio_level} takes the entries along {', '.join(joined)} for independent, and "
+            "policy.noise_correlation ties them together: the ratio's mean would not be 1 and clipping would decide the "
+            "update. Set algorithm.ratio_level=token or policy.noise_correlation=0"
+        )
+
+
+@dataclass
+class FilteredBCConfig:
+    """Settings of `FilteredBC`. ``epochs`` passes over the kept decisions of a batch, ``minibatch_size`` at a time.
+
+    ``max_control_steps`` (None: off) also drops successes that took longer. ``micro_batch_size`` (None: at once)
+    accumulates gradients. ``max_bad_updates`` non-finite updates in a row raise `TrainingDiverged`.
+    """
+
+    learning_rate: float = 1e-4
+    epochs: int = 2
+    minibatch_size: int = 64
+    micro_batch_size: int | None = None
+    max_control_steps: int | None = None
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    weight_decay: float = 0.0
+    grad_clip: float | None = 1.0
+    autocast: bool = True
+    max_bad_updates: int = 10
+    seed: int = 0
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "minibatch_size", "micro_batch_size", "max_control_steps", "max_bad_updates"):
+            require_range("algorithm", name, getattr(self, name), 1)
+        for name in ("learning_rate", "weight_decay", "grad_clip"):
+            require_range("algorithm", name, getattr(self, name), 0)
+        if len(self.betas) != 2:
+            raise ConfigError(f"algorithm.betas={list(self.betas)!r} needs two numbers")
+
+
+@dataclass
+class TD3Config:
+    """Settings of `TD3`.
+
+    Data: ``updates_per_decision`` gradient steps for each new decision, once ``start_decisions`` are there; a share of
+    ``demonstration_share`` of each batch are demonstrations; ``n_step`` decisions of reward; ``gamma`` per control step.
+    Critics: ``critics`` of them, of which the smallest is the target; ``hidden`` widths; ``tau`` share of the new weights
+    that the targets take. Policy: updated every ``policy_delay`` critic updates; ``target_noise`` and ``target_clip`` are
+    shares of the half-range; ``imitation_coef`` on the squared distance to human and demonstrated actions.
+    """
+
+    batch_size: int = 256
+    updates_per_decision: float = 1.0
+    start_decisions: int = 500
+    demonstration_share: float = 0.5
+    gamma: float = 0.97
+    n_step: int = 1
+    critics: int = 2
+    hidden: list[int] = field(default_factory=lambda: [256, 256])
+    tau: float = 0.01
+    policy_delay: int = 2
+    target_noise: float = 0.1
+    target_clip: float = 0.25
+    imitation_coef: float = 0.0
+    learning_rate: float = 3e-4
+    critic_learning_rate: float = 1e-3
+    grad_clip: float | None = 10.0
+    max_bad_updates: int = 10
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "n_step", "critics", "policy_delay", "max_bad_updates"):
+            require_range("algorithm", name, getattr(self, name), 1)
+        for name in ("updates_per_decision", "start_decisions", "target_noise", "target_clip", "imitation_coef"):
+            require_range("algorithm", name, getattr(self, name), 0)
+        for name in ("learning_rate", "critic_learning_rate", "grad_clip"):
+            require_range("algorithm", name, getattr(self, name), 0)
+        for name in ("gamma", "tau", "demonstration_share"):
+            require_range("algorithm", name, getattr(self, name), 0.0, 1.0)
+        if not self.hidden or min(self.hidden) < 1:
+            raise ConfigError(f"algorithm.hidden={list(self.hidden)!r} needs at least one width, each 1 or more")
