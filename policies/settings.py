@@ -165,7 +165,7 @@ class NanoVLAConfig(TrunkConfig):
         return correlated_axes(self)
 
 
-# of lerobot's policies; `policies.lerobot.FAMILIES` has the head of each
+# of lerobot's policies; `policies.lerobot.heads.FAMILIES` has the head of each
 LEROBOT_FAMILIES = ("act", "diffusion", "smolvla", "pi0", "pi05")
 _FLOW_FORMS = ("flow_sde", "flow_cps")
 

@@ -12,8 +12,10 @@ import pytest
 import torch
 from contracts import check_policy, random_observation
 
-from policies.lerobot import LeRobotChainPolicy, LeRobotConfig, LeRobotPolicy, Stored, _decode
-from policies.lerobot_heads import block_mask
+from policies.lerobot.heads import block_mask
+from policies.lerobot.policy import LeRobotChainPolicy, LeRobotPolicy
+from policies.lerobot.stored import Stored, decode
+from policies.settings import LeRobotConfig
 from sim.toy import ToyConfig, ToyReach, collect_episode
 from vla_rl import cli
 from vla_rl.algorithms.ppo import PPO, PPOConfig
@@ -114,7 +116,7 @@ def folders(vlm: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pat
     out = {}
     for family in TINY:
         settings = new_policy(family, vlm).stored.settings
-        config = _decode(settings)
+        config = decode(settings)
         torch.manual_seed(1)
         folder = out[family] = tmp_path_factory.mktemp(family)
         get_policy_class(family)(config).save_pretrained(folder)
@@ -142,7 +144,7 @@ def lerobots_own(folder: Path, config: Any = None) -> tuple[Any, Any, Any]:
     """Policy and processors by lerobot's code alone (whose own reader of ``config.json`` takes a second)."""
     from lerobot.policies.factory import get_policy_class, make_pre_post_processors
 
-    config = _decode(json.loads((folder / "config.json").read_text())) if config is None else config
+    config = decode(json.loads((folder / "config.json").read_text())) if config is None else config
     policy = get_policy_class(config.type).from_pretrained(folder, config=config, strict=True)
     return policy, *make_pre_post_processors(config, pretrained_path=str(folder))
 

@@ -55,7 +55,7 @@ REGISTRY: dict[str, dict[str, Entry]] = {
         "consistency_vla": Entry(
             "policies.denoising.consistency:ConsistencyVLA", "policies.denoising.settings:ConsistencyConfig"
         ),
-        "lerobot": Entry("policies.lerobot:LeRobotPolicy", "policies.settings:LeRobotConfig"),
+        "lerobot": Entry("policies.lerobot.policy:LeRobotPolicy", "policies.settings:LeRobotConfig"),
         "small": Entry("policies.small:SmallPolicy", "policies.settings:SmallConfig"),
     },
     "env": {

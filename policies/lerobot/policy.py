@@ -10,20 +10,15 @@ The model, its preprocessing and its normalisation are lerobot's own objects; wh
 ACT is deterministic, so it acts and imitates. The others denoise a chunk step by step; each step is a Gaussian
 (`policies.denoising.chain`), so they are a `LikelihoodPolicy` with the axes denoising_step, control_step and action_dim.
 Action dimensions that only pad the model's, and steps before the present one, follow the sampler without noise: they
-carry no likelihood. lerobot is imported when the first policy is built.
+carry no likelihood.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import io
-import json
-import logging
 import math
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,239 +27,13 @@ from torch import Tensor, nn
 
 from policies.denoising import chain as chains
 from policies.denoising.base import counter_normals
-from policies.lerobot_heads import (
-    ACTION,
-    PADDED,
-    STATE,
-    ChainHead,
-    DiffusionHead,
-    Pi0Head,
-    RegressionHead,
-    SmolVLAHead,
-)
+from policies.lerobot.build import LANGUAGE, OFFLINE, RESIZING, build_pipelines, build_policy, load_weights
+from policies.lerobot.heads import ACTION, FAMILIES, PADDED, STATE, ChainHead, RegressionHead
+from policies.lerobot.package import quiet, require_lerobot
+from policies.lerobot.stored import IMAGENET, IMAGES, NO_CAMERA, PIPELINES, STATISTICS, WEIGHTS, Stored, decode, encode
 from policies.settings import LeRobotConfig
-from vla_rl.errors import ConfigError, EmbodimentMismatch, MissingDependency, MissingPackage, UserError
+from vla_rl.errors import ConfigError, EmbodimentMismatch, MissingDependency, UserError
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyEvaluation, PolicyOutput
-
-FAMILIES = {
-    "act": RegressionHead, "diffusion": DiffusionHead, "smolvla": SmolVLAHead, "pi0": Pi0Head, "pi05": Pi0Head
-}  # fmt: skip
-_CONFIG, _WEIGHTS = "config.json", "model.safetensors"
-_PIPELINES = ("policy_preprocessor", "policy_postprocessor")
-_IMAGES, _EMPTY_CAMERA, _NO_CAMERA = "observation.images.", "observation.images.empty_camera", "none"
-_LANGUAGE, _RESIZING = ("smolvla", "pi0", "pi05"), ("smolvla", "pi0", "pi05")
-# Settings that only tell lerobot where to fetch or compile something while it builds; the weights come from the file.
-_OFFLINE = {"device": "cpu", "compile_model": False, "load_vlm_weights": False, "pretrained_backbone_weights": None}
-_IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}  # what lerobot's training puts in by default
-_STATISTICS = {"min": "low", "max": "high", "mean": "mean", "std": "std", "q01": "q01", "q99": "q99"}
-
-
-# ------------------------------------------------------------------------------------------------- what lerobot stores
-@dataclass(frozen=True)
-class Stored:
-    """A policy as JSON: lerobot's ``config.json``, and per pipeline its JSON and the tensors of its steps (as lists)."""
-
-    settings: dict[str, Any]
-    pipelines: dict[str, dict[str, Any]]
-
-    @property
-    def family(self) -> str:
-        return self.settings["type"]
-
-    @property
-    def image_keys(self) -> list[str]:
-        features = self.settings["input_features"] or {}
-        return [k for k, f in features.items() if f["type"] == "VISUAL" and not k.startswith(_EMPTY_CAMERA)]
-
-    def shape(self, key: str) -> tuple[int, ...] | None:
-        features = {**(self.settings["input_features"] or {}), **(self.settings["output_features"] or {})}
-        return tuple(features[key]["shape"]) if key in features else None
-
-    def with_statistics(self, action: Mapping[str, Any], proprio: Mapping[str, Any]) -> Stored:
-        """The same with the dataset's statistics of state and action in every (un)normaliser, as lerobot fine-tunes."""
-        new = {f"{ACTION}.{k}": action[own] for k, own in _STATISTICS.items()}
-        new |= {f"{STATE}.{k}": proprio[own] for k, own in _STATISTICS.items()}
-        pipelines = json.loads(json.dumps(self.pipelines))
-        for pipeline in pipelines.values():
-            for step in pipeline["json"]["steps"]:
-                if step.get("registry_name") in ("normalizer_processor", "unnormalizer_processor"):
-                    file = step.setdefault("state_file", f"{step['registry_name']}.safetensors")
-                    pipeline["state"][file] = {**pipeline["state"].get(file, {}), **new}
-        return dataclasses.replace(self, pipelines=pipelines)
-
-    def write(self, folder: Path, *, vlm: str = "", device: str = "") -> None:
-        """Everything but the weights, as lerobot's ``save_pretrained`` writes it. ``vlm`` and ``device`` replace the
-        tokenizer's name and the device of the steps that move tensors."""
-        from safetensors.torch import save_file
-
-        (folder / _CONFIG).write_text(json.dumps(self.settings, indent=4), encoding="utf-8")
-        for name, pipeline in self.pipelines.items():
-            document = json.loads(json.dumps(pipeline["json"]))
-            for step in document["steps"]:
-                if vlm and "tokenizer_name" in step.get("config", {}):
-                    step["config"]["tokenizer_name"] = vlm
-                if device and step.get("registry_name") == "device_processor":
-                    step["config"]["device"] = device
-            (folder / f"{name}.json").write_text(json.dumps(document, indent=2), encoding="utf-8")
-            for file, tensors in pipeline["state"].items():
-                save_file({k: torch.tensor(v, dtype=torch.float32) for k, v in tensors.items()}, folder / file)
-
-    @classmethod
-    def read(cls, folder: Path) -> Stored:
-        """Raises `UserError` where the folder is not what lerobot 0.4 writes."""
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        try:
-            settings = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError) as error:
-            raise UserError(
-                f"policy.checkpoint={folder} has no readable {_CONFIG} ({error}): name the folder that lerobot's "
-                f"save_pretrained wrote (pretrained_model/ of a lerobot training run)"
-            ) from error
-        family = settings.get("type")
-        if family not in FAMILIES:
-            raise ConfigError(
-                f"policy.checkpoint={folder} holds a policy of type {family!r}; supported are {', '.join(FAMILIES)}"
-            )
-        pipelines = {}
-        for name in _PIPELINES:
-            file = folder / f"{name}.json"
-            if not file.is_file():
-                raise UserError(
-                    f"{folder} has no {file.name}: the checkpoint is older than lerobot's processors. Convert it with "
-                    f"'python -m lerobot.processor.migrate_policy_normalization --pretrained-path {folder}'"
-                )
-            try:
-                document = json.loads(file.read_text(encoding="utf-8"))
-                files = [step["state_file"] for step in document["steps"] if "state_file" in step]
-                foreign = [s["class"] for s in document["steps"] if not s.get("class", "lerobot.").startswith("lerobot.")]
-                if any(Path(name).name != name for name in files):
-                    raise ValueError(f"state_file must be a plain name, got {files}")
-                state = {f: {k: v.tolist() for k, v in load_file(folder / f).items()} for f in files}
-            except (OSError, KeyError, ValueError, SafetensorError) as error:
-                raise UserError(f"{file} or a tensor file it names is missing or damaged: {error!r}") from error
-            if foreign:
-                raise UserError(
-                    f"{file} names the processor class {foreign[0]!r}, which would run code from outside of lerobot: "
-                    f"remove that step if the policy does not need it"
-                )
-            pipelines[name] = {"json": document, "state": state}
-        return cls(settings, pipelines)
-
-
-def _require_lerobot() -> None:
-    try:
-        import lerobot.policies.factory  # noqa: F401 (registers the families)
-    except ImportError as error:
-        raise MissingPackage(str(error.name or "lerobot"), "lerobot", "A policy of lerobot") from error
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """lerobot prints and warns about devices while it builds; what matters comes as an error here."""
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            yield
-    finally:
-        logging.disable(level)
-
-
-def _decode(settings: Mapping[str, Any]) -> Any:
-    """lerobot's config object of ``settings`` (its ``config.json``); its own reader builds an argument parser each time."""
-    import draccus
-    from lerobot.configs.policies import PreTrainedConfig
-
-    values = dict(settings)
-    try:
-        with _quiet():
-            return draccus.decode(PreTrainedConfig.get_choice_class(values.pop("type")), values)
-    except (draccus.utils.DraccusException, ValueError, NotImplementedError) as error:
-        raise ConfigError(
-            f"lerobot's settings of a {settings['type']} policy do not fit the installed lerobot: {error}. Mend "
-            f"policy.options, or install the lerobot version that wrote the checkpoint"
-        ) from error
-
-
-def _encode(config: Any) -> dict[str, Any]:
-    """What lerobot writes into ``config.json``."""
-    import draccus
-
-    return json.loads(json.dumps(draccus.encode(config)))
-
-
-def _build(settings: Mapping[str, Any], vlm: str, offline: Mapping[str, Any]) -> Any:
-    """lerobot's policy with random weights. ``offline`` overrides settings that would fetch something."""
-    from lerobot.policies.factory import get_policy_class
-
-    changed = {**settings, **{k: v for k, v in offline.items() if k in settings}}
-    if vlm and "vlm_model_name" in settings:
-        changed["vlm_model_name"] = vlm
-    if changed.get("adapt_to_pi_aloha"):
-        raise ConfigError(
-            "adapt_to_pi_aloha is true: the model would rewrite Aloha's joints inside, which is not supported here. Use a "
-            "checkpoint that was trained without it"
-        )
-    family = settings["type"]
-    if family in ("pi0", "pi05"):
-        _require_patched_transformers(family)
-    try:
-        with _quiet():
-            return get_policy_class(family)(_decode(changed))
-    except ImportError as error:
-        package = error.name or ("num2words" if "num2words" in str(error) else "transformers")
-        raise MissingPackage(package, "lerobot", f"Building lerobot's {family} policy") from error
-    except OSError as error:
-        if "vlm_model_name" not in changed:
-            raise MissingDependency(
-                f"the pretrained parts of lerobot's {family} policy cannot be fetched ({error}): leave "
-                f"pretrained_backbone_weights out of policy.options, or put the file into torch's cache once"
-            ) from error
-        raise MissingDependency(
-            f"lerobot's {family} policy reads config and tokenizer of its backbone {changed['vlm_model_name']!r}, which are "
-            f"not on this machine. Give a folder that holds them (config.json, tokenizer.json, tokenizer_config.json, "
-            f"preprocessor_config.json) as policy.vlm=/path, or put the model into the Hugging Face cache once"
-        ) from error
-    except ValueError as error:
-        raise ConfigError(f"lerobot refuses to build this {family} policy: {error}") from error
-
-
-def _require_patched_transformers(family: str) -> None:
-    """lerobot makes the same check, but only once the whole model is in memory."""
-    try:
-        from transformers.models.siglip import check
-
-        patched = check.check_whether_transformers_replace_is_installed_correctly()
-    except ImportError:
-        patched = False
-    if not patched:
-        raise MissingDependency(
-            f"the installed transformers cannot run lerobot's {family}: it needs the patched version that brings the module "
-            f"transformers.models.siglip.check and norms with a condition. Install it with: pip install 'lerobot[pi]'"
-        )
-
-
-def _pipelines(stored: Stored, vlm: str) -> tuple[Any, Any]:
-    """lerobot's pre- and postprocessor, on the CPU."""
-    from lerobot.policies.factory import make_pre_post_processors
-
-    with tempfile.TemporaryDirectory() as folder:
-        stored.write(Path(folder), vlm=vlm, device="cpu")
-        try:
-            with _quiet():
-                return make_pre_post_processors(_decode({**stored.settings, "device": "cpu"}), pretrained_path=folder)
-        except OSError as error:
-            names = [
-                step["config"]["tokenizer_name"]
-                for step in stored.pipelines[_PIPELINES[0]]["json"]["steps"]
-                if "tokenizer_name" in step.get("config", {})
-            ]
-            raise MissingDependency(
-                f"the tokenizer {vlm or ', '.join(names)!r} of this {stored.family} policy is not on this machine. Give a "
-                f"folder that holds it (tokenizer.json, tokenizer_config.json) as policy.vlm=/path"
-            ) from error
 
 
 def new_policy(
@@ -279,7 +48,7 @@ def new_policy(
     shape = {"horizon": h, "n_obs_steps": 1} if config.family == "diffusion" else {"chunk_size": h}
     settings = {
         "type": config.family,
-        "input_features": {_IMAGES + c.name: {"type": "VISUAL", "shape": [3, c.height, c.width]} for c in embodiment.cameras}
+        "input_features": {IMAGES + c.name: {"type": "VISUAL", "shape": [3, c.height, c.width]} for c in embodiment.cameras}
         | {STATE: {"type": "STATE", "shape": [embodiment.proprio_dim]}},
         "output_features": {ACTION: {"type": "ACTION", "shape": [embodiment.action_dim]}},
         "device": "cpu",
@@ -295,25 +64,25 @@ def new_policy(
         settings["pretrained_backbone_weights"] = None  # the default would be fetched from the net
     if config.vlm and "vlm_model_name" in known:
         settings["vlm_model_name"] = config.vlm
-    decoded = _decode(settings | options)
+    decoded = decode(settings | options)
     statistics = {
-        key: {k: torch.tensor(values[own]) for k, own in _STATISTICS.items()}
+        key: {k: torch.tensor(values[own]) for k, own in STATISTICS.items()}
         for key, values in ((ACTION, action), (STATE, proprio))
     }
-    imagenet = {k: torch.tensor(v).view(3, 1, 1) for k, v in _IMAGENET.items()}
-    statistics |= {_IMAGES + c.name: imagenet for c in embodiment.cameras}
+    imagenet = {k: torch.tensor(v).view(3, 1, 1) for k, v in IMAGENET.items()}
+    statistics |= {IMAGES + c.name: imagenet for c in embodiment.cameras}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         decoded._save_pretrained(folder)
         try:
-            with _quiet():
+            with quiet():
                 processors = make_pre_post_processors(decoded, dataset_stats=statistics)
         except OSError as error:
             raise MissingDependency(
                 f"the tokenizer of a new {config.family} policy ({getattr(decoded, 'vlm_model_name', 'its backbone')!r}) is "
                 f"not on this machine. Give a folder that holds it as policy.vlm=/path"
             ) from error
-        for pipeline, file in zip(processors, _PIPELINES, strict=True):
+        for pipeline, file in zip(processors, PIPELINES, strict=True):
             pipeline.save_pretrained(folder, config_filename=f"{file}.json")
         return Stored.read(folder)
 
@@ -330,7 +99,7 @@ class LeRobotPolicy(nn.Module):
         self.config, self.embodiment, self.stored, self.model = config, embodiment, stored, model
         self.head = FAMILIES[stored.family](model)
         self.cameras = _match_cameras(config, embodiment, stored)
-        self.preprocessor, self.postprocessor = _pipelines(stored, config.vlm)
+        self.preprocessor, self.postprocessor = build_pipelines(stored, config.vlm)
         self._processor_device = "cpu"
         self._checked_instructions: set[str] = set()
         self.chunk_length: int = self.head.chunk_length
@@ -351,7 +120,7 @@ class LeRobotPolicy(nn.Module):
     ) -> LeRobotPolicy:
         """The policy with random weights; ``fetch`` lets lerobot load the pretrained parts its settings name."""
         _require_fit(config, embodiment, stored)
-        model = _build(stored.settings, config.vlm, {"device": "cpu"} if fetch else _OFFLINE)
+        model = build_policy(stored.settings, config.vlm, {"device": "cpu"} if fetch else OFFLINE)
         kind = LeRobotPolicy if FAMILIES[stored.family] is RegressionHead else LeRobotChainPolicy
         return kind(config, embodiment, stored, model)
 
@@ -362,7 +131,7 @@ class LeRobotPolicy(nn.Module):
         Raises `ConfigError`, `UserError` (folder or weights incomplete), `EmbodimentMismatch`, `MissingPackage` and
         `MissingDependency` (what the backbone needs is not on this machine).
         """
-        _require_lerobot()
+        require_lerobot()
         return cls._load(config, embodiment, cls._read(config))
 
     @classmethod
@@ -375,7 +144,7 @@ class LeRobotPolicy(nn.Module):
     ) -> LeRobotPolicy:
         """The policy to fine-tune on a dataset: ``config.checkpoint`` or a new one, normalised with the dataset's
         statistics (dicts of ``low, high, mean, std, q01, q99``)."""
-        _require_lerobot()
+        require_lerobot()
         if config.checkpoint:
             return cls._load(config, embodiment, cls._read(config).with_statistics(action_stats, proprio_stats))
         stored = new_policy(config, embodiment, action_stats, proprio_stats)
@@ -390,12 +159,12 @@ class LeRobotPolicy(nn.Module):
             raise ConfigError(
                 f"policy.options has {unknown[0]!r}, which the {stored.family} policy in {config.checkpoint} does not know"
             )
-        return dataclasses.replace(stored, settings=_encode(_decode(stored.settings | options)))
+        return dataclasses.replace(stored, settings=encode(decode(stored.settings | options)))
 
     @classmethod
     def _load(cls, config: LeRobotConfig, embodiment: EmbodimentSpec, stored: Stored) -> LeRobotPolicy:
         policy = cls.from_stored(config, embodiment, stored)
-        _load_weights(policy.model, Path(config.checkpoint) / _WEIGHTS)
+        load_weights(policy.model, Path(config.checkpoint) / WEIGHTS)
         return policy.eval()
 
     # --------------------------------------------------------------------------------------------------------- inputs
@@ -414,7 +183,7 @@ class LeRobotPolicy(nn.Module):
         }
         batch[STATE] = observation.proprio.to(device)
         batch["task"] = list(observation.instruction)
-        if self.stored.family in _LANGUAGE:
+        if self.stored.family in LANGUAGE:
             self._check_instructions(observation.instruction)
         if actions is not None and valid is not None:
             batch |= {ACTION: actions.to(device), PADDED: ~valid.to(device)}
@@ -492,7 +261,7 @@ class LeRobotPolicy(nn.Module):
         cls, data: Mapping[str, Any], embodiment: EmbodimentSpec, files: Mapping[str, str]
     ) -> LeRobotPolicy:
         """Inverse of `config_dict` (weights are loaded afterwards)."""
-        _require_lerobot()
+        require_lerobot()
         unknown = sorted(set(data["config"]) - {f.name for f in dataclasses.fields(LeRobotConfig)})
         if unknown:
             raise ConfigError(f"the checkpoint's policy config has unknown keys {unknown}: it needs a newer vla_rl")
@@ -509,7 +278,7 @@ class LeRobotPolicy(nn.Module):
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self.stored.write(folder)
-        save_model(self.model, str(folder / _WEIGHTS))
+        save_model(self.model, str(folder / WEIGHTS))
 
     def num_parameters(self) -> int:
         return sum(p.numel() for p in self.parameters())
@@ -614,22 +383,22 @@ class LeRobotChainPolicy(LeRobotPolicy):
 # ------------------------------------------------------------------------------------------------- fit to a robot
 def _match_cameras(config: LeRobotConfig, embodiment: EmbodimentSpec, stored: Stored) -> dict[str, str]:
     """{image feature: camera of the robot}; never guessed from the order."""
-    names = {key: key.removeprefix(_IMAGES) for key in stored.image_keys}
+    names = {key: key.removeprefix(IMAGES) for key in stored.image_keys}
     given = dict(text.split(":", 1) for text in config.cameras)
     unknown = [n for n in given if n not in names and n not in names.values()]
     matched = {key: given.get(key, given.get(name, name)) for key, name in names.items()}
-    wrong = sorted({c for c in matched.values() if c not in (*embodiment.camera_names, _NO_CAMERA)})
+    wrong = sorted({c for c in matched.values() if c not in (*embodiment.camera_names, NO_CAMERA)})
     if unknown or wrong:
         raise EmbodimentMismatch(
             f"the {stored.family} checkpoint reads the image features {list(names.values())}, the robot {embodiment.name} "
             f"has the cameras {list(embodiment.camera_names)}; no match for {unknown or wrong}. Say which is which, for "
             f"example policy.cameras=[{next(iter(names.values()), 'image')}:{embodiment.camera_names[0]}]"
         )
-    kept = {key: camera for key, camera in matched.items() if camera != _NO_CAMERA}
-    if len(kept) < len(matched) and (stored.family not in _LANGUAGE or not kept):
+    kept = {key: camera for key, camera in matched.items() if camera != NO_CAMERA}
+    if len(kept) < len(matched) and (stored.family not in LANGUAGE or not kept):
         raise EmbodimentMismatch(
             f"policy.cameras leaves out {sorted(set(matched) - set(kept))}, and a {stored.family} policy needs "
-            f"{'at least one image' if stored.family in _LANGUAGE else 'every image it was trained with'}"
+            f"{'at least one image' if stored.family in LANGUAGE else 'every image it was trained with'}"
         )
     return kept
 
@@ -639,7 +408,7 @@ def _require_fit(config: LeRobotConfig, embodiment: EmbodimentSpec, stored: Stor
     for key, size in ((STATE, embodiment.proprio_dim), (ACTION, embodiment.action_dim)):
         if stored.shape(key) != (size,):
             lines.append(f"{key}: the checkpoint has shape {stored.shape(key)}, the robot {(size,)}")
-    if stored.family not in _RESIZING and not stored.settings.get("resize_shape"):
+    if stored.family not in RESIZING and not stored.settings.get("resize_shape"):
         sizes = {c.name: (3, c.height, c.width) for c in embodiment.cameras}
         for key, camera in _match_cameras(config, embodiment, stored).items():
             if stored.shape(key) != sizes[camera]:
@@ -656,43 +425,4 @@ def _require_fit(config: LeRobotConfig, embodiment: EmbodimentSpec, stored: Stor
             f"this {stored.family} checkpoint reads {frames} frames of consecutive control steps, and a policy here sees "
             f"the frame at each decision only. Set policy.repeat_observation=true to show it the present frame {frames} "
             f"times (as lerobot does at the start of an episode), and expect other behaviour until it is fine-tuned so"
-        )
-
-
-def _load_weights(model: Any, file: Path) -> None:
-    """Copy a safetensors file into ``model``; each parameter takes the half precision it has there, if any."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        stored = load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{file} is missing or damaged ({error}): fetch the checkpoint again") from error
-    if hasattr(model, "_fix_pytorch_state_dict_keys"):  # π0: files in openpi's naming exist, lerobot renames them so
-        stored = model._fix_pytorch_state_dict_keys(stored, model.config)
-        stored = {name if name.startswith("model.") else f"model.{name}": tensor for name, tensor in stored.items()}
-    own = dict(model.named_parameters()) | dict(model.named_buffers())
-    wrong = []
-    for name, tensor in stored.items():
-        if name in own and tensor.shape != own[name].shape:
-            wrong.append(f"misshapen: {name} is {list(tensor.shape)} there, {list(own[name].shape)} by its {_CONFIG}")
-        elif name in own and tensor.dtype in (torch.bfloat16, torch.float16):
-            own[name].data = own[name].data.to(tensor.dtype)
-    broken = [name for name, x in stored.items() if x.is_floating_point() and not torch.isfinite(x).all()]
-    if not wrong:
-        missing, unexpected = model.load_state_dict(stored, strict=False)
-        everything = model.state_dict()
-        filled = {everything[name].data_ptr() for name in stored if name in everything}  # shared tensors are stored once
-        wrong = [f"missing: {name}" for name in missing if everything[name].data_ptr() not in filled]
-        wrong += [f"unexpected: {name}" for name in unexpected]
-    if wrong:
-        shown = "\n  ".join(sorted(wrong)[:20]) + (f"\n  and {len(wrong) - 20} more" if len(wrong) > 20 else "")
-        raise UserError(
-            f"the weights in {file} do not fit the policy that its {_CONFIG} describes:\n  {shown}\nFetch the checkpoint "
-            f"again, or undo the policy.options that change the model's size."
-        )
-    if broken:
-        raise UserError(
-            f"{file} has values that are not finite, first in {broken[0]}: the training that wrote it diverged, use an "
-            f"earlier checkpoint"
         )

@@ -276,3 +276,8 @@ class Pi0Head(FlowHead):
             use_cache=True,
         )
         return _Prefix(cache, padding, self._state(batch))
+
+
+FAMILIES = {
+    "act": RegressionHead, "diffusion": DiffusionHead, "smolvla": SmolVLAHead, "pi0": Pi0Head, "pi05": Pi0Head
+}  # fmt: skip

@@ -1,0 +1,1 @@
+"""lerobot's policies behind this project's protocols; see `policies.lerobot.policy`."""
