@@ -8,7 +8,6 @@ over pipes. Torch is not imported in a worker unless the simulator does so itsel
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import math
 import mmap
 import os
@@ -16,20 +15,19 @@ import pickle
 import signal
 import sys
 import tempfile
-import threading
 import time
-import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from multiprocessing import connection, get_context, parent_process, reduction, resource_tracker
+from multiprocessing import connection, get_context, reduction, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sim.inline import SlotGuard, run_request
+from sim.inline import SlotGuard
+from sim.pool_worker import slot_layout, work
 from vla_rl import errors
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.specs import EmbodimentSpec, EpisodeSpec, SlotEvent, SlotObservation, SlotStep, TaskSpec
@@ -104,7 +102,7 @@ class ProcessPool:
         self._events: list[SlotEvent] = []
         self._failure = ""  # why the pool gave up
         self._lost: dict[int, str] = {}  # slots whose episode was lost while no request was open
-        self._block: np.ndarray | None = None  # [num_slots] records, see _layout
+        self._block: np.ndarray | None = None  # [num_slots] records, see slot_layout
         self._shared: list[_SharedMemory] = []
         self._workers = [_Worker(i) for i in range(num_workers)]
         self._shutdown = weakref.finalize(self, _shut_down, self._workers, self._shared)
@@ -274,7 +272,7 @@ class ProcessPool:
         context = get_context("spawn")
         worker.conn, theirs = context.Pipe()
         worker.process = context.Process(
-            target=_work, args=(theirs, self._factory), name=f"vla-rl-sim-{worker.index}", daemon=True
+            target=work, args=(theirs, self._factory), name=f"vla-rl-sim-{worker.index}", daemon=True
         )
         worker.ready, worker.since = False, time.monotonic()
         resource_tracker.ensure_running()  # it would unblock SIGINT
@@ -290,7 +288,7 @@ class ProcessPool:
         if self._block is None:
             self.embodiment, self.tasks, self.privileged_dim = embodiment, tasks, privileged_dim
             self._guard = SlotGuard(self.num_slots, embodiment)
-            layout = _layout(embodiment, privileged_dim, self._max_chunk_length)
+            layout = slot_layout(embodiment, privileged_dim, self._max_chunk_length)
             self._shared.append(_SharedMemory(self.num_slots * layout.itemsize))
             self._block = np.frombuffer(self._shared[0].memory, dtype=layout)[: self.num_slots]
         self.embodiment.require(embodiment, "the first worker", f"worker {worker.index}")
@@ -393,20 +391,6 @@ def _shut_down(workers: list[_Worker], shared: list[_SharedMemory]) -> None:
         shared.pop().close()
 
 
-def _layout(embodiment: EmbodimentSpec, privileged_dim: int, max_chunk_length: int) -> np.dtype:
-    """The record of one slot in the shared block."""
-    return np.dtype(
-        [
-            *((f"image:{c.name}", np.uint8, (c.height, c.width, 3)) for c in embodiment.cameras),
-            ("proprio", np.float32, (embodiment.proprio_dim,)),
-            ("privileged", np.float32, (privileged_dim,)),
-            ("actions", np.float32, (max_chunk_length, embodiment.action_dim)),
-            ("rewards", np.float32, (max_chunk_length,)),
-        ],
-        align=True,
-    )
-
-
 def _cause_of_death(process: BaseProcess) -> str:
     process.join(_CLOSE_SECONDS)
     code = process.exitcode
@@ -457,72 +441,3 @@ def _interrupts_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-# --------------------------------------------------------------------------------------------- in the worker process
-def _work(conn: connection.Connection, factory: Callable[[], Simulator]) -> None:
-    """Build the simulator, then serve requests until told to end or the parent is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.stderr is not None:
-        faulthandler.enable()
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    try:
-        simulator = factory()
-    except Exception as error:  # whatever a plug-in raises; the parent words it
-        conn.send(("failed", *_describe(error)))
-        return
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(1)
-    conn.send(("ready", simulator.embodiment, simulator.tasks, simulator.privileged_dim))
-    with contextlib.suppress(EOFError, OSError):  # the parent is gone
-        fd = reduction.recv_handle(conn)
-        num_slots, max_chunk_length = conn.recv()
-        layout = _layout(simulator.embodiment, simulator.privileged_dim, max_chunk_length)
-        memory = mmap.mmap(fd, num_slots * layout.itemsize)
-        os.close(fd)
-        _serve(conn, simulator, np.frombuffer(memory, dtype=layout))
-    simulator.close()
-
-
-def _serve(conn: connection.Connection, simulator: Simulator, block: np.ndarray) -> None:
-    episodes: dict[int, EpisodeSpec] = {}
-    while (request := conn.recv()) is not None:
-        slot, episode, length = request
-        started = time.perf_counter()
-        if episode is not None:
-            episodes[slot] = episode
-        actions = None if episode is not None else block["actions"][slot, :length].copy()
-        try:
-            result = run_request(simulator, slot, episodes[slot], actions)
-        except Exception as error:  # whatever a plug-in raises; the parent words it
-            conn.send(("raised", time.perf_counter() - started, *_describe(error)))
-            continue
-        seconds = time.perf_counter() - started
-        if isinstance(result, SlotStep):
-            observation = result.observation
-            block["rewards"][slot, :length] = result.rewards
-            ended = (result.terminated, result.truncated, result.success, result.failure)
-            outcome = (length, result.executed, *ended, result.sent, result.human, result.label_source)
-        else:
-            observation, outcome = result, (0, 0)
-        for name, image in observation.images.items():
-            block[f"image:{name}"][slot] = image
-        block["proprio"][slot] = observation.proprio
-        if observation.privileged is not None and simulator.privileged_dim:
-            block["privileged"][slot] = observation.privileged
-        conn.send(("start" if actions is None else "step", seconds, observation.instruction, *outcome))
-
-
-def _describe(error: Exception) -> tuple[str | None, str]:
-    """The class name of a `UserError` (None for others), and the message; with its place where it is not the user's."""
-    if isinstance(error, UserError):
-        return next(c.__name__ for c in type(error).__mro__ if getattr(errors, c.__name__, None) is c), str(error)
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    return None, f"{type(error).__name__}: {error}{place}"
-
-
-def _end_with_parent() -> None:
-    """A busy worker must not outlive a parent that was killed (an idle one sees its pipe close)."""
-    connection.wait([parent_process().sentinel])
-    os._exit(1)

@@ -12,7 +12,8 @@ import pytest
 
 from sim.libero import package, tasks
 from sim.libero.init_states import read_init_states
-from sim.libero.simulator import LiberoConfig, LiberoSimulator
+from sim.libero.settings import LiberoConfig
+from sim.libero.simulator import LiberoSimulator
 from vla_rl.errors import ConfigError, MissingDependency, MissingPackage, UserError
 
 try:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from libero_reference import libero_problem
 
-from sim.libero.simulator import LiberoConfig
+from sim.libero.settings import LiberoConfig
 from vla_rl import build
 from vla_rl.config import compose
 from vla_rl.errors import ConfigError

@@ -18,7 +18,7 @@ from sim import perturb_image
 from sim.libero import simulator as libero
 from sim.libero.perturb import PerturbedLibero
 from sim.libero.perturb_language import paraphrase
-from sim.libero.simulator import LiberoConfig
+from sim.libero.settings import LiberoConfig
 from sim.libero.tasks import SUITES, suite_tasks
 from vla_rl import build
 from vla_rl.errors import ConfigError, MissingDependency, UserError

@@ -14,7 +14,8 @@ from libero_reference import Reference, libero_problem
 from sim.libero import package
 from sim.libero.init_states import read_init_states
 from sim.libero.plain import REST
-from sim.libero.simulator import LiberoConfig, LiberoSimulator
+from sim.libero.settings import LiberoConfig
+from sim.libero.simulator import LiberoSimulator
 from vla_rl import splits
 from vla_rl.errors import MissingDependency, UserError
 from vla_rl.specs import EpisodeSpec

@@ -67,7 +67,7 @@ REGISTRY: dict[str, dict[str, Entry]] = {
         ),
         "libero": EnvEntry(
             "sim.libero.perturb:PerturbedLibero",
-            "sim.libero.simulator:LiberoConfig",
+            "sim.libero.settings:LiberoConfig",
             collect="sim.libero.collect:collect_episode",
             demonstrations="sim.libero_demos:LiberoDemonstrations",
             bench="sim.libero.bench:bench_libero",

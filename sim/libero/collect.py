@@ -14,7 +14,8 @@ import numpy as np
 
 from sim.libero.demonstrator import make_demonstrator
 from sim.libero.perturb import PerturbedLibero
-from sim.libero.simulator import LiberoConfig, LiberoSimulator
+from sim.libero.settings import LiberoConfig
+from sim.libero.simulator import LiberoSimulator
 from sim.libero.tasks import SUITES
 from sim.recording import record_demonstration
 from vla_rl.errors import ConfigError, UserError

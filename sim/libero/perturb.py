@@ -16,7 +16,8 @@ import numpy as np
 
 from sim import perturb_image
 from sim.libero.perturb_language import paraphrase
-from sim.libero.simulator import LiberoConfig, LiberoSimulator
+from sim.libero.settings import LiberoConfig
+from sim.libero.simulator import LiberoSimulator
 from sim.libero.tasks import suite_tasks
 from vla_rl import splits
 from vla_rl.errors import ConfigError

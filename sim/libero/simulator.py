@@ -25,21 +25,19 @@ import atexit
 import functools
 import weakref
 from collections import OrderedDict
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sim.gl import free_context, make_context
 from sim.libero.init_states import read_init_states
+from sim.libero.settings import LiberoConfig
 from sim.libero.tasks import (
     GOAL_DIM,
     HAND_DIM,
-    HORIZONS,
     MAX_GOALS,
     MAX_OBJECTS,
     OBJECT_DIM,
-    SUITES,
     Problem,
     Task,
     find_tasks,
@@ -52,99 +50,9 @@ if TYPE_CHECKING:
     import mujoco
 
     from sim.libero.backend import Snapshot, TaskScene
-
-CAMERAS = ("agentview", "robot0_eye_in_hand", "frontview", "galleryview", "sideview", "birdview")
-_CHOICES = {
-    "suite": SUITES,
-    "look": ("exact", "light"),
-    "controller": ("exact", "fast"),
-    "control_mode": ("relative", "absolute"),
-    "init_states": ("split", "official", "sampled"),
-}
 _CACHED_STATES = 4096
 _ATTEMPTS = 20  # at a sampled state that does not fulfil the goal already
 _PRIVILEGED = HAND_DIM + OBJECT_DIM * MAX_OBJECTS + GOAL_DIM * MAX_GOALS  # see sim.libero.backend.TaskScene.privileged
-
-
-@dataclass
-class LiberoConfig:
-    """One LIBERO suite: which tasks, what the cameras show, how the arm is controlled, where episodes start.
-
-    ``tasks``: ids, numbers or BDDL names; empty takes the whole suite. ``horizon`` 0 keeps the suite's own. ``look``:
-    "exact" draws the benchmark's pixels, "light" a cheaper picture of the same scene. ``controller``: "exact" equals the
-    benchmark's physics bit by bit, "fast" up to rounding, which contacts amplify. ``control_mode``: motions, or poses of
-    the hand. ``init_states``: "split" takes official states for held-out episodes and sampled ones for training, "official"
-    and "sampled" take those for both. ``arm_noise``: standard deviation (rad) of each arm joint in sampled states; the
-    official ones have 0.02, LIBERO's own reset has none. ``assets`` names an existing copy of LIBERO's assets.
-    ``scene_seed`` places the fixtures of official states. ``opening_draws``: LIBERO draws the openings of drawers, doors and
-    knobs once more with every reset that an environment has done, before it places fixtures; 2 is a fresh environment's
-    first reset, 3 the first episode of lerobot's `LiberoEnv` (one more for each that follows). At most ``built_scenes``
-    compiled scenes are kept.
-    """
-
-    suite: str = "libero_object"
-    tasks: list[str] = field(default_factory=list)
-    cameras: list[str] = field(default_factory=lambda: ["agentview", "robot0_eye_in_hand"])
-    camera_size: int = 128
-    rotate_images: bool = True
-    look: str = "exact"
-    controller: str = "exact"
-    control_mode: str = "relative"
-    horizon: int = 0
-    settle_steps: int = 10
-    init_states: str = "split"
-    arm_noise: float = 0.02
-    scene_seed: int = 0
-    opening_draws: int = 2
-    assets: str = ""
-    built_scenes: int = 16
-
-    def __post_init__(self) -> None:
-        for key, choices in _CHOICES.items():
-            _check_choice(key, getattr(self, key), choices)
-        for camera in self.cameras:
-            _check_choice("cameras", camera, CAMERAS)
-        if not self.cameras or len(set(self.cameras)) < len(self.cameras):
-            raise ConfigError(f"libero cameras={self.cameras}: name at least one camera, and each once")
-        if not 16 <= self.camera_size <= 2048:
-            raise ConfigError(f"libero camera_size={self.camera_size}: use 16 to 2048 pixels")
-        if min(self.horizon, self.settle_steps, self.scene_seed) < 0 or self.built_scenes < 1:
-            raise ConfigError(
-                "libero needs horizon >= 0, settle_steps >= 0, scene_seed >= 0 and built_scenes >= 1, got "
-                f"{self.horizon}, {self.settle_steps}, {self.scene_seed} and {self.built_scenes}"
-            )
-        if not 0.0 <= self.arm_noise <= 0.5 or self.opening_draws < 1:
-            raise ConfigError(
-                "libero needs arm_noise between 0 and 0.5 (rad) and opening_draws >= 1, got "
-                f"{self.arm_noise} and {self.opening_draws}"
-            )
-        self.tasks = [str(task) for task in self.tasks]
-
-    def is_official(self, split: str) -> bool:
-        """Whether episodes of ``split`` start from the benchmark's own initial states."""
-        splits.check_split(split)
-        return self.init_states == "official" or (self.init_states == "split" and split == "held_out")
-
-    def initial_states(self, split: str) -> str:
-        """Which initial states episodes of ``split`` start from, for reports."""
-        if self.is_official(split):
-            return f"the 50 official initial states of {self.suite} per task"
-        arm = f"arm noise {self.arm_noise:g} rad" if self.arm_noise else "no arm noise"
-        return f"initial states sampled in the placement regions of {self.suite}'s tasks ({split} seeds, {arm})"
-
-    def describe(self) -> str:
-        """What a figure measured here depends on besides the policy, in a line for reports."""
-        limit = self.horizon or HORIZONS[self.suite]
-        official = "" if limit == HORIZONS[self.suite] else f" (the suite's own: {HORIZONS[self.suite]})"
-        return (
-            f"{self.look} look at {self.camera_size} px, {self.controller} control ({self.control_mode}), at most {limit} "
-            f"control steps{official} after {self.settle_steps} settling ones, {self.opening_draws} draws of openings"
-        )
-
-
-def _check_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigError(f"libero {key}={value!r} is unknown: use one of {', '.join(choices)}.")
 
 
 class LiberoView:
