@@ -288,7 +288,7 @@ class NanoVLA(VisionLanguageTrunk):
         weight = valid.to(self.device, torch.float32)[..., None].expand_as(actions)
         weight = weight / weight.sum().clamp(min=1.0)
         tokens = self.encode_actions(actions)
-        with self.learning_features():
+        with self.learning_features(valid):
             logits, _ = self.logits_and_value(observation, tokens)
         log_probs = F.log_softmax(logits, dim=-1)
         nll = -log_probs.gather(-1, tokens[..., None]).squeeze(-1)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -118,6 +118,9 @@ class FeatureNorm(nn.Module):
     divide each channel by its standard deviation over batch and tokens. Only while ``learning`` is on (SFT) are these the
     statistics of the batch itself; acting, evaluation and RL use the running ones, so that a decision never depends on what
     it is batched with and the ratio of RL is 1 at unchanged weights.
+
+    Where several ranks learn together, ``total`` adds up over them and the batch is that of all ranks; ``counted`` bool [b]
+    then says which of this rank's rows belong to it.
     """
 
     mean: Tensor
@@ -128,6 +131,8 @@ class FeatureNorm(nn.Module):
         super().__init__()
         self.over = (0,) if kind == "position" else (0, 1)
         self.momentum, self.eps, self.learning = momentum, eps, False
+        self.total: Callable[[Tensor], Tensor] | None = None
+        self.counted: Tensor | None = None
         self.register_buffer("mean", torch.zeros(tokens if kind == "position" else 1, width))
         self.register_buffer("var", torch.ones(width))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
@@ -136,15 +141,26 @@ class FeatureNorm(nn.Module):
         x = x.float()
         if not self.learning:
             return (x - self.mean) * (self.var + self.eps).rsqrt()
-        mean = x.mean(self.over, keepdim=True)[0]
-        x = x - mean
-        var = x.square().mean((0, 1))
+        x, mean, var = self._centred(x)
         with torch.no_grad():  # early on, average over what there is
             self.count += 1
             share = max(self.momentum, 1.0 / float(self.count))
             self.mean.lerp_(mean, share)
             self.var.lerp_(var, share)
         return x * (var + self.eps).rsqrt()
+
+    def _centred(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """``x`` without the batch's mean, that mean, and the variance [d]."""
+        if self.total is None:
+            mean = x.mean(self.over, keepdim=True)[0]
+            x = x - mean
+            return x, mean, x.square().mean((0, 1))
+        weight = x.new_ones(len(x)) if self.counted is None else self.counted.to(x)
+        rows, weight = self.total(weight.sum()), weight[:, None, None]
+        mean = self.total((x * weight).sum(self.over, keepdim=True))[0]
+        mean = mean / (rows if self.over == (0,) else rows * x.shape[1])
+        x = x - mean
+        return x, mean, self.total((x.square() * weight).sum((0, 1))) / (rows * x.shape[1])
 
 
 def merge_tokens(x: Tensor, grid: tuple[int, int], merge: int) -> Tensor:
@@ -158,8 +174,61 @@ def merge_tokens(x: Tensor, grid: tuple[int, int], merge: int) -> Tensor:
 
 
 # ----------------------------------------------------------------------------------------------------------- the Llama
+class LlamaBlock(nn.Module):
+    """Takes over the parts of one of transformers' Llama layers under their names; a subclass has the forward.
+
+    It is called as a module, so that whatever hooks a module's call (FSDP2, profilers) sees every block.
+    """
+
+    def __init__(self, layer: nn.Module):
+        super().__init__()
+        self.self_attn, self.mlp = layer.self_attn, layer.mlp
+        self.input_layernorm, self.post_attention_layernorm = layer.input_layernorm, layer.post_attention_layernorm
+
+
+class TrunkBlock(LlamaBlock):
+    """Attention and gated MLP of one layer of the `LlamaTrunk`."""
+
+    def __init__(self, layer: nn.Module, heads: int, dropout: float):
+        super().__init__(layer)
+        self.heads, self.dropout = heads, dropout
+
+    def forward(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        causal: bool,
+        past: tuple[Tensor, Tensor] | None = None,
+        wanted: int = 0,
+        cache_only: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Hidden states after the layer (with ``cache_only`` those before it), keys and values; see `LlamaTrunk.forward`."""
+        attention, mlp = self.self_attn, self.mlp
+        y = rms_norm(self.input_layernorm, x)
+        k, v = rotate(self._split(attention.k_proj(y)), cos, sin), self._split(attention.v_proj(y))
+        if cache_only:
+            return x, k, v
+        x, y, cos, sin = x[:, -wanted:], y[:, -wanted:], cos[-wanted:], sin[-wanted:]  # (-0: all of them)
+        b, length, width = x.shape
+        q = rotate(self._split(attention.q_proj(y)), cos, sin)
+        if past is not None:
+            k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
+        # One new position sees everything before it, so a cached step needs no mask either.
+        y = attend(q, k, v, causal and length > 1)
+        y = attention.o_proj(y.transpose(1, 2).reshape(b, length, width))
+        x = x + F.dropout(y, self.dropout, self.training)
+        y = rms_norm(self.post_attention_layernorm, x)
+        y = mlp.down_proj(F.silu(mlp.gate_proj(y)) * mlp.up_proj(y))
+        return x + F.dropout(y, self.dropout, self.training), k, v
+
+    def _split(self, y: Tensor) -> Tensor:
+        """[b L d] → [b heads L head]."""
+        return y.view(*y.shape[:2], self.heads, y.shape[2] // self.heads).transpose(1, 2)
+
+
 class LlamaTrunk(nn.Module):
-    """A transformers `LlamaModel` with a lean forward: same weights, same result, none of the generic code per call."""
+    """The weights of a transformers `LlamaModel` with a lean forward: same result, none of the generic code per call."""
 
     def __init__(self, config: TrunkConfig, vocab_size: int, max_length: int):
         super().__init__()
@@ -179,9 +248,8 @@ class LlamaTrunk(nn.Module):
                 attention_dropout=0.0,
             )
         )
-        self.heads = config.llm_heads
+        self.llama.layers = nn.ModuleList(TrunkBlock(x, config.llm_heads, config.dropout) for x in self.llama.layers)
         self.checkpointing = config.gradient_checkpointing
-        self.dropout = config.dropout
         half = config.llm_width // config.llm_heads // 2
         angles = torch.arange(max_length)[:, None] * config.rope_theta ** -(torch.arange(half) / half)
         angles = torch.cat([angles, angles], dim=-1)
@@ -214,53 +282,14 @@ class LlamaTrunk(nn.Module):
         cos, sin = self.rope_cos[start : start + x.shape[1]], self.rope_sin[start : start + x.shape[1]]
         present = []
         for i, layer in enumerate(self.llama.layers):
-            if cache_only and i + 1 == len(self.llama.layers):
-                present.append(self._keys_values(layer, rms_norm(layer.input_layernorm, x), cos, sin))
-                return x, present
-            kv = None if past is None else past[i]
-            rows = wanted if i + 1 == len(self.llama.layers) else 0
+            last = i + 1 == len(self.llama.layers)
+            options = (causal, None if past is None else past[i], wanted if last else 0, cache_only and last)
             if self.checkpointing and self.training and torch.is_grad_enabled():
-                x, k, v = torch.utils.checkpoint.checkpoint(
-                    self._layer, layer, x, cos, sin, causal, kv, rows, use_reentrant=False
-                )
+                x, k, v = torch.utils.checkpoint.checkpoint(layer, x, cos, sin, *options, use_reentrant=False)
             else:
-                x, k, v = self._layer(layer, x, cos, sin, causal, kv, rows)
+                x, k, v = layer(x, cos, sin, *options)
             present.append((k, v))
-        return rms_norm(self.llama.norm, x), present
-
-    def _layer(
-        self,
-        layer: nn.Module,
-        x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        causal: bool,
-        past: tuple[Tensor, Tensor] | None,
-        wanted: int = 0,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        attention, mlp = layer.self_attn, layer.mlp
-        y = rms_norm(layer.input_layernorm, x)
-        k, v = self._keys_values(layer, y, cos, sin)
-        x, y, cos, sin = x[:, -wanted:], y[:, -wanted:], cos[-wanted:], sin[-wanted:]  # (-0: all of them)
-        b, length, width = x.shape
-        q = rotate(self._split(attention.q_proj(y)), cos, sin)
-        if past is not None:
-            k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
-        # One new position sees everything before it, so a cached step needs no mask either.
-        y = attend(q, k, v, causal and length > 1)
-        y = attention.o_proj(y.transpose(1, 2).reshape(b, length, width))
-        x = x + F.dropout(y, self.dropout, self.training)
-        y = rms_norm(layer.post_attention_layernorm, x)
-        y = mlp.down_proj(F.silu(mlp.gate_proj(y)) * mlp.up_proj(y))
-        return x + F.dropout(y, self.dropout, self.training), k, v
-
-    def _keys_values(self, layer: nn.Module, y: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        k, v = self._split(layer.self_attn.k_proj(y)), self._split(layer.self_attn.v_proj(y))
-        return rotate(k, cos, sin), v
-
-    def _split(self, y: Tensor) -> Tensor:
-        """[b L d] → [b heads L head]."""
-        return y.view(*y.shape[:2], self.heads, y.shape[2] // self.heads).transpose(1, 2)
+        return (x if cache_only else rms_norm(self.llama.norm, x)), present
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
@@ -373,6 +402,7 @@ class VisionLanguageTrunk(nn.Module):
         self.tokenizer = tokenizer or WordTokenizer(hash_buckets=config.hash_buckets)
         self._encoded: dict[str, list[int]] = {}
         self.keeps_image_tokens = False
+        self.rank, self.ranks = 0, 1  # of those that learn together
 
         d = config.llm_width
         self.cameras = self._chosen_cameras()
@@ -470,15 +500,18 @@ class VisionLanguageTrunk(nn.Module):
         return ids.to(self.device), rows.to(self.device)
 
     @contextlib.contextmanager
-    def learning_features(self) -> Iterator[None]:
-        """Within the block a policy in training mode standardises image tokens by the batch and keeps the statistics."""
+    def learning_features(self, valid: Tensor) -> Iterator[None]:
+        """Within the block a policy in training mode standardises image tokens by the batch and keeps the statistics.
+
+        ``valid`` bool [b h]: where several ranks learn together, a row without any control step only fills up a share.
+        """
         for norm in self.feature_norms:
-            norm.learning = self.training
+            norm.learning, norm.counted = self.training, valid.any(1)
         try:
             yield
         finally:
             for norm in self.feature_norms:
-                norm.learning = False
+                norm.learning, norm.counted = False, None
 
     def _projected(self, images: list[Tensor]) -> list[Tensor]:
         """Each camera's image tokens [b N d] as the projector gives them."""
@@ -501,6 +534,16 @@ class VisionLanguageTrunk(nn.Module):
         if self.feature_norms:
             outputs = [norm(x) for norm, x in zip(self.feature_norms, outputs, strict=True)]
         return torch.cat(outputs, dim=1).float()
+
+    def blocks(self) -> list[nn.Module]:
+        """The transformer blocks, for `vla_rl.cluster.ranks.shard`."""
+        return [*(block for tower in self.vision for block in tower.blocks), *self.trunk.llama.layers]
+
+    def learn_together(self, index: int, size: int, total: Callable[[Tensor], Tensor]) -> None:
+        """See `vla_rl.interfaces.ShardablePolicy`: image tokens are standardised over the rows of all ranks."""
+        self.rank, self.ranks = index, size
+        for norm in self.feature_norms:
+            norm.total = total
 
     def prepare_for_rl(self) -> None:
         """Called before RL: with ``freeze_vision_in_rl`` the vision tower and the projector stay as SFT left them.

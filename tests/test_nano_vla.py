@@ -12,6 +12,7 @@ import torch
 from contracts import check_policy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import LlamaModel
 
 from policies.nano_vla import (
     LlamaTrunk,
@@ -139,7 +140,9 @@ def test_trunk_equals_the_llama_of_transformers(causal: bool):
         mask = torch.zeros(2, 1, 7, 7)
         if causal:
             mask = mask + torch.full((7, 7), -torch.inf).triu(1)
-        theirs = trunk.llama(inputs_embeds=x, attention_mask=mask, use_cache=False).last_hidden_state
+        stock = LlamaModel(trunk.llama.config).eval()
+        stock.load_state_dict(trunk.llama.state_dict())
+        theirs = stock(inputs_embeds=x, attention_mask=mask, use_cache=False).last_hidden_state
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 

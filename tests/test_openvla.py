@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from contracts import check_policy, random_observation
 from openvla_checkpoints import IMAGE, STATISTICS, libero_like, random_weights, write_checkpoint
 from PIL import Image
+from transformers import LlamaForCausalLM
 
 from policies.openvla import OpenVLA, OpenVLAConfig, OpenVLAL1
 from policies.openvla import images as image_path
@@ -326,7 +327,9 @@ def test_features_are_those_of_timms_second_to_last_block(folder):
 def reference_logits(policy: OpenVLA, observation: Observation, tokens: torch.Tensor | None = None) -> torch.Tensor:
     """Row by row, without padding, through transformers' own Llama: logits float32 [b h a 256]."""
     n, rows = policy.action_tokens, []
-    llama, embed = policy.language_model, policy.language_model.model.embed_tokens
+    llama = LlamaForCausalLM(policy.language_model.config).eval()
+    llama.load_state_dict(policy.language_model.state_dict())
+    embed = llama.model.embed_tokens
     for i in range(len(observation)):
         row = observation[i : i + 1]
         ids = torch.tensor([policy.tokenizer.encode(row.instruction[0])])

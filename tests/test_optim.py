@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from vla_rl.algorithms.optim import load_optimizer_state, make_adamw, optimizer_state
+from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adamw, optimizer_state
 from vla_rl.checkpoint import load_state, save_state
+from vla_rl.errors import NoGradient
 
 
 def network(layout: torch.memory_format) -> nn.Module:
@@ -61,6 +62,29 @@ def test_bfloat16_parameters_are_trained_through_float32_copies(offload, tmp_pat
     torch.testing.assert_close(optimizer.state[p]["master"], reference.detach())
     assert (p.detach() != torch.linspace(1.0, 2.0, 64, dtype=torch.bfloat16)).any()
     torch.testing.assert_close(p.detach(), reference.detach().bfloat16())
+
+
+def test_a_loss_that_reaches_no_parameter_is_an_error():
+    net = network(torch.contiguous_format)
+    guard, before = GuardedStep(3, 1.0), [p.detach().clone() for p in net.parameters()]
+    with pytest.raises(NoGradient, match="none of the 4 parameters"):
+        guard.step(make_adamw([(net.parameters(), 1e-2)], [0.9, 0.95], 0.01), torch.zeros(()))
+    assert guard.updates == 0 and all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+
+
+def test_updates_with_a_gradient_of_zero_are_counted():
+    net = network(torch.contiguous_format)
+    guard, optimizer = GuardedStep(3, 1.0), make_adamw([(net.parameters(), 1e-2)], [0.9, 0.95], 0.01)
+    for scale in (0.0, 1.0, 0.0):
+        loss = scale * net(torch.ones(2, 3, 8, 8)).square().mean()
+        loss.backward()
+        assert (guard.step(optimizer, loss.detach()) == 0.0) == (scale == 0.0)
+    assert guard.state_dict() == {"skipped": 0, "bad_in_a_row": 0, "updates": 3, "zero_gradients": 2}
+    again = GuardedStep(3, 1.0)
+    again.load_state_dict(guard.state_dict())
+    assert again.zero_gradients == 2
+    again.load_state_dict({"skipped": 1, "bad_in_a_row": 0, "updates": 7})  # of a run made before they were counted
+    assert (again.skipped, again.zero_gradients) == (1, 0)
 
 
 def test_offloading_changes_no_step_of_float32_parameters():

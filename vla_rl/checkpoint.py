@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 import vla_rl
+from vla_rl.cluster.ranks import Ranks, full_state, load_full_state
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.metrics import write_json
 from vla_rl.types import EmbodimentSpec
@@ -86,11 +87,31 @@ def save_checkpoint(
     ``training_state`` is a nested dict as for `save_state`. With ``keep_last_good`` the replaced checkpoint stays
     beside the new one as ``<name>.last_good``. Raises `DiskFull` where the disk is full; the old
     checkpoint is untouched then.
+
+    Where several ranks learn together all of them call this: what is spread over them is gathered, the main one writes an
+    ordinary checkpoint, and if it cannot, all raise.
     """
-    path = Path(path)
+    ranks, problem = Ranks.present(), None
+    weights = full_state(policy, ranks)
+    if ranks.is_main:
+        try:
+            _write_checkpoint(Path(path), policy, weights, training_state, keep_last_good, max_shard_bytes)
+        except Exception as error:
+            problem = error
+    if not ranks.all(problem is None):
+        raise problem or CheckpointError(f"the main rank could not write {path}; its own message says why")
+
+
+def _write_checkpoint(
+    path: Path,
+    policy: Checkpointable,
+    weights: dict[str, Tensor],
+    training_state: Mapping[str, Any] | None,
+    keep_last_good: bool,
+    max_shard_bytes: int,
+) -> None:
     header = {"policy_type": policy.policy_type, "format": FORMAT, "vla_rl_version": vla_rl.__version__}
     with _replacing(path, keep_last_good) as folder:
-        weights = {name: tensor.detach() for name, tensor in policy.state_dict().items()}
         _save_weights(folder, weights, max_shard_bytes)
         _write_text(folder / CONFIG, _to_json({**header, **policy.config_dict()}))
         _write_text(folder / EMBODIMENT, _to_json(policy.embodiment.to_dict()))
@@ -181,7 +202,7 @@ def load_weights(path: Path | str, policy: Any) -> None:
             f"{len(broken)} of the {len(stored)} tensors in {path} hold numbers that are not finite (the first: "
             f"{sorted(broken)[0]}): its training diverged. Use {_last_good(path).name} beside it, or an earlier checkpoint."
         )
-    policy.load_state_dict(stored)
+    load_full_state(policy, stored)
 
 
 def load_training_state(path: Path | str) -> dict[str, Any]:

@@ -32,5 +32,9 @@ class MissingDependency(UserError):
     """Something outside Python (a GL library, an asset set, a device) is missing."""
 
 
+class NoGradient(UserError):
+    """A loss reached none of the parameters that it should train."""
+
+
 class TrainingDiverged(UserError):
     """Too many updates in a row had a loss that was not finite."""

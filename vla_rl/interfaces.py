@@ -162,6 +162,26 @@ class RegressionPolicy(Policy, Protocol):
 
 
 @runtime_checkable
+class ShardablePolicy(Protocol):
+    """A policy that several processes can train together (`vla_rl.cluster.ranks.shard`).
+
+    Any dataclass of tensors that its ``evaluate`` returns must be a registered pytree, as `PolicyEvaluation` is.
+    """
+
+    def blocks(self) -> Iterable[torch.nn.Module]:
+        """Parts whose weights are gathered one at a time. Each is only ever called as a module, and within one that is
+        trained all weights have one dtype; what lies outside of them is gathered for the whole forward."""
+        ...
+
+    def learn_together(self, index: int, size: int, total: Callable[[Tensor], Tensor]) -> None:
+        """This is rank ``index`` of ``size``; ``total`` adds a tensor up over the ranks, with gradient.
+
+        For statistics over a batch of which each rank sees a part, and for noise that ranks must not share.
+        """
+        ...
+
+
+@runtime_checkable
 class Critic(Protocol):
     """A value function apart from the policy. It alone may read ``Observation.privileged``."""
 

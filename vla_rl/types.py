@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree
 
 from vla_rl.shapes import Bool, Float, Float32, Int64, UInt8
 from vla_rl.specs import CameraSpec, EmbodimentSpec, EpisodeSpec, SlotEvent, SlotObservation, SlotStep, TaskSpec
@@ -146,6 +147,12 @@ class PolicyEvaluation:
     advantage_weight: Float[Tensor, "b *k"] | None = None
     clip_scale: Float[Tensor, "b *k"] | None = None
     auxiliary_loss: Float[Tensor, "b"] | None = None
+
+
+# FSDP2 hangs its backward on the tensors that it finds in a module's output, and looks into none but registered dataclasses:
+# without this no weight that is spread over ranks would ever get a gradient.
+for _output in (ActionChunk, PolicyOutput, PolicyEvaluation):
+    _pytree.register_dataclass(_output)
 
 
 @dataclass(frozen=True)

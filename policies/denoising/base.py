@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from policies.denoising.expert import ActionExpert, Cache
 from policies.denoising.settings import DenoisingConfig
@@ -73,6 +73,9 @@ class DenoisingBase(VisionLanguageTrunk):
         )
 
     # ----------------------------------------------------------------------------------------------------- parts
+    def blocks(self) -> list[nn.Module]:
+        return [*super().blocks(), *self.expert.layers]
+
     def run_expert(self, x: Tensor, modulation: Tensor, cache: Cache) -> tuple[Tensor, Tensor]:
         """`ActionExpert.forward`, compiled where ``config.compile`` asks for it."""
         if not self.config.compile:

@@ -93,6 +93,10 @@ class DenoisingVLA(DenoisingBase):
             self.frozen.frozen = None
             self.register_buffer("is_frozen", torch.zeros((), dtype=torch.bool))
 
+    def blocks(self) -> list[nn.Module]:
+        student = self.student.layers if self.config.student_steps else ()
+        return [*super().blocks(), *student, *(self.frozen.blocks() if self.frozen is not None else ())]
+
     # ------------------------------------------------------------------------------------------------------- steps
     @property
     def correlated_axes(self) -> tuple[str, ...]:
@@ -261,7 +265,8 @@ class DenoisingVLA(DenoisingBase):
                 "policy.chunk_length to the data's"
             )
         b, s = len(actions), config.noise_samples
-        generator = torch.Generator().manual_seed(int(self.draws) if self.training else 0)
+        stream = int(self.draws) * self.ranks + self.rank  # each rank has rows, and noise, of its own
+        generator = torch.Generator().manual_seed(stream if self.training else 0)
         self.draws += int(self.training)
         target_action = self.normalize(actions.to(self.device))[:, None]
         epsilon = torch.randn(b, s, h, a, generator=generator).to(self.device)
@@ -275,7 +280,7 @@ class DenoisingVLA(DenoisingBase):
             time, signal, noise = (timestep + 1) / config.train_timesteps, alpha.sqrt(), (1.0 - alpha).sqrt()
         signal, noise = signal[..., None, None], noise[..., None, None]
         x = signal * target_action + noise * epsilon
-        with self.learning_features():
+        with self.learning_features(valid):
             cache, _ = self.encode(observation)
         output, _ = self.run_expert(x, self.expert.modulate(time), cache)
         weight = valid.to(self.device, torch.float32)[:, None, :, None].expand_as(output)

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
 from policies.openvla.config import Architecture, TowerSpec
-from policies.trunk import rms_norm, rotate
+from policies.trunk import LlamaBlock, rms_norm, rotate
 from vla_rl.errors import UserError
 
 
@@ -187,13 +187,19 @@ class ValueHead(nn.Module):
 
 # ---------------------------------------------------------------------------------------------------------------- Llama
 def make_llama(architecture: Architecture) -> LlamaForCausalLM:
-    """transformers' Llama with every size stated: an absent key of the checkpoint means the values of `Architecture`."""
+    """transformers' Llama with every size stated: an absent key of the checkpoint means the values of `Architecture`.
+
+    Its layers are `OpenVLABlock`s, which `run_llama` calls; transformers' own forward does not work on them.
+    """
     config = LlamaConfig(
         **architecture.text, tie_word_embeddings=False, pad_token_id=None, bos_token_id=1, eos_token_id=2,
         attention_bias=False, mlp_bias=False, attention_dropout=0.0, hidden_act="silu",
     )  # fmt: skip
     config._attn_implementation = "sdpa"
-    return LlamaForCausalLM(config)
+    llama = LlamaForCausalLM(config)
+    heads = (config.num_attention_heads, config.num_key_value_heads)
+    llama.model.layers = nn.ModuleList(OpenVLABlock(layer, *heads) for layer in llama.model.layers)
+    return llama
 
 
 @dataclass
@@ -210,6 +216,40 @@ class KVCache:
             return [torch.empty(shape, device=like.device, dtype=dtype) for _ in range(layers)]
 
         return cls(make(), make())
+
+
+class OpenVLABlock(LlamaBlock):
+    """Attention and gated MLP of one layer; for its arguments see `run_llama`."""
+
+    def __init__(self, layer: nn.Module, heads: int, kv_heads: int):
+        super().__init__(layer)
+        self.heads, self.kv_heads = heads, kv_heads
+
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, causal: bool, cache: KVCache | None = None,
+        index: int = 0,
+    ) -> Tensor:  # fmt: skip
+        b, length, _ = x.shape
+        attention = self.self_attn
+        y = rms_norm(self.input_layernorm, x)
+        q = attention.q_proj(y).view(b, length, self.heads, -1).transpose(1, 2)
+        k, v = (
+            proj(y).view(b, length, self.kv_heads, -1).transpose(1, 2) for proj in (attention.k_proj, attention.v_proj)
+        )
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        if cache is not None:
+            end = cache.length + length
+            cache.keys[index][:, :, cache.length : end] = k
+            cache.values[index][:, :, cache.length : end] = v
+            if cache.length:
+                k, v = cache.keys[index][:, :, :end], cache.values[index][:, :, :end]
+        groups = self.heads // self.kv_heads
+        if groups > 1:
+            k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal and mask is None and length > 1)
+        x = x + attention.o_proj(y.transpose(1, 2).reshape(b, length, -1))
+        y = rms_norm(self.post_attention_layernorm, x)
+        return x + self.mlp.down_proj(F.silu(self.mlp.gate_proj(y)) * self.mlp.up_proj(y))
 
 
 class Rope(nn.Module):
@@ -244,40 +284,12 @@ def run_llama(
     cos, sin = (table[positions].unsqueeze(1) for table in (rope.cos, rope.sin))
     for i, layer in enumerate(llama.layers):
         if checkpointing and torch.is_grad_enabled():
-            x = checkpoint(_layer, llama.config, layer, x, cos, sin, mask, causal, use_reentrant=False)
+            x = checkpoint(layer, x, cos, sin, mask, causal, use_reentrant=False)
         else:
-            x = _layer(llama.config, layer, x, cos, sin, mask, causal, cache, i)
+            x = layer(x, cos, sin, mask, causal, cache, i)
     if cache is not None:
         cache.length += x.shape[1]
     return rms_norm(llama.norm, x)
-
-
-def _layer(
-    config: LlamaConfig, layer: Any, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, causal: bool,
-    cache: KVCache | None = None, index: int = 0,
-) -> Tensor:  # fmt: skip
-    b, length, _ = x.shape
-    attention = layer.self_attn
-    y = rms_norm(layer.input_layernorm, x)
-    q = attention.q_proj(y).view(b, length, config.num_attention_heads, -1).transpose(1, 2)
-    k, v = (
-        proj(y).view(b, length, config.num_key_value_heads, -1).transpose(1, 2)
-        for proj in (attention.k_proj, attention.v_proj)
-    )
-    q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-    if cache is not None:
-        end = cache.length + length
-        cache.keys[index][:, :, cache.length : end] = k
-        cache.values[index][:, :, cache.length : end] = v
-        if cache.length:
-            k, v = cache.keys[index][:, :, :end], cache.values[index][:, :, :end]
-    groups = config.num_attention_heads // config.num_key_value_heads
-    if groups > 1:
-        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-    y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal and mask is None and length > 1)
-    x = x + attention.o_proj(y.transpose(1, 2).reshape(b, length, -1))
-    y = rms_norm(layer.post_attention_layernorm, x)
-    return x + layer.mlp.down_proj(F.silu(layer.mlp.gate_proj(y)) * layer.mlp.up_proj(y))
 
 
 # ------------------------------------------------------------------------------------------------------------ parameters

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -440,6 +440,15 @@ class OpenVLABase(nn.Module):
                 f"the instruction {longest[:60]!r}… makes a sequence of {total} tokens ({prompt} prompt, {image_tokens} "
                 f"image, {self.action_tokens} action), the model reads {self.architecture.max_length}: shorten it"
             )
+
+    def blocks(self) -> list[nn.Module]:
+        """The transformer blocks, and the value head for its float32, for `vla_rl.cluster.ranks.shard`."""
+        towers = (block for tower in self.vision_backbone.towers for block in tower.blocks)
+        head = [self.value_head] if self.config.value_head else []
+        return [*towers, *self.language_model.model.layers, *head]
+
+    def learn_together(self, index: int, size: int, total: Callable[[Tensor], Tensor]) -> None:
+        """See `vla_rl.interfaces.ShardablePolicy`: nothing here depends on the rows of other ranks."""
 
     @property
     def action_tokens(self) -> int:

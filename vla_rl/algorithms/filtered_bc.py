@@ -91,11 +91,13 @@ class FilteredBC:
                     sums[name.removeprefix("sft/")].append(x)
             sums.pop("learning_rate")
             sums.pop("skipped_updates")
+            sums.pop("zero_gradients")
             metrics |= {f"filtered_bc/{name}": sum(xs) / len(xs) for name, xs in sums.items()}
             self._imitation.sampler = _Nothing()  # the batch's images need not stay
         self.iteration += 1
-        skipped = self._imitation.guard.skipped
-        return metrics | {"filtered_bc/updates": float(updates), "filtered_bc/skipped_updates": float(skipped)}
+        guard = self._imitation.guard
+        totals = {"skipped_updates": guard.skipped, "zero_gradients": guard.zero_gradients}
+        return metrics | {f"filtered_bc/{name}": float(x) for name, x in {"updates": updates, **totals}.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the weights. Needs no pickle."""

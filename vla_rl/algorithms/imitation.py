@@ -18,6 +18,7 @@ from torch import Tensor
 
 from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adamw, optimizer_state
 from vla_rl.algorithms.settings import AugmentConfig, ImitationConfig
+from vla_rl.cluster.ranks import Ranks
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.interfaces import ImitationPolicy, Policy
 from vla_rl.types import Observation, Trajectory
@@ -99,9 +100,13 @@ def learning_rate_factor(update: int, warmup: int, total: int, floor: float) -> 
 
 # ------------------------------------------------------------------------------------------------------------ training
 class Imitation:
-    """Trains an `ImitationPolicy` from a `Sampler`, one `update` at a time."""
+    """Trains an `ImitationPolicy` from a `Sampler`, one `update` at a time.
 
-    def __init__(self, config: ImitationConfig, policy: Policy, sampler: Sampler):
+    Several ``ranks`` (by default those of this process's group) make one update together: each draws and augments the same
+    batch and runs the policy on its share of it.
+    """
+
+    def __init__(self, config: ImitationConfig, policy: Policy, sampler: Sampler, ranks: Ranks | None = None):
         """Raises ConfigError where the policy cannot imitate or has nothing to train."""
         if not hasattr(policy, "imitation_loss"):
             raise ConfigError(
@@ -115,7 +120,8 @@ class Imitation:
             config.weight_decay,
             offload=config.offload_optimizer,
         )
-        self.guard = GuardedStep(config.max_bad_updates, config.grad_clip)
+        self.ranks = ranks or Ranks.present()
+        self.guard = GuardedStep(config.max_bad_updates, config.grad_clip, self.ranks)
         self.generator = torch.Generator().manual_seed(config.seed)
         self.updates = 0
 
@@ -131,6 +137,10 @@ class Imitation:
         observation = augment(observation.without_privileged(), config.augment, self.generator)
         sums: dict[str, float] = defaultdict(float)
         total, weight_sum = torch.zeros((), device=device), valid.sum().clamp(min=1)
+        if self.ranks.size > 1:
+            self.ranks.require_same("demonstrations", len(observation), float(actions.double().sum()))
+            share, real = self.ranks.share(len(observation))
+            observation, actions, valid = observation[share], actions[share], valid[share] & real[:, None]
         autocast = config.autocast and device.type == "cuda"
         for rows in torch.arange(len(observation)).split(config.micro_batch_size or len(observation)):
             part = slice(int(rows[0]), int(rows[-1]) + 1)
@@ -143,11 +153,16 @@ class Imitation:
             total = total + loss.detach() * share.to(device)
             for name, x in metrics.items():
                 sums[name] += x * float(share)
+        total = self.ranks.sum(total)
         norm = self.guard.step(self.optimizer, total)
         self.updates += 1
+        if self.ranks.size > 1:
+            parts = torch.tensor(list(sums.values()), dtype=torch.float64)
+            sums = dict(zip(sums, self.ranks.sum(parts).tolist(), strict=True))
         out = {f"sft/{k}": v for k, v in sums.items()}
         out |= {"sft/loss": float(total), "sft/learning_rate": config.learning_rate * factor}
         out["sft/skipped_updates"] = float(self.guard.skipped)
+        out["sft/zero_gradients"] = float(self.guard.zero_gradients)
         return out if norm is None else out | {"sft/grad_norm": norm}
 
     def run(

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim.adamw import adamw
 
-from vla_rl.errors import ConfigError, TrainingDiverged
+from vla_rl.cluster.ranks import Ranks, gathered, is_sharded, plain, spread_like
+from vla_rl.errors import ConfigError, NoGradient, TrainingDiverged
 
 
 class MasterAdamW(torch.optim.Optimizer):
@@ -93,6 +94,8 @@ def make_adamw(
     param_groups = [{"params": params, "lr": lr} for params, lr in trained if params]
     if not param_groups:
         raise ConfigError("there is nothing to train: no parameter has requires_grad set; unfreeze some of the policy")
+    if offload and any(is_sharded(p) for ps, _ in trained for p in ps):
+        raise ConfigError("offload_optimizer=true does not go with weights that are spread over ranks; set it to false")
     if offload or any(p.dtype in (torch.bfloat16, torch.float16) for ps, _ in trained for p in ps):
         return MasterAdamW(param_groups, (betas[0], betas[1]), weight_decay, eps, offload)
     plain = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for ps, _ in trained for p in ps)
@@ -107,29 +110,44 @@ def even_split(count: int, size: int, generator: torch.Generator) -> tuple[Tenso
 class GuardedStep:
     """Clips gradients and steps, unless something is not finite: then the update is skipped and counted.
 
-    After ``max_bad_updates`` skipped updates in a row it raises `TrainingDiverged`. ``skipped`` counts all of them.
+    After ``max_bad_updates`` skipped updates in a row it raises `TrainingDiverged`. ``skipped`` counts all of them,
+    ``zero_gradients`` the updates whose gradient was exactly 0 everywhere. With several ``ranks`` the gradients are first
+    added up over them; norm, clipping and whether to skip are then the same on all.
     """
 
-    def __init__(self, max_bad_updates: int, grad_clip: float | None):
-        self.max_bad_updates, self.grad_clip = max_bad_updates, grad_clip
-        self.skipped = self.bad_in_a_row = self.updates = 0
+    def __init__(self, max_bad_updates: int, grad_clip: float | None, ranks: Ranks | None = None):
+        self.max_bad_updates, self.grad_clip, self.ranks = max_bad_updates, grad_clip, ranks or Ranks()
+        self.skipped = self.bad_in_a_row = self.updates = self.zero_gradients = 0
 
     def step(self, optimizer: torch.optim.Optimizer, loss: Tensor) -> float | None:
         """One update from the gradients that lie ready; returns their norm before clipping, or None when skipped.
 
-        ``loss`` is the (detached) scalar the gradients came from. Gradients are cleared either way.
+        ``loss`` is the (detached) scalar the gradients came from. Gradients are cleared either way. Raises `NoGradient`
+        where not one parameter has any: a step would then change nothing, and training seem to run.
         """
-        params = [p for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in params])
+        trained = [p for g in optimizer.param_groups for p in g["params"]]
+        self.ranks.sum_gradients(trained)
+        params = [p for p in trained if p.grad is not None]
+        if not params:
+            raise NoGradient(
+                f"the loss gave none of the {len(trained)} parameters of this optimiser a gradient. Either what the policy "
+                "returns is detached from its weights, or it is a dataclass that is no registered pytree "
+                "(`vla_rl.interfaces.ShardablePolicy`), or the policy was sharded after the algorithm was built: shard it "
+                "first"
+            )
+        spread = torch.nn.utils.get_total_norm([p.grad for p in params])
+        norm = plain(spread)
         finite = bool(torch.isfinite(norm) & torch.isfinite(loss).to(norm.device))  # the update's one synchronisation
+        finite = self.ranks.all(finite)
         if finite:
             if self.grad_clip is not None:
-                torch.nn.utils.clip_grads_with_norm_(params, self.grad_clip, norm)
+                torch.nn.utils.clip_grads_with_norm_(params, self.grad_clip, spread)
             optimizer.step()
             self.updates += 1
             self.bad_in_a_row = 0
         optimizer.zero_grad(set_to_none=True)
         if finite:
+            self.zero_gradients += float(norm) == 0.0
             return float(norm)
         self.skipped += 1
         self.bad_in_a_row += 1
@@ -142,18 +160,24 @@ class GuardedStep:
         return None
 
     def state_dict(self) -> dict[str, int]:
-        return {"skipped": self.skipped, "bad_in_a_row": self.bad_in_a_row, "updates": self.updates}
+        names = ("skipped", "bad_in_a_row", "updates", "zero_gradients")
+        return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.skipped, self.bad_in_a_row = int(state["skipped"]), int(state["bad_in_a_row"])
-        self.updates = int(state["updates"])
+        self.updates, self.zero_gradients = int(state["updates"]), int(state.get("zero_gradients", 0))
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """An optimiser's state as nested dicts with string keys, lists, tensors, numbers: fit for JSON and safetensors."""
+    """An optimiser's state as nested dicts with string keys, lists, tensors, numbers: fit for JSON and safetensors.
+
+    State that is spread over ranks is whole on the main one and empty on the others; all of them must call.
+    """
     state = optimizer.state_dict()
     return {
-        "state": {str(k): dict(v) for k, v in state["state"].items()},
+        "state": {
+            str(k): {n: gathered(x) if isinstance(x, Tensor) else x for n, x in v.items()} for k, v in state["state"].items()
+        },
         "param_groups": [
             {k: list(v) if isinstance(v, tuple) else v for k, v in group.items()} for group in state["param_groups"]
         ],
@@ -169,10 +193,17 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
             f"the optimiser state was saved for groups of {[len(g['params']) for g in groups]} parameters, this run "
             f"trains {mine}; resume with the policy and the freezing it was saved with"
         )
-    optimizer.load_state_dict({"state": {int(k): dict(v) for k, v in state["state"].items()}, "param_groups": groups})
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    moments = {int(k): {n: _placed(x, parameters[int(k)]) for n, x in v.items()} for k, v in state["state"].items()}
+    optimizer.load_state_dict({"state": moments, "param_groups": groups})
     # Saved tensors come back contiguous. The fused AdamW walks memory, not indices: its moments must lie as the
     # parameter does (a convolution's weights may be channels-last), or they belong to other weights after a resume.
-    for parameter, moments in optimizer.state.items():
-        for name, value in moments.items():
+    for parameter, own in optimizer.state.items():
+        for name, value in own.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
-                moments[name] = torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
+                own[name] = torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
+
+
+def _placed(value: Any, parameter: Tensor) -> Any:
+    """A moment spread over ranks as its parameter is; anything else as it is."""
+    return spread_like(value, parameter) if isinstance(value, Tensor) and value.shape == parameter.shape else value

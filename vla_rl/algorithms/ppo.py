@@ -34,6 +34,7 @@ from vla_rl.algorithms.optim import (
     optimizer_state,
 )
 from vla_rl.algorithms.settings import PPOConfig
+from vla_rl.cluster.ranks import Ranks
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import Critic, LikelihoodPolicy, Policy
 from vla_rl.types import Observation, RolloutBatch
@@ -68,6 +69,9 @@ class PPO:
     ``value_parameters()``: they then learn at ``critic_learning_rate`` and alone during the critic warm-up.
     A critic may have ``observe(observation)`` (called once per batch, to keep input statistics) and a class attribute
     ``reads_images = False`` (it is then spared the images).
+
+    Several ``ranks`` (by default those of this process's group) make one update together: each is given the whole batch,
+    runs the policy on its share of every minibatch, and trains a critic of its own on all of it.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class PPO:
         policy: Policy,
         critic: Critic | None = None,
         reference_policy: LikelihoodPolicy | None = None,
+        ranks: Ranks | None = None,
     ):
         """Raises ConfigError where the policy lacks what the configuration needs."""
         missing = [name for name in ("evaluate", "parameters", "log_prob_axes") if not hasattr(policy, name)]
@@ -95,6 +100,7 @@ class PPO:
             )
         config.check_policy(policy)
         self.config, self.critic, self.reference_policy = config, critic, reference_policy
+        self.ranks = ranks or Ranks.present()
         if hasattr(policy, "prepare_for_rl"):  # which may freeze parts
             policy.prepare_for_rl()
         parameters = [p for p in policy.parameters() if p.requires_grad]
@@ -114,7 +120,7 @@ class PPO:
             config.weight_decay,
             offload=config.offload_optimizer,
         )
-        self.guard = GuardedStep(config.max_bad_updates, config.grad_clip)
+        self.guard = GuardedStep(config.max_bad_updates, config.grad_clip, self.ranks)
         self._critic_trainer = None
         if critic is not None and config.advantage == "gae":
             self._critic_trainer = CriticTrainer(
@@ -141,6 +147,7 @@ class PPO:
         """
         config = self.config
         metrics: dict[str, float] = {}
+        self.ranks.require_same("batches", batch.num_decisions, float(batch.behavior_log_prob.double().sum()))
         if config.decay_iterations or config.warmup_iterations:
             self.optimizer.param_groups[0]["lr"] = config.learning_rate * self._schedule()
         warmup = config.advantage == "gae" and self.iteration < config.critic_warmup_iterations
@@ -150,6 +157,8 @@ class PPO:
             self._critic_trainer.observe(batch.observations)
         values = self._values(batch, head_values)
         advantages, returns = self._advantages(batch, rewards, values, metrics)
+        # (the ranks' critics may differ in their last digits; what counts is one opinion)
+        advantages, returns = self.ranks.main(advantages), None if returns is None else self.ranks.main(returns)
         if values is not None and returns is not None:
             metrics["ppo/explained_variance"] = losses.explained_variance(values, returns)
             metrics["ppo/value_mean"] = float(values.mean())
@@ -168,6 +177,7 @@ class PPO:
         critic_skipped = 0 if self._critic_trainer is None else self._critic_trainer.guard.skipped
         metrics["ppo/skipped_updates"] = float(self.guard.skipped + critic_skipped)
         metrics["ppo/updates_total"] = float(self.guard.updates)
+        metrics["ppo/zero_gradients"] = float(self.guard.zero_gradients)
         return metrics
 
     def _schedule(self) -> float:
@@ -201,8 +211,10 @@ class PPO:
             return batch.behavior_log_prob.to(self._device()).float(), None
         device, observations = self._device(), batch.observations.without_privileged()
         log_probs, values = [], []
-        for rows in torch.arange(batch.num_decisions).split(self._slice_size()):
-            view = slice(int(rows[0]), int(rows[-1]) + 1)
+        n, share = batch.num_decisions, self.ranks.share(batch.num_decisions)[0]
+        for rows in share.split(self._slice_size()):
+            run = slice(int(rows[0]), int(rows[-1]) + 1)
+            view = run if run.stop - run.start == len(rows) else rows  # (a slice copies no images)
             with self._autocast():
                 out = policy.evaluate(
                     observations[view].to(device), {k: v[view].to(device) for k, v in batch.replay.items()}
@@ -211,8 +223,8 @@ class PPO:
             if out.value is not None:
                 values.append(out.value)
         recompute = policy is not self.policy or config.recompute_old_log_prob
-        log_prob = torch.cat(log_probs) if recompute else batch.behavior_log_prob.to(device).float()
-        return log_prob, torch.cat(values).float() if values else None
+        log_prob = self.ranks.gather(torch.cat(log_probs), n) if recompute else batch.behavior_log_prob.to(device).float()
+        return log_prob, self.ranks.gather(torch.cat(values).float(), n) if values else None
 
     @torch.no_grad()
     def _values(self, batch: RolloutBatch, head_values: Tensor | None) -> Tensor | None:
@@ -427,23 +439,27 @@ class PPO:
             group["lr"] = min(group["lr"] * 1.5, start * 10.0)
 
     def _backward(self, data: _Prepared, rows: Tensor, value_only: bool) -> tuple[dict[str, Tensor], Tensor]:
-        """Gradients of one minibatch, accumulated over micro-batches. Returns statistics and the loss (detached)."""
+        """Gradients of this rank's share of one minibatch, accumulated over micro-batches.
+
+        Returns statistics and the loss (detached), both of the whole minibatch.
+        """
         config, device = self.config, self._device()
-        parts = rows.split(config.micro_batch_size) if config.micro_batch_size else (rows,)
-        at = rows.to(device)
+        at, count = rows.to(device), len(rows)
         norm = losses.weight_norm(data.weights[at], config.loss_aggregation, data.num_decisions, data.num_trajectories)
         advantages = data.advantages[at]
         if config.normalize_advantage == "minibatch":
             advantages = adv.whiten(advantages)
+        share, real = self.ranks.share(count)
+        rows, advantages, real = rows[share], advantages[share.to(device)], real.to(device)
+        size = config.micro_batch_size or len(rows)
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=device))
         kept: dict[str, list[Tensor]] = defaultdict(list)
-        per_part = advantages.split([len(p) for p in parts])
         # what sums over tokens are divided by is known before any forward pass, so accumulation is exact
         token_count = data.tokens[at].sum().clamp(min=1)
         imitated_count = (data.tokens[at] * data.imitate[at]).sum().clamp(min=1)
-        for part, part_advantages in zip(parts, per_part, strict=True):
+        for part, part_advantages, counts in zip(rows.split(size), advantages.split(size), real.split(size), strict=True):
             where = part.to(device)
-            part_learn = data.learn[where]
+            part_learn = data.learn[where] & counts[:, None]
             with self._autocast():
                 out = self.policy.evaluate(
                     data.observations[part].to(device), {k: v[part].to(device) for k, v in data.replay.items()}
@@ -452,7 +468,7 @@ class PPO:
             at_level = functools.partial(losses.reduce_log_prob, axes=axes, valid=part_learn, level=config.ratio_level)
             log_prob, mask = at_level(out.log_prob, reduction=config.ratio_reduction)
             old, _ = at_level(data.old_log_prob[where], reduction=config.ratio_reduction)
-            weights = data.weights[where] / norm
+            weights = data.weights[where] / norm * counts[:, None]
             log_ratio = losses.log_ratio(log_prob, old)
             entry_advantages, clip_low, clip_high = part_advantages[:, None], config.clip_low, config.clip_high
             if out.advantage_weight is not None:
@@ -476,7 +492,7 @@ class PPO:
                 terms["success_imitation_loss"] = -tokens.sum() / imitated_count
                 loss = loss + config.success_imitation_coef * terms["success_imitation_loss"]
             if out.auxiliary_loss is not None:
-                terms["auxiliary_loss"] = out.auxiliary_loss.sum() / len(rows)
+                terms["auxiliary_loss"] = (out.auxiliary_loss * counts).sum() / count
                 loss = loss + terms["auxiliary_loss"]
             if value_only:
                 loss = torch.zeros((), device=device)
@@ -488,7 +504,7 @@ class PPO:
                     config.value_clip,
                     config.value_huber_delta,
                 )
-                terms["value_loss"] = value_losses.sum() / len(rows)
+                terms["value_loss"] = (value_losses * counts).sum() / count
                 loss = loss + config.value_coef * terms["value_loss"]
             loss.backward()
             terms["loss"] = loss
@@ -496,8 +512,9 @@ class PPO:
                 sums[name] = sums[name] + x.detach()
             for name, x in (("log_ratio", log_ratio), ("active", active), ("mask", mask)):
                 kept[name].append(x.detach())
-        stats = losses.ratio_statistics(*(torch.cat(kept[k]) for k in ("log_ratio", "active", "mask")))
-        return stats | dict(sums), sums["loss"]
+        stats = losses.ratio_statistics(*(self.ranks.gather(torch.cat(kept[k])) for k in ("log_ratio", "active", "mask")))
+        whole = dict(zip(sums, self.ranks.sum(torch.stack(list(sums.values()))).unbind(), strict=True))
+        return stats | whole, whole["loss"]
 
     # ---------------------------------------------------------------------------------------------------------- resume
     def state_dict(self) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Several processes on one run. `ranks`: those that learn together."""
