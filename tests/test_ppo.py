@@ -12,9 +12,12 @@ from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
 
 from vla_rl.algorithms import losses
+from vla_rl.algorithms.advantages import discounted_returns
 from vla_rl.algorithms.critic import CriticConfig, PrivilegedCritic
-from vla_rl.algorithms.optim import load_optimizer_state, optimizer_state
+from vla_rl.algorithms.estimators import Estimate
+from vla_rl.algorithms.optim import adapted_rate, load_optimizer_state, optimizer_state
 from vla_rl.algorithms.ppo import PPO, PPOConfig
+from vla_rl.algorithms.surrogate import behavior_weights
 from vla_rl.errors import ConfigError, TrainingDiverged
 from vla_rl.types import (
     ActionChunk,
@@ -302,15 +305,12 @@ def test_target_kl_ends_the_epochs_and_adapts_the_learning_rate():
     ppo = PPO(config, policy)
     metrics = ppo.update(rollout(policy, 0))
     assert metrics["ppo/early_stop"] == 1.0 and metrics["ppo/epochs"] < 20
-    group = ppo.optimizer.param_groups[0]
-    ppo._adapt_learning_rate(0.05)
-    assert group["lr"] == pytest.approx(metrics["ppo/learning_rate"] / 1.5)
-    for _ in range(30):
-        ppo._adapt_learning_rate(0.001)
-    assert group["lr"] == pytest.approx(3.0)
-    for _ in range(30):
-        ppo._adapt_learning_rate(1.0)
-    assert group["lr"] == pytest.approx(0.03)
+    kl, rate = metrics["ppo/approx_kl"], metrics["ppo/learning_rate"]
+    assert kl > 0.04 and rate == pytest.approx(0.2)  # above twice the target: 0.3 / 1.5
+    assert adapted_rate(config, 0.2, 0.03) == 0.2  # near the target
+    assert adapted_rate(config, 0.2, 0.001) == pytest.approx(0.3)
+    assert adapted_rate(config, 2.9, 0.001) == pytest.approx(3.0)  # at most ten times its start
+    assert adapted_rate(config, 0.031, 1.0) == pytest.approx(0.03)  # at least a tenth
 
 
 def test_learning_rate_decays_linearly_to_its_floor_and_resumes():
@@ -515,7 +515,7 @@ def test_missing_capabilities_name_both_sides():
     with pytest.raises(ConfigError, match="control_step"):
         PPO(PPOConfig(ratio_level="step"), flat, critic())
     policy = BanditPolicy()
-    with pytest.raises(ConfigError, match="no value head"):
+    with pytest.raises(ConfigError, match="has no head for them and no critic"):
         PPO(PPOConfig(), policy).update(rollout(policy, 0))
     policy.requires_grad_(False)
     with pytest.raises(ConfigError, match="nothing to train"):
@@ -599,3 +599,70 @@ def test_critic_init_depends_on_its_seed_alone():
     b = critic()
     assert torch.equal(state, torch.get_rng_state()) and torch.equal(weights(a), weights(b))
     assert not torch.equal(weights(a), weights(PrivilegedCritic(P, CriticConfig(hidden=[16], seed=1))))
+
+
+# ------------------------------------------------------------------------------------------------------------ stale data
+def test_behaviour_weights_against_hand_computed_numbers():
+    """π_p/μ of four entries: 1, 4, 1/4 and (masked out) 100."""
+    old = torch.tensor([[0.0, 4.0, 0.25, 100.0]]).clamp(min=1.0).log() + torch.tensor([[0.0, 0.0, -math.log(4.0), 0.0]])
+    behavior, mask = torch.zeros(1, 4), torch.tensor([[True, True, True, False]])
+    assert behavior_weights(PPOConfig(), old, behavior, mask) is None
+    truncated = behavior_weights(PPOConfig(behavior_weight="truncate", behavior_cap=2.0), old, behavior, mask)
+    mean = (1.0 + 2.0 + 0.25) / 3
+    torch.testing.assert_close(truncated[0, :3], torch.tensor([1.0, 2.0, 0.25]) / mean)
+    masked = behavior_weights(PPOConfig(behavior_weight="mask", behavior_cap=2.0), old, behavior, mask)
+    torch.testing.assert_close(masked[0, :3], torch.tensor([1.0, 0.0, 0.0]) / mean)
+
+
+def test_fresh_data_weighs_one_and_stale_data_does_not_drop_the_behaviour_policy():
+    """On fresh data the correction changes nothing; on stale data the first step is the importance-weighted gradient."""
+
+    def tilted() -> BanditPolicy:
+        policy = BanditPolicy()
+        with torch.no_grad():
+            policy.net.bias.copy_(torch.linspace(-1.0, 1.0, len(policy.net.bias)))
+        return policy
+
+    def first_gradient(batch, **options) -> Tensor:
+        policy = tilted()
+        ppo = PPO(PPOConfig(advantage="reinforce++", epochs=1, minibatch_size=10_000, grad_clip=None, **options), policy)
+        seen: list[Tensor] = []
+        step = ppo.guard.step
+        ppo.guard.step = lambda optimizer, loss: (seen.append(policy.net.bias.grad.clone()), step(optimizer, loss))[1]
+        ppo.update(batch)
+        return seen[0]
+
+    stale = rollout(BanditPolicy(), 0)
+    plain, decoupled = first_gradient(stale), first_gradient(stale, behavior_weight="truncate", behavior_cap=100.0)
+    assert not torch.allclose(plain, decoupled, rtol=1e-2)
+    fresh = rollout(tilted(), 0)
+    torch.testing.assert_close(first_gradient(fresh), first_gradient(fresh, behavior_weight="truncate"))
+
+
+class CentredReturns:
+    """An advantage that is not of this project: reward-to-go less its mean."""
+
+    needs_value, grouped = False, False
+
+    def __init__(self, config):
+        self.config = config
+
+    def estimate(self, scored):
+        returns = discounted_returns(scored.total, scored.discounts, scored.batch.lengths)
+        return Estimate(returns - returns.mean(), metrics={"ppo/own": 1.0})
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        assert state == {}
+
+
+def test_an_advantage_of_one_s_own_is_one_class():
+    config = PPOConfig(advantage="test_ppo:CentredReturns", epochs=1)
+    ppo = PPO(config, BanditPolicy())
+    metrics = ppo.update(rollout(ppo.policy, 0))
+    assert metrics["ppo/own"] == 1.0 and metrics["ppo/epochs"] == 1.0
+    ppo.load_state_dict(ppo.state_dict())
+    with pytest.raises(ConfigError, match="no module 'nowhere'"):
+        PPO(PPOConfig(advantage="nowhere:Estimator"), BanditPolicy())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -253,6 +254,17 @@ class Collector(Protocol):
     ) -> RolloutResult:
         """Run every episode of ``plan``; ``on_trajectory`` gets each as it ends."""
         ...
+
+
+@dataclass(frozen=True)
+class AlgorithmContext:
+    """What an algorithm may make its parts from; it calls what it needs (``Class.from_context(config, policy, context)``).
+
+    ``make_critic`` yields the configured critic (None: there is none), ``make_reference`` a frozen copy of the start.
+    """
+
+    make_critic: Callable[[], Critic | None]
+    make_reference: Callable[[], LikelihoodPolicy]
 
 
 @runtime_checkable

@@ -32,7 +32,7 @@ from vla_rl.dataset import DatasetSampler, DemonstrationDataset, load_demonstrat
 from vla_rl.errors import ConfigError, TrainingDiverged, UserError
 from vla_rl.evaluate import EvaluationResult, compare, comparison_text, evaluate, write_failure_videos, write_videos
 from vla_rl.guard import NO_SUCCESS, Finding, Guard, advice, check_run, fallback_config, is_sparse
-from vla_rl.interfaces import Env
+from vla_rl.interfaces import AlgorithmContext, Env
 from vla_rl.metrics import MemoryWatch, MetricsLogger, Progress, available_cores, default_threads, versions, write_json
 from vla_rl.reporting.page import write_report
 from vla_rl.reward_data import ROLLOUTS, demonstration_trajectories, load_rollouts, roll_out, save_rollouts
@@ -312,17 +312,21 @@ def _reward_context(run: Run, policy: Any) -> RewardContext:
     return RewardContext(run.config.algorithm, run.env.embodiment, frozen, run.config.reward_check.stride)
 
 
+def _start_policy(run: Run) -> Any:
+    return acting_policy(run.config, start_checkpoint(run), run.env.embodiment).to(run.device)
+
+
+def _critic(run: Run) -> Any:
+    c = run.config
+    critic = build.implementation("critic", c.critic_type)(run.env.privileged_dim, _seeded(c.critic, c.seed))
+    return None if critic is None else critic.to(run.device)
+
+
 def phase_rl(run: Run) -> dict[str, Any]:
     c = run.config
-    policy = acting_policy(c, start_checkpoint(run), run.env.embodiment).to(run.device)
-    critic = build.implementation("critic", c.critic_type)(run.env.privileged_dim, _seeded(c.critic, c.seed))
-    if critic is not None:
-        critic.to(run.device)
-    reference = None
-    if getattr(c.algorithm, "kl_coef", 0.0) > 0:
-        reference = acting_policy(c, start_checkpoint(run), run.env.embodiment).to(run.device)
-    algorithm = build.implementation("algorithm", c.algorithm_type)(
-        _seeded(c.algorithm, c.seed), policy, critic, reference
+    policy = _start_policy(run)
+    algorithm = build.implementation("algorithm", c.algorithm_type).from_context(
+        _seeded(c.algorithm, c.seed), policy, AlgorithmContext(lambda: _critic(run), lambda: _start_policy(run))
     )
     init_states = range(c.rl.init_states) if c.rl.init_states else [UNLIMITED]
     items = [(task.task_id, init) for task in run.train_tasks for init in init_states]
@@ -344,7 +348,6 @@ def phase_rl(run: Run) -> dict[str, Any]:
         folder=run.dir / "checkpoints" / "rl",
         logger=run.logger,
         progress=run.progress,
-        critic=critic,
         evaluate=held_out_check,
         guard=guard,
         on_finding=on_finding,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vla_rl.algorithms.curriculum import Curriculum
 from vla_rl.algorithms.imitation import Imitation
@@ -132,7 +132,6 @@ def train_rl(
     folder: Path,
     logger: MetricsLogger,
     progress: Progress,
-    critic: nn.Module | None = None,
     evaluate: Callable[[int], dict[str, float]] | None = None,
     guard: Guard | None = None,
     on_finding: Callable[[Finding], tuple[int, int]] | None = None,
@@ -146,10 +145,10 @@ def train_rl(
     if (folder / "training_state").exists():
         load_weights(folder, engine.policy)
         state = load_training_state(folder)
+        if state.get("critic") is not None:  # of before algorithms owned their critics
+            state["algorithm"]["critic"]["weights"] = state["critic"]
         algorithm.load_state_dict(state["algorithm"])
         curriculum.load_state_dict(state["curriculum"])
-        if critic is not None:
-            critic.load_state_dict(state["critic"])
         if buffer is not None:
             buffer.load_state_dict(state["buffer"])
         if state.get("reward") is not None:
@@ -227,7 +226,6 @@ def train_rl(
                     "algorithm": algorithm.state_dict(),
                     "curriculum": curriculum.state_dict(),
                     "buffer": None if buffer is None else buffer.state_dict(),
-                    "critic": None if critic is None else dict(critic.state_dict()),
                     "reward": reward.state_dict() if hasattr(reward, "state_dict") else None,
                     "guard": None if guard is None else guard.state_dict(),
                     "counters": dict(vars(counters)),

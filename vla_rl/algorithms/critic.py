@@ -6,7 +6,7 @@ need; it exists during training alone, so that the policy stays one that could r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from vla_rl.algorithms.optim import (
     make_adamw,
     optimizer_state,
 )
-from vla_rl.algorithms.settings import CriticConfig
+from vla_rl.algorithms.settings import CriticConfig, PPOConfig
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import Critic
 from vla_rl.types import Observation
@@ -106,23 +106,12 @@ class CriticTrainer:
     ``reads_images = False``: then images are not copied for it.
     """
 
-    def __init__(
-        self,
-        critic: Critic,
-        *,
-        learning_rate: float,
-        betas: Sequence[float],
-        epochs: int,
-        minibatch_size: int,
-        value_clip: float | None,
-        huber_delta: float | None,
-        grad_clip: float | None,
-        max_bad_updates: int,
-    ):
-        self.critic, self.epochs, self.minibatch_size = critic, epochs, minibatch_size
-        self.value_clip, self.huber_delta = value_clip, huber_delta
-        self.optimizer = make_adamw([(critic.parameters(), learning_rate)], betas, weight_decay=0.0)
-        self.guard = GuardedStep(max_bad_updates, grad_clip)
+    def __init__(self, critic: Critic, config: PPOConfig) -> None:
+        self.critic, self.minibatch_size = critic, config.critic_minibatch_size
+        self.epochs = config.epochs if config.critic_epochs is None else config.critic_epochs
+        self.value_clip, self.huber_delta = config.value_clip, config.value_huber_delta
+        self.optimizer = make_adamw([(critic.parameters(), config.critic_learning_rate)], config.betas, weight_decay=0.0)
+        self.guard = GuardedStep(config.max_bad_updates, config.grad_clip)
 
     def _view(self, observation: Observation) -> Observation:
         return observation if getattr(self.critic, "reads_images", True) else replace(observation, images={})
@@ -160,8 +149,11 @@ class CriticTrainer:
         return float(total) / max(1, count)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"optimizer": optimizer_state(self.optimizer), "guard": self.guard.state_dict()}
+        weights = dict(self.critic.state_dict()) if isinstance(self.critic, nn.Module) else None
+        return {"weights": weights, "optimizer": optimizer_state(self.optimizer), "guard": self.guard.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state.get("weights") is not None and isinstance(self.critic, nn.Module):
+            self.critic.load_state_dict(state["weights"])
         load_optimizer_state(self.optimizer, state["optimizer"])
         self.guard.load_state_dict(state["guard"])

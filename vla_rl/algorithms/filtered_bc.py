@@ -17,7 +17,7 @@ from torch import Tensor
 from vla_rl.algorithms.imitation import DecisionSampler, DecisionSamples, Imitation, ImitationConfig
 from vla_rl.algorithms.settings import FilteredBCConfig
 from vla_rl.errors import ConfigError
-from vla_rl.interfaces import Policy
+from vla_rl.interfaces import AlgorithmContext, Policy
 from vla_rl.types import RolloutBatch
 
 
@@ -30,7 +30,7 @@ def kept_decisions(batch: RolloutBatch, max_control_steps: int | None = None) ->
 
 
 class FilteredBC:
-    """An `Algorithm` that clones what succeeded. ``critic`` and ``reference_policy`` are not used."""
+    """An `OnPolicy` algorithm that clones what succeeded."""
 
     reads_rewards = False
 
@@ -38,8 +38,6 @@ class FilteredBC:
         self,
         config: FilteredBCConfig,
         policy: Policy,
-        critic: Any = None,
-        reference_policy: Any = None,
     ):
         """Raises ConfigError where the policy has no ``imitation_loss``."""
         if not hasattr(policy, "imitation_loss"):
@@ -64,6 +62,11 @@ class FilteredBC:
             augment=config.augment,
         )
         self._imitation = Imitation(settings, policy, _Nothing())
+
+    @classmethod
+    def from_context(cls, config: FilteredBCConfig, policy: Policy, context: AlgorithmContext) -> FilteredBC:
+        """Needs nothing of the context."""
+        return cls(config, policy)
 
     def update(self, batch: RolloutBatch, rewards: Tensor | Mapping[str, Tensor] | None = None) -> dict[str, float]:
         """Clone the successes of ``batch``; ``rewards`` are ignored. Returns metrics ``filtered_bc/…``.

@@ -207,3 +207,23 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
 def _placed(value: Any, parameter: Tensor) -> Any:
     """A moment spread over ranks as its parameter is; anything else as it is."""
     return spread_like(value, parameter) if isinstance(value, Tensor) and value.shape == parameter.shape else value
+
+
+def rate_factor(config: Any, iteration: int) -> float:
+    """The share of ``config.learning_rate`` that an iteration uses: linear up after the critic's warm-up, linear down."""
+    factor = 1.0
+    if config.decay_iterations:
+        factor = max(config.min_learning_rate_fraction, 1.0 - iteration / config.decay_iterations)
+    if config.warmup_iterations:
+        learned = iteration - config.critic_warmup_iterations
+        factor *= min(1.0, max(0, learned + 1) / config.warmup_iterations)
+    return factor
+
+
+def adapted_rate(config: Any, rate: float, kl: float) -> float:
+    """``rate`` multiplied or divided by 1.5 when the KL is far from ``config.target_kl`` (as in PPO's §4)."""
+    if kl > 2.0 * config.target_kl:
+        return max(rate / 1.5, config.learning_rate / 10.0)
+    if kl < 0.5 * config.target_kl:
+        return min(rate * 1.5, config.learning_rate * 10.0)
+    return rate

@@ -13,7 +13,7 @@ part of the task (``bootstrap_truncated``; Pardo et al. 2018, arXiv 1712.00378, 
 from __future__ import annotations
 
 import contextlib
-import functools
+import dataclasses
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -26,17 +26,22 @@ from torch import Tensor
 from vla_rl.algorithms import advantages as adv
 from vla_rl.algorithms import losses
 from vla_rl.algorithms.critic import CriticTrainer
+from vla_rl.algorithms.estimators import Estimate, Estimator, named_rewards, scored
 from vla_rl.algorithms.optim import (
     GuardedStep,
+    adapted_rate,
     even_split,
     load_optimizer_state,
     make_adamw,
     optimizer_state,
+    rate_factor,
 )
-from vla_rl.algorithms.settings import PPOConfig
+from vla_rl.algorithms.settings import PPOConfig, advantage_entry
+from vla_rl.algorithms.surrogate import Rows, Surrogate, Totals, behavior_weights
+from vla_rl.build import attribute
 from vla_rl.cluster.ranks import Ranks
 from vla_rl.errors import ConfigError
-from vla_rl.interfaces import Critic, LikelihoodPolicy, Policy
+from vla_rl.interfaces import AlgorithmContext, Critic, LikelihoodPolicy, Policy
 from vla_rl.types import Observation, RolloutBatch
 
 
@@ -53,12 +58,30 @@ class _Prepared:
     returns: Tensor | None  # [n]
     old_value: Tensor | None  # [n], of the policy's own value head
     weights: Tensor  # [n e]
+    correction: Tensor | None  # [n e], what stale entries weigh
     tokens: Tensor  # int64 [n], log-prob entries that count in each decision
     imitate: Tensor  # bool [n], decisions of successful episodes
     rows: Tensor  # decisions that take part, on the CPU
     rows_by_trajectory: list[Tensor]
     num_decisions: int
     num_trajectories: int
+
+    def rows_of(self, at: Tensor, advantages: Tensor, counts: Tensor, norm: Tensor) -> Rows:
+        """The decisions ``at`` (indices on the device) for the loss, whose sums are divided by ``norm``."""
+        weights = self.weights[at] / norm * counts[:, None]
+        if self.correction is not None:
+            weights = weights * self.correction[at]
+        return Rows(
+            learn=self.learn[at] & counts[:, None],
+            old_log_prob=self.old_log_prob[at],
+            advantages=advantages,
+            weights=weights,
+            imitate=self.imitate[at],
+            counts=counts,
+            reference_log_prob=None if self.reference_log_prob is None else self.reference_log_prob[at],
+            returns=None if self.returns is None else self.returns[at],
+            old_value=None if self.old_value is None else self.old_value[at],
+        )
 
 
 class PPO:
@@ -83,60 +106,39 @@ class PPO:
         ranks: Ranks | None = None,
     ):
         """Raises ConfigError where the policy lacks what the configuration needs."""
-        missing = [name for name in ("evaluate", "parameters", "log_prob_axes") if not hasattr(policy, name)]
-        if missing:
-            raise ConfigError(
-                f"PPO needs a policy with a tractable log-prob (LikelihoodPolicy); {type(policy).__name__} lacks "
-                f"{', '.join(missing)}"
-            )
-        self.policy = policy = cast(LikelihoodPolicy, policy)
+        self.policy = policy = _checked(policy, config)
         if config.kl_coef > 0 and reference_policy is None:
             raise ConfigError(f"PPOConfig.kl_coef={config.kl_coef} needs a reference policy; give one or set kl_coef=0")
-        needed = losses.KEPT_AXIS.get(config.ratio_level)
-        if needed is not None and needed not in policy.log_prob_axes:
-            raise ConfigError(
-                f"PPOConfig.ratio_level={config.ratio_level!r} needs a {needed!r} axis; {type(policy).__name__} declares "
-                f"{tuple(policy.log_prob_axes)}; use 'token' or 'chunk'"
-            )
-        config.check_policy(policy)
+        entry = advantage_entry(config.advantage)
         self.config, self.critic, self.reference_policy = config, critic, reference_policy
         self.ranks = ranks or Ranks.present()
+        self.estimator: Estimator = attribute(entry.target)(config)
+        self._needs_value = entry.needs_value
+        self._surrogate = Surrogate(config, policy.log_prob_axes)
         if hasattr(policy, "prepare_for_rl"):  # which may freeze parts
             policy.prepare_for_rl()
         parameters = [p for p in policy.parameters() if p.requires_grad]
         head = {id(p) for p in policy.value_parameters()} if hasattr(policy, "value_parameters") else set()
-        if config.critic_warmup_iterations and critic is None and config.advantage == "gae" and not head:
+        if config.critic_warmup_iterations and critic is None and self._needs_value and not head:
             raise ConfigError(
                 f"PPOConfig.critic_warmup_iterations={config.critic_warmup_iterations} needs a separate critic, or a "
                 f"policy whose value_parameters() name its value head; {type(policy).__name__} has neither"
             )
         self._trunk = [p for p in parameters if id(p) not in head]
-        self.optimizer = make_adamw(
-            [
-                (self._trunk, config.learning_rate),
-                ([p for p in parameters if id(p) in head], config.critic_learning_rate),
-            ],
-            config.betas,
-            config.weight_decay,
-            offload=config.offload_optimizer,
-        )
+        groups = [(self._trunk, config.learning_rate)]
+        groups += [([p for p in parameters if id(p) in head], config.critic_learning_rate)]
+        self.optimizer = make_adamw(groups, config.betas, config.weight_decay, offload=config.offload_optimizer)
         self.guard = GuardedStep(config.max_bad_updates, config.grad_clip, self.ranks)
-        self._critic_trainer = None
-        if critic is not None and config.advantage == "gae":
-            self._critic_trainer = CriticTrainer(
-                critic,
-                learning_rate=config.critic_learning_rate,
-                betas=config.betas,
-                epochs=config.epochs if config.critic_epochs is None else config.critic_epochs,
-                minibatch_size=config.critic_minibatch_size,
-                value_clip=config.value_clip,
-                huber_delta=config.value_huber_delta,
-                grad_clip=config.grad_clip,
-                max_bad_updates=config.max_bad_updates,
-            )
+        trains_critic = critic is not None and self._needs_value
+        self._critic_trainer = CriticTrainer(cast(Critic, critic), config) if trains_critic else None
         self.generator = torch.Generator().manual_seed(config.seed)
-        self.running_scale = adv.RunningScale()
         self.iteration = 0
+
+    @classmethod
+    def from_context(cls, config: PPOConfig, policy: Policy, context: AlgorithmContext) -> PPO:
+        """With the critic and, where the config has a KL to it, the reference policy that the run offers."""
+        reference = context.make_reference() if config.kl_coef > 0 else None
+        return cls(config, policy, context.make_critic(), reference)
 
     # ------------------------------------------------------------------------------------------------------ one update
     def update(self, batch: RolloutBatch, rewards: Tensor | Mapping[str, Tensor] | None = None) -> dict[str, float]:
@@ -149,16 +151,15 @@ class PPO:
         metrics: dict[str, float] = {}
         self.ranks.require_same("batches", batch.num_decisions, float(batch.behavior_log_prob.double().sum()))
         if config.decay_iterations or config.warmup_iterations:
-            self.optimizer.param_groups[0]["lr"] = config.learning_rate * self._schedule()
-        warmup = config.advantage == "gae" and self.iteration < config.critic_warmup_iterations
+            self.optimizer.param_groups[0]["lr"] = config.learning_rate * rate_factor(config, self.iteration)
+        warmup = self._needs_value and self.iteration < config.critic_warmup_iterations
         uses_policy = not (warmup and self.critic is not None)
         old_log_prob, head_values = self._evaluate_all(self.policy, batch) if uses_policy else (None, None)
         if self._critic_trainer is not None:
             self._critic_trainer.observe(batch.observations)
         values = self._values(batch, head_values)
-        advantages, returns = self._advantages(batch, rewards, values, metrics)
-        # (the ranks' critics may differ in their last digits; what counts is one opinion)
-        advantages, returns = self.ranks.main(advantages), None if returns is None else self.ranks.main(returns)
+        estimate = self._estimate(batch, rewards, values, metrics)
+        advantages, returns = estimate.advantages, estimate.returns
         if values is not None and returns is not None:
             metrics["ppo/explained_variance"] = losses.explained_variance(values, returns)
             metrics["ppo/value_mean"] = float(values.mean())
@@ -177,18 +178,7 @@ class PPO:
         critic_skipped = 0 if self._critic_trainer is None else self._critic_trainer.guard.skipped
         metrics["ppo/skipped_updates"] = float(self.guard.skipped + critic_skipped)
         metrics["ppo/updates_total"] = float(self.guard.updates)
-        metrics["ppo/zero_gradients"] = float(self.guard.zero_gradients)
         return metrics
-
-    def _schedule(self) -> float:
-        """The share of ``learning_rate`` that this iteration uses: linear up after the critic's warm-up, linear down."""
-        config, factor = self.config, 1.0
-        if config.decay_iterations:
-            factor = max(config.min_learning_rate_fraction, 1.0 - self.iteration / config.decay_iterations)
-        if config.warmup_iterations:
-            learned = self.iteration - config.critic_warmup_iterations
-            factor *= min(1.0, max(0, learned + 1) / config.warmup_iterations)
-        return factor
 
     # --------------------------------------------------------------------------------------- evaluation before epochs
     def _device(self) -> torch.device:
@@ -207,7 +197,7 @@ class PPO:
     def _evaluate_all(self, policy: LikelihoodPolicy, batch: RolloutBatch) -> tuple[Tensor, Tensor | None]:
         """Log-probs [n *k] and head values [n] (or None) of all decisions under the present weights."""
         config = self.config
-        if policy is self.policy and not config.recompute_old_log_prob and (config.advantage != "gae" or self.critic):
+        if policy is self.policy and not config.recompute_old_log_prob and (not self._needs_value or self.critic):
             return batch.behavior_log_prob.to(self._device()).float(), None
         device, observations = self._device(), batch.observations.without_privileged()
         log_probs, values = [], []
@@ -229,14 +219,14 @@ class PPO:
     @torch.no_grad()
     def _values(self, batch: RolloutBatch, head_values: Tensor | None) -> Tensor | None:
         """Values [n] (on the CPU) of all decisions, or None where the advantage needs none."""
-        if self.config.advantage != "gae":
+        if not self._needs_value:
             return None
         if self._critic_trainer is not None:
             return self._critic_trainer.values(batch.observations)
         if head_values is None:
             raise ConfigError(
-                f"PPOConfig.advantage='gae' needs values: {type(self.policy).__name__} has no value head and no critic "
-                f"was given; add one, or use advantage grpo, rloo or reinforce++"
+                f"algorithm.advantage={self.config.advantage!r} needs values: {type(self.policy).__name__} has no head "
+                f"for them and no critic was given; add one, or use advantage grpo, rloo or reinforce++"
             )
         return head_values.cpu()
 
@@ -262,72 +252,24 @@ class PPO:
                 out[part] = value.float().cpu()
         return out
 
-    def _decision_rewards(self, batch: RolloutBatch, rewards: Tensor | Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-        """Named rewards per decision [n]; a single one is called "reward"."""
-        config, n = self.config, batch.num_decisions
-        if rewards is None:
-            inside = config.gamma if config.gamma_per_control_step and config.advantage in ("gae", "reinforce++") else 1.0
-            rewards = adv.chunk_rewards(batch.rewards, inside)
-        several = isinstance(rewards, Mapping)
-        given = rewards if isinstance(rewards, Mapping) else {"reward": rewards}
-        named = {k: v.float().cpu() for k, v in given.items()}
-        if several and set(named) != set(config.reward_names):
-            raise ConfigError(
-                f"rewards {sorted(named)} were given, PPOConfig.reward_names lists {sorted(config.reward_names)}; name "
-                f"each reward there, with its weight in reward_weights"
-            )
-        for name, x in named.items():
-            if x.shape != (n,):
-                raise ValueError(f"reward {name!r} has shape {tuple(x.shape)}, expected ({n},): one per decision")
-            if not torch.isfinite(x).all():
-                raise ValueError(f"reward {name!r} has values that are not finite")
-        return named
-
     @torch.no_grad()
-    def _advantages(
+    def _estimate(
         self,
         batch: RolloutBatch,
         rewards: Tensor | Mapping[str, Tensor] | None,
         values: Tensor | None,
         metrics: dict[str, float],
-    ) -> tuple[Tensor, Tensor | None]:
-        """Advantages [n] before normalisation, and returns [n] (GAE only)."""
-        config, m, index = self.config, batch.num_trajectories, batch.trajectory_index
-        named = self._decision_rewards(batch, rewards)
-        several = isinstance(rewards, Mapping)
-        weights = dict(zip(config.reward_names, config.reward_weights, strict=True)) if several else {"reward": 1.0}
-        total = torch.stack([weights[k] * x for k, x in named.items()]).sum(0)
-        scores = {k: adv.trajectory_sums(x, index, m) for k, x in named.items()}
-        score = adv.trajectory_sums(total, index, m)
-        metrics["ppo/score_mean"] = float(score.mean())
-        metrics |= {f"ppo/score_mean/{k}": float(x.mean()) for k, x in scores.items() if len(scores) > 1}
-        discounts = adv.decision_discounts(batch.valid, config.gamma, config.gamma_per_control_step)
+    ) -> Estimate:
+        """Advantages before normalisation, and returns; their figures go into ``metrics``."""
+        named = named_rewards(batch, self.config, rewards)
+        given = scored(batch, self.config, named, isinstance(rewards, Mapping), metrics)
         if values is not None:
-            return adv.gae(
-                total, values, self._final_values(batch), batch.terminated, discounts, config.gae_lambda, batch.lengths
-            )
-        if config.advantage == "reinforce++":
-            learns = (batch.valid & ~batch.is_human).any(1)
-            return adv.reinforce_plus_plus_advantages(total, discounts, batch.lengths, learns), None
-        groups = batch.group_index
-        grouped = functools.partial(
-            adv.grpo_advantages,
-            group_index=groups,
-            center=config.group_center,
-            scale=config.group_scale,
-            virtual_best=config.virtual_best,
-            best_score=config.best_score,
-            success=batch.success,
-            running=self.running_scale,
-        )
-        if config.advantage == "rloo":
-            per_trajectory = adv.rloo_advantages(score, groups)
-        elif config.decouple_rewards and len(scores) > 1:
-            per_trajectory = adv.gdpo_advantages(scores, weights, grouped)
-        else:
-            per_trajectory = grouped(score)
-        metrics["ppo/zero_advantage_fraction"] = float((per_trajectory == 0).float().mean())
-        return per_trajectory[index], None
+            given = dataclasses.replace(given, values=values, final_values=self._final_values(batch))
+        found = self.estimator.estimate(given)
+        metrics |= found.metrics
+        # (the ranks' critics may differ in their last digits; what counts is one opinion)
+        returns = None if found.returns is None else self.ranks.main(found.returns)
+        return Estimate(self.ranks.main(found.advantages), returns)
 
     # ------------------------------------------------------------------------------------------------------ the epochs
     @torch.no_grad()
@@ -340,23 +282,16 @@ class PPO:
         old_value: Tensor | None,
         metrics: dict[str, float],
     ) -> _Prepared:
-        config, device, axes = self.config, self._device(), self.policy.log_prob_axes
+        config, device = self.config, self._device()
         learn = batch.valid & ~batch.is_human
         takes_part = learn.any(1)
         mode = config.normalize_advantage
-        if mode == "batch" or (mode == "auto" and config.advantage == "gae"):
+        if mode == "batch" or (mode == "auto" and self._needs_value):
             advantages = adv.whiten(advantages, takes_part)
         if config.skip_zero_advantage:
             takes_part = takes_part & (advantages != 0)
-        at_level = functools.partial(
-            losses.reduce_log_prob,
-            axes=axes,
-            valid=learn.to(device),
-            level=config.ratio_level,
-            reduction=config.ratio_reduction,
-        )
-        old, mask = at_level(old_log_prob)
-        behavior, _ = at_level(batch.behavior_log_prob.to(device))
+        old, mask = self._surrogate.at_level(old_log_prob, learn.to(device))
+        behavior, _ = self._surrogate.at_level(batch.behavior_log_prob.to(device), learn.to(device))
         gap = old - behavior
         metrics["ppo/behavior_gap_mean"] = float(losses.masked_mean(gap.abs(), mask))
         metrics["ppo/behavior_gap_max"] = float(torch.where(mask, gap.abs(), 0.0).amax())
@@ -366,6 +301,10 @@ class PPO:
         reference = None
         if self.reference_policy is not None and config.kl_coef > 0:
             reference = self._evaluate_all(self.reference_policy, batch)[0]
+        correction = behavior_weights(config, old, behavior, mask)
+        if correction is not None:
+            metrics["ppo/behavior_weight_min"] = float(torch.where(mask, correction, 1.0).amin())
+            metrics["ppo/behavior_weight_zero"] = float(losses.masked_mean((correction == 0).float(), mask))
         index = batch.trajectory_index.to(device)
         mask = mask & takes_part.to(device)[:, None]
         rows = torch.nonzero(takes_part).flatten()
@@ -379,7 +318,8 @@ class PPO:
             returns=None if returns is None else returns.to(device),
             old_value=None if old_value is None else old_value.to(device),
             weights=losses.entry_weights(mask, index, batch.num_trajectories, config.loss_aggregation),
-            tokens=losses.reduce_log_prob(old_log_prob, axes, learn.to(device), "token")[1].sum(1),
+            correction=correction,
+            tokens=losses.reduce_log_prob(old_log_prob, self.policy.log_prob_axes, learn.to(device), "token")[1].sum(1),
             imitate=batch.success[batch.trajectory_index].to(device),
             rows=rows,
             rows_by_trajectory=[r for r in self._by_trajectory(batch, takes_part) if len(r)],
@@ -426,17 +366,9 @@ class PPO:
         self.optimizer.zero_grad(set_to_none=True)
         metrics = {f"ppo/{k}": _reduce(k, v) for k, v in collected.items()}
         if config.adaptive_learning_rate and "ppo/approx_kl" in metrics and not value_only:
-            self._adapt_learning_rate(metrics["ppo/approx_kl"])
+            group = self.optimizer.param_groups[0]
+            group["lr"] = adapted_rate(config, group["lr"], metrics["ppo/approx_kl"])
         return metrics | {"ppo/epochs": float(epochs_run), "ppo/early_stop": float(stopped)}
-
-    def _adapt_learning_rate(self, kl: float) -> None:
-        """Multiply or divide the policy's learning rate by 1.5 when the KL is far from its target (as in PPO's §4)."""
-        target, start = cast(float, self.config.target_kl), self.config.learning_rate
-        group = self.optimizer.param_groups[0]
-        if kl > 2.0 * target:
-            group["lr"] = max(group["lr"] / 1.5, start / 10.0)
-        elif kl < 0.5 * target:
-            group["lr"] = min(group["lr"] * 1.5, start * 10.0)
 
     def _backward(self, data: _Prepared, rows: Tensor, value_only: bool) -> tuple[dict[str, Tensor], Tensor]:
         """Gradients of this rank's share of one minibatch, accumulated over micro-batches.
@@ -449,68 +381,26 @@ class PPO:
         advantages = data.advantages[at]
         if config.normalize_advantage == "minibatch":
             advantages = adv.whiten(advantages)
+        totals = Totals(
+            count, data.tokens[at].sum().clamp(min=1), (data.tokens[at] * data.imitate[at]).sum().clamp(min=1)
+        )
         share, real = self.ranks.share(count)
         rows, advantages, real = rows[share], advantages[share.to(device)], real.to(device)
         size = config.micro_batch_size or len(rows)
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=device))
         kept: dict[str, list[Tensor]] = defaultdict(list)
-        # what sums over tokens are divided by is known before any forward pass, so accumulation is exact
-        token_count = data.tokens[at].sum().clamp(min=1)
-        imitated_count = (data.tokens[at] * data.imitate[at]).sum().clamp(min=1)
         for part, part_advantages, counts in zip(rows.split(size), advantages.split(size), real.split(size), strict=True):
-            where = part.to(device)
-            part_learn = data.learn[where] & counts[:, None]
             with self._autocast():
                 out = self.policy.evaluate(
                     data.observations[part].to(device), {k: v[part].to(device) for k, v in data.replay.items()}
                 )
-            axes = self.policy.log_prob_axes
-            at_level = functools.partial(losses.reduce_log_prob, axes=axes, valid=part_learn, level=config.ratio_level)
-            log_prob, mask = at_level(out.log_prob, reduction=config.ratio_reduction)
-            old, _ = at_level(data.old_log_prob[where], reduction=config.ratio_reduction)
-            weights = data.weights[where] / norm * counts[:, None]
-            log_ratio = losses.log_ratio(log_prob, old)
-            entry_advantages, clip_low, clip_high = part_advantages[:, None], config.clip_low, config.clip_high
-            if out.advantage_weight is not None:
-                entry_advantages = entry_advantages * at_level(out.advantage_weight, reduction="mean")[0]
-            if out.clip_scale is not None:
-                scale = at_level(out.clip_scale, reduction="mean")[0]
-                clip_low, clip_high = clip_low * scale, clip_high * scale
-            surrogate, active = losses.policy_loss(log_ratio, entry_advantages, clip_low, clip_high, config.dual_clip)
-            entropy, token_mask = losses.reduce_log_prob(out.entropy, axes, part_learn, "token")
-            terms = {
-                "policy_loss": (surrogate * weights).sum(),
-                "entropy": (entropy * token_mask).sum() / token_count,
-            }
-            loss = terms["policy_loss"] - config.entropy_coef * terms["entropy"]
-            if data.reference_log_prob is not None:
-                reference, _ = at_level(data.reference_log_prob[where], reduction=config.ratio_reduction)
-                terms["reference_kl"] = (losses.kl_estimate(log_prob, reference, config.kl_kind) * weights).sum()
-                loss = loss + config.kl_coef * terms["reference_kl"]
-            if config.success_imitation_coef > 0:
-                tokens, _ = losses.reduce_log_prob(out.log_prob, axes, part_learn & data.imitate[where, None], "token")
-                terms["success_imitation_loss"] = -tokens.sum() / imitated_count
-                loss = loss + config.success_imitation_coef * terms["success_imitation_loss"]
-            if out.auxiliary_loss is not None:
-                terms["auxiliary_loss"] = (out.auxiliary_loss * counts).sum() / count
-                loss = loss + terms["auxiliary_loss"]
-            if value_only:
-                loss = torch.zeros((), device=device)
-            if data.returns is not None and data.old_value is not None and out.value is not None:
-                value_losses = losses.value_loss(
-                    out.value.float(),
-                    data.returns[where],
-                    data.old_value[where],
-                    config.value_clip,
-                    config.value_huber_delta,
-                )
-                terms["value_loss"] = (value_losses * counts).sum() / count
-                loss = loss + config.value_coef * terms["value_loss"]
-            loss.backward()
-            terms["loss"] = loss
-            for name, x in terms.items():
+            found = self._surrogate.losses(
+                out, data.rows_of(part.to(device), part_advantages, counts, norm), totals, value_only=value_only
+            )
+            found.loss.backward()
+            for name, x in found.terms.items():
                 sums[name] = sums[name] + x.detach()
-            for name, x in (("log_ratio", log_ratio), ("active", active), ("mask", mask)):
+            for name, x in (("log_ratio", found.log_ratio), ("active", found.active), ("mask", found.mask)):
                 kept[name].append(x.detach())
         stats = losses.ratio_statistics(*(self.ranks.gather(torch.cat(kept[k])) for k in ("log_ratio", "active", "mask")))
         whole = dict(zip(sums, self.ranks.sum(torch.stack(list(sums.values()))).unbind(), strict=True))
@@ -518,14 +408,14 @@ class PPO:
 
     # ---------------------------------------------------------------------------------------------------------- resume
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the weights: optimisers, counters, shuffling and running statistics. Needs no pickle."""
+        """Everything but the policy's weights: critic, optimisers, counters, shuffling, statistics. Needs no pickle."""
         return {
             "iteration": self.iteration,
             "optimizer": optimizer_state(self.optimizer),
             "guard": self.guard.state_dict(),
             "critic": None if self._critic_trainer is None else self._critic_trainer.state_dict(),
             "generator": self.generator.get_state(),
-            "running_scale": self.running_scale.state_dict(),
+            "estimator": self.estimator.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -538,7 +428,26 @@ class PPO:
         if self._critic_trainer is not None:
             self._critic_trainer.load_state_dict(state["critic"])
         self.generator.set_state(state["generator"].cpu())
-        self.running_scale.load_state_dict(state["running_scale"])
+        self.estimator.load_state_dict(state.get("estimator", state.get("running_scale", {})))
+
+
+def _checked(policy: Policy, config: PPOConfig) -> LikelihoodPolicy:
+    """Raise `ConfigError` where the policy lacks what the ratio needs."""
+    missing = [name for name in ("evaluate", "parameters", "log_prob_axes") if not hasattr(policy, name)]
+    if missing:
+        raise ConfigError(
+            f"PPO needs a policy with a tractable log-prob (LikelihoodPolicy); {type(policy).__name__} lacks "
+            f"{', '.join(missing)}"
+        )
+    likely = cast(LikelihoodPolicy, policy)
+    needed = losses.KEPT_AXIS.get(config.ratio_level)
+    if needed is not None and needed not in likely.log_prob_axes:
+        raise ConfigError(
+            f"PPOConfig.ratio_level={config.ratio_level!r} needs a {needed!r} axis; {type(policy).__name__} declares "
+            f"{tuple(likely.log_prob_axes)}; use 'token' or 'chunk'"
+        )
+    config.check_policy(likely)
+    return likely
 
 
 def _reduce(name: str, parts: list[Tensor]) -> float:

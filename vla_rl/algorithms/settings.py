@@ -9,7 +9,6 @@ from typing import Any
 from vla_rl.errors import ConfigError
 
 STRATEGIES = ("uniform", "vla_rl", "vla_rl_power", "frontier", "thompson")
-ADVANTAGES = ("gae", "grpo", "rloo", "reinforce++")
 CENTERS = ("mean", "median")
 SCALES = ("std", "none", "mad", "running_std")
 VIRTUAL_BEST = ("none", "all_fail", "always")
@@ -18,6 +17,34 @@ REDUCTIONS = ("sum", "mean")
 KEPT_AXIS = {"step": "control_step", "denoising_step": "denoising_step"}
 AGGREGATIONS = ("token", "trajectory", "step_count")
 KL_KINDS = ("k1", "k2", "k3")
+
+
+@dataclass(frozen=True)
+class AdvantageEntry:
+    """An advantage estimator ("module:Class"): ``needs_value`` wants a critic or a value head, ``grouped`` compares the
+    episodes of a group (`EpisodeSpec.group_id`) with each other."""
+
+    target: str
+    needs_value: bool = False
+    grouped: bool = False
+
+
+ADVANTAGES = {
+    "gae": AdvantageEntry("vla_rl.algorithms.estimators:GAE", needs_value=True),
+    "grpo": AdvantageEntry("vla_rl.algorithms.estimators:GRPO", grouped=True),
+    "rloo": AdvantageEntry("vla_rl.algorithms.estimators:RLOO", grouped=True),
+    "reinforce++": AdvantageEntry("vla_rl.algorithms.estimators:ReinforcePlusPlus"),
+}
+
+
+def advantage_entry(name: str) -> AdvantageEntry:
+    """The estimator called ``name``, or a user's own as "package.module:Class"."""
+    if name in ADVANTAGES:
+        return ADVANTAGES[name]
+    from vla_rl.build import attribute
+
+    own = attribute(name)
+    return AdvantageEntry(name, bool(getattr(own, "needs_value", False)), bool(getattr(own, "grouped", False)))
 
 
 def require_choice(owner: str, name: str, value: str, choices: Sequence[str]) -> None:
@@ -147,7 +174,9 @@ class PPOConfig:
     ``clip_high``, ``dual_clip`` (None is off); a policy may scale advantage and clip range per log-prob entry;
     ``value_clip``, ``value_huber_delta`` (None is off) and ``value_coef``;
     ``entropy_coef`` on the mean entropy per token; ``kl_coef`` with ``kl_kind`` towards the reference policy;
-    ``success_imitation_coef`` on −log-prob per token of what successful episodes did.
+    ``success_imitation_coef`` on −log-prob per token of what successful episodes did. Stale data: ``behavior_weight``
+    "truncate" weighs each entry by how much likelier the policy at the start of the update makes it than the one that acted,
+    at most ``behavior_cap`` times; "mask" also drops what is beyond it either way (decoupled PPO, `surrogate`).
 
     Optimisation: ``minibatch_size`` per update, run in slices of ``micro_batch_size`` decisions (None: at once);
     ``critic_epochs`` (None: as ``epochs``) and ``critic_minibatch_size`` for a separate critic;
@@ -187,6 +216,8 @@ class PPOConfig:
     kl_coef: float = 0.0
     kl_kind: str = "k3"
     success_imitation_coef: float = 0.0
+    behavior_weight: str = "none"
+    behavior_cap: float = 2.0
 
     epochs: int = 3
     minibatch_size: int = 256
@@ -213,7 +244,8 @@ class PPOConfig:
 
     def __post_init__(self) -> None:
         own = "algorithm"
-        require_choice(own, "advantage", self.advantage, ADVANTAGES)
+        if ":" not in self.advantage:
+            require_choice(own, "advantage", self.advantage, tuple(ADVANTAGES))
         require_choice(own, "group_center", self.group_center, CENTERS)
         require_choice(own, "group_scale", self.group_scale, SCALES)
         require_choice(own, "virtual_best", self.virtual_best, VIRTUAL_BEST)
@@ -222,6 +254,8 @@ class PPOConfig:
         require_choice(own, "ratio_reduction", self.ratio_reduction, REDUCTIONS)
         require_choice(own, "loss_aggregation", self.loss_aggregation, AGGREGATIONS)
         require_choice(own, "kl_kind", self.kl_kind, KL_KINDS)
+        require_choice(own, "behavior_weight", self.behavior_weight, ("none", "truncate", "mask"))
+        require_range(own, "behavior_cap", self.behavior_cap, 1.0)
         require_choice(own, "minibatch_unit", self.minibatch_unit, ("decision", "trajectory"))
         for name in ("gamma", "gae_lambda"):
             require_range(own, name, getattr(self, name), 0.0, 1.0)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adamw, optimizer_state
 from vla_rl.algorithms.settings import TD3Config
 from vla_rl.errors import ConfigError
-from vla_rl.interfaces import Draw, Policy, RegressionPolicy
+from vla_rl.interfaces import AlgorithmContext, Draw, Policy, RegressionPolicy
 from vla_rl.types import Observation, Trajectory, Transitions
 
 
@@ -46,7 +46,7 @@ class TD3:
 
     reads_rewards = True
 
-    def __init__(self, config: TD3Config, policy: Policy, critic: Any = None, reference_policy: Any = None) -> None:
+    def __init__(self, config: TD3Config, policy: Policy) -> None:
         """Raises ConfigError where the policy's actions are no function of the observation."""
         if not isinstance(policy, RegressionPolicy):
             raise ConfigError(
@@ -69,6 +69,11 @@ class TD3:
         self._critic_guard = GuardedStep(config.max_bad_updates, config.grad_clip)
         self.generator = torch.Generator().manual_seed(config.seed)
         self.updates = 0
+
+    @classmethod
+    def from_context(cls, config: TD3Config, policy: Policy, context: AlgorithmContext) -> TD3:
+        """Needs nothing of the context: it makes its own critics."""
+        return cls(config, policy)
 
     def annotate(self, trajectory: Trajectory) -> dict[str, Tensor]:
         """Nothing: features are a function of the observation alone, without weights."""

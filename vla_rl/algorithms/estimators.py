@@ -1,0 +1,174 @@
+"""Advantage estimators of PPO: each turns the rewards of a batch into one advantage per decision.
+
+Adding one: a class as below, and a row in `settings.ADVANTAGES` (or ``algorithm.advantage=package.module:Class``, whose
+class has ``needs_value`` and ``grouped`` as attributes). The mathematics stand in `vla_rl.algorithms.advantages`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from vla_rl.algorithms import advantages as adv
+from vla_rl.algorithms.settings import PPOConfig, advantage_entry
+from vla_rl.errors import ConfigError
+from vla_rl.types import RolloutBatch
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A batch and its rewards per decision: ``named`` {name: [n]}, their weighted sum ``total`` [n], ``discounts`` [n].
+
+    ``values`` [n] and ``final_values`` [m] (of what was seen after each trajectory; 0 where nothing is bootstrapped) are
+    None for an estimator that needs none.
+    """
+
+    batch: RolloutBatch
+    named: dict[str, Tensor]
+    weights: dict[str, float]
+    total: Tensor
+    discounts: Tensor
+    values: Tensor | None = None
+    final_values: Tensor | None = None
+
+    def score(self, rewards: Tensor) -> Tensor:
+        """Sum [m] of rewards [n] over each trajectory."""
+        return adv.trajectory_sums(rewards, self.batch.trajectory_index, self.batch.num_trajectories)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """``advantages`` [n] before normalisation, ``returns`` [n] that a critic is to learn (None: there is no critic)."""
+
+    advantages: Tensor
+    returns: Tensor | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class Estimator(Protocol):
+    """Made from the algorithm's config; ``state_dict`` holds what it keeps from one batch to the next."""
+
+    def estimate(self, scored: Scored) -> Estimate: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class _Stateless:
+    def __init__(self, config: PPOConfig) -> None:
+        self.config = config
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """There is nothing to load."""
+
+
+class GAE(_Stateless):
+    """Generalised advantage estimation over decisions."""
+
+    def estimate(self, scored: Scored) -> Estimate:
+        batch, values, final = scored.batch, scored.values, scored.final_values
+        assert values is not None and final is not None
+        advantages, returns = adv.gae(
+            scored.total, values, final, batch.terminated, scored.discounts, self.config.gae_lambda, batch.lengths
+        )
+        return Estimate(advantages, returns)
+
+
+class ReinforcePlusPlus(_Stateless):
+    """Reward-to-go, normalised once over the decisions of the batch that the policy chose."""
+
+    def estimate(self, scored: Scored) -> Estimate:
+        batch = scored.batch
+        learns = (batch.valid & ~batch.is_human).any(1)
+        return Estimate(adv.reinforce_plus_plus_advantages(scored.total, scored.discounts, batch.lengths, learns))
+
+
+def _spread(per_trajectory: Tensor, batch: RolloutBatch) -> Estimate:
+    """One advantage per trajectory, given to each of its decisions."""
+    zero = float((per_trajectory == 0).float().mean())
+    return Estimate(per_trajectory[batch.trajectory_index], metrics={"ppo/zero_advantage_fraction": zero})
+
+
+class RLOO(_Stateless):
+    """Each episode against the mean of the others of its group."""
+
+    def estimate(self, scored: Scored) -> Estimate:
+        return _spread(adv.rloo_advantages(scored.score(scored.total), scored.batch.group_index), scored.batch)
+
+
+class GRPO:
+    """Each episode against its group; with ``decouple_rewards`` (GDPO) each of several rewards on its own."""
+
+    def __init__(self, config: PPOConfig) -> None:
+        self.config, self.running_scale = config, adv.RunningScale()
+
+    def estimate(self, scored: Scored) -> Estimate:
+        config, batch = self.config, scored.batch
+        grouped = functools.partial(
+            adv.grpo_advantages,
+            group_index=batch.group_index,
+            center=config.group_center,
+            scale=config.group_scale,
+            virtual_best=config.virtual_best,
+            best_score=config.best_score,
+            success=batch.success,
+            running=self.running_scale,
+        )
+        if config.decouple_rewards and len(scored.named) > 1:
+            scores = {name: scored.score(rewards) for name, rewards in scored.named.items()}
+            return _spread(adv.gdpo_advantages(scores, scored.weights, grouped), batch)
+        return _spread(grouped(scored.score(scored.total)), batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.running_scale.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state:
+            self.running_scale.load_state_dict(state)
+
+
+def scored(
+    batch: RolloutBatch, config: PPOConfig, named: dict[str, Tensor], several: bool, metrics: dict[str, float]
+) -> Scored:
+    """The named rewards [n] summed with the config's weights; their means per episode go into ``metrics``."""
+    weights = dict(zip(config.reward_names, config.reward_weights, strict=True)) if several else {"reward": 1.0}
+    total = torch.stack([weights[name] * x for name, x in named.items()]).sum(0)
+    discounts = adv.decision_discounts(batch.valid, config.gamma, config.gamma_per_control_step)
+    result = Scored(batch, named, weights, total, discounts)
+    metrics["ppo/score_mean"] = float(result.score(total).mean())
+    if len(named) > 1:
+        metrics |= {f"ppo/score_mean/{name}": float(result.score(x).mean()) for name, x in named.items()}
+    return result
+
+
+def named_rewards(
+    batch: RolloutBatch, config: PPOConfig, rewards: Tensor | Mapping[str, Tensor] | None
+) -> dict[str, Tensor]:
+    """Named rewards per decision [n]; a single one is called "reward"."""
+    n = batch.num_decisions
+    if rewards is None:
+        inside = config.gamma if config.gamma_per_control_step and not advantage_entry(config.advantage).grouped else 1.0
+        rewards = adv.chunk_rewards(batch.rewards, inside)
+    several = isinstance(rewards, Mapping)
+    given = rewards if isinstance(rewards, Mapping) else {"reward": rewards}
+    named = {k: v.float().cpu() for k, v in given.items()}
+    if several and set(named) != set(config.reward_names):
+        raise ConfigError(
+            f"rewards {sorted(named)} were given, PPOConfig.reward_names lists {sorted(config.reward_names)}; name "
+            f"each reward there, with its weight in reward_weights"
+        )
+    for name, x in named.items():
+        if x.shape != (n,):
+            raise ValueError(f"reward {name!r} has shape {tuple(x.shape)}, expected ({n},): one per decision")
+        if not torch.isfinite(x).all():
+            raise ValueError(f"reward {name!r} has values that are not finite")
+    return named
