@@ -8,16 +8,19 @@ broken GL driver may end the process that loads it.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import multiprocessing
 import os
 import subprocess
 import sys
 from typing import Any
 
-from vla_rl.errors import MissingDependency
+from vla_rl.errors import MissingDependency, MissingPackage
 
 CANDIDATES = ("egl", "osmesa")
 PACKAGES = {"egl": "libegl1", "osmesa": "libosmesa6"}
+_WINDOWS = ("glfw", "glx", "1", "on", "true", "enable", "enabled")  # words for backends that draw in a window
+_OFF = ("0", "off", "false", "disable", "disabled")
 _REMEMBERED = "VLA_RL_MUJOCO_GL"  # what a parent process found, so that its workers need not probe again
 
 # Standard library only (python -I -S): some tens of milliseconds. The steps are those of mujoco's own contexts.
@@ -81,11 +84,13 @@ def probe_backend(backend: str, timeout: float = 60.0) -> str | None:
 def choose_backend() -> str:
     """The backend to render with: ``MUJOCO_GL`` where the user set it, else the first of `CANDIDATES` that works.
 
-    Raises `MissingDependency`, which names the Debian packages, where none of them works.
+    Raises `MissingDependency`, which names the Debian packages, where none of them works, or the user's own cannot.
     """
-    chosen = os.environ.get("MUJOCO_GL", "").strip().lower() or os.environ.get(_REMEMBERED, "")
-    if chosen:
-        return chosen
+    chosen, known = os.environ.get("MUJOCO_GL", "").strip().lower(), os.environ.get(_REMEMBERED, "")
+    if chosen and chosen != known:
+        _require_backend(chosen)
+    if chosen or known:
+        return chosen or known
     failures = {}
     for backend in CANDIDATES:
         problem = probe_backend(backend)
@@ -100,6 +105,22 @@ def choose_backend() -> str:
     )
 
 
+def _require_backend(chosen: str) -> None:
+    """Raise `MissingDependency` where what the user set as ``MUJOCO_GL`` is no backend, or draws nothing here."""
+    remedy = "Unset MUJOCO_GL to choose one automatically, or set it to egl or osmesa"
+    if chosen in CANDIDATES:
+        problem = probe_backend(chosen)
+        if problem is not None:
+            problem = f"cannot render off-screen here ({problem}); it needs {PACKAGES[chosen]} (apt-get install)"
+    elif chosen in _WINDOWS:
+        displays = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+        problem = None if displays else "draws in a window, and there is no display (DISPLAY is not set)"
+    else:
+        problem = "switches rendering off, and a policy needs pictures" if chosen in _OFF else "is no OpenGL backend"
+    if problem is not None:
+        raise MissingDependency(f"MUJOCO_GL={chosen} {problem}. {remedy}.")
+
+
 @functools.lru_cache(maxsize=1)
 def ensure_backend() -> str:
     """Fix the backend for this process and its children, before mujoco or robosuite is imported; returns its name."""
@@ -109,6 +130,17 @@ def ensure_backend() -> str:
     if backend in CANDIDATES:
         os.environ.setdefault("PYOPENGL_PLATFORM", backend)
     return backend
+
+
+def require_packages(*names: str, extra: str, purpose: str) -> None:
+    """Raise `MissingPackage` for the first of the packages that is not installed; imports none."""
+    for name in names:
+        try:
+            found = importlib.util.find_spec(name)
+        except (ImportError, ValueError):
+            found = None
+        if found is None:
+            raise MissingPackage(name, extra, purpose)
 
 
 def make_context(size: int) -> Any:

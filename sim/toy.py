@@ -50,10 +50,10 @@ class ToyConfig:
 
     def __post_init__(self) -> None:
         if self.fault not in FAULTS:
-            raise ConfigError(f"toy fault={self.fault!r} is unknown: use one of {', '.join(FAULTS)}.")
+            raise ConfigError(f"env.fault={self.fault!r} is unknown: use one of {', '.join(FAULTS)}.")
         if self.image_size < 4 or self.horizon < 1 or self.max_step <= 0 or self.success_radius <= 0:
             raise ConfigError(
-                f"toy needs image_size >= 4, horizon >= 1, max_step > 0 and success_radius > 0, got {self.image_size}, "
+                f"env needs image_size >= 4, horizon >= 1, max_step > 0 and success_radius > 0, got {self.image_size}, "
                 f"{self.horizon}, {self.max_step} and {self.success_radius}."
             )
 

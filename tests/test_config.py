@@ -12,8 +12,8 @@ from vla_rl import build
 from vla_rl.cli import _eval_config
 from vla_rl.config import RunConfig, compose, from_tree, load, override, save, to_tree
 from vla_rl.errors import ConfigError
-from vla_rl.guard import check_run
 from vla_rl.paths import config_dir
+from vla_rl.preflight import check_run
 
 RUNS = sorted(path.stem for path in (config_dir() / "run").glob("*.yaml"))
 OPTIONS = sorted((path.parent.name, path.stem) for path in config_dir().glob("*/*.yaml") if path.parent.name != "run")

@@ -8,7 +8,6 @@ or `BAD`) and a remedy. `checks` reads no file and runs nothing.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,17 +18,17 @@ from vla_rl.algorithms.validation import BLIND, WEAK
 from vla_rl.config import RunConfig
 from vla_rl.dataset import episode_lengths
 from vla_rl.errors import ConfigError, UserError
+from vla_rl.evaluate import EvaluationResult
 from vla_rl.guard import (
     Guard,
     advice,
     better_start,
-    check_run,
     first_successes,
     image_figures,
-    is_sparse,
     more_exploration,
 )
 from vla_rl.metrics import METRICS_FILE, read_metrics
+from vla_rl.preflight import check_run, is_sparse
 from vla_rl.splits import stable_seed
 from vla_rl.statistics import difference_interval, wilson_interval
 from vla_rl.types import EpisodeSpec, TaskSpec
@@ -278,7 +277,7 @@ def _groups(figures: Figures, config: RunConfig) -> Iterator[Check]:
 def read_figures(config: RunConfig, folder: Path) -> Figures:
     """What the run left in its folder."""
     figures = Figures(group_size=config.rl.group_size, image=image_figures(config, folder))
-    result = _json(folder / "eval_sft.json")
+    result = _result(folder / "eval_sft.json")
     trained = {k: v for k, v in result.get("tasks", {}).items() if k not in result.get("held_out_tasks", [])}
     figures.tasks = {name: Rate(s["successes"], s["episodes"]) for name, s in trained.items()}
     figures.deterministic = bool(result.get("deterministic", True))
@@ -291,7 +290,7 @@ def read_figures(config: RunConfig, folder: Path) -> Figures:
     figures.limits = _limits(config, result, list(trained or figures.demonstrations))
     records = read_metrics(folder / METRICS_FILE)
     figures.losses = [r["validation/loss"] for r in records if r["phase"] == "sft" and r.get("validation/loss") is not None]
-    sampled = _json(folder / "sampled_sft.json").get("total")
+    sampled = _result(folder / "sampled_sft.json").get("total")
     if sampled:
         figures.sampled = Rate(sampled["successes"], sampled["episodes"])
         figures.sampled_by = "the same episodes"
@@ -336,11 +335,9 @@ def _demonstrations(config: RunConfig, folder: Path) -> dict[str, list[int]]:
     return next((found for place in places if (found := episode_lengths(place))), {})
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    except (OSError, json.JSONDecodeError) as error:
-        raise UserError(f"{path} cannot be read ({error}): run the phase that writes it again") from error
+def _result(path: Path) -> dict[str, Any]:
+    """An evaluation's figures, counted from its episodes; empty where there is none. `UserError` for a damaged file."""
+    return EvaluationResult.load(path).to_dict() if path.exists() else {}
 
 
 # --------------------------------------------------------------------------------------------------------------- rollouts

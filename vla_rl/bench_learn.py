@@ -6,7 +6,6 @@ Held-out evaluation is no part of learning: its seconds are counted apart. Secon
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -21,6 +20,7 @@ from vla_rl import config as configs
 from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.evaluate import EvaluationResult
+from vla_rl.files import read_json
 from vla_rl.metrics import METRICS_FILE, read_metrics, versions
 from vla_rl.pipeline import run_pipeline
 
@@ -134,7 +134,7 @@ def learning_of(run: Path, level: float) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return read_json(path, "put a whole copy in its place, or remove it") if path.exists() else {}
 
 
 def _planned(run: Path) -> int | None:
@@ -142,8 +142,12 @@ def _planned(run: Path) -> int | None:
     import yaml
 
     path = run / "config.yaml"
-    tree = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else None
-    return (tree.get("rl") or {}).get("iterations") if isinstance(tree, dict) else None
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else None
+    except (OSError, ValueError, yaml.YAMLError):  # it is only shown beside the figures
+        return None
+    planned = tree.get("rl") if isinstance(tree, dict) else None
+    return planned.get("iterations") if isinstance(planned, dict) else None
 
 
 def bench_runs(runs: Sequence[Path], level: float) -> dict[str, Any]:

@@ -29,7 +29,19 @@ from torch import Tensor
 
 import vla_rl
 from vla_rl.cluster.ranks import Ranks, full_state, load_full_state
-from vla_rl.errors import ConfigError, UserError
+from vla_rl.errors import CheckpointError, ConfigError, DiskFull, UserError
+from vla_rl.files import (
+    CONFIG,
+    EMBODIMENT,
+    TRAINING_STATE,
+    WEIGHTS,
+    WEIGHTS_INDEX,
+    existing_checkpoint,
+    last_good,
+    read_embodiment,
+    read_json,
+    weight_files,
+)
 from vla_rl.metrics import write_json
 from vla_rl.types import EmbodimentSpec
 
@@ -39,18 +51,8 @@ __all__ = [
 ]  # fmt: skip
 
 FORMAT = 1
-CONFIG, EMBODIMENT, TRAINING_STATE = "config.json", "embodiment.json", "training_state"
-WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 _TENSOR_KEY = "__tensor__"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-class CheckpointError(UserError):
-    """A checkpoint is missing, damaged, or made for something else."""
-
-
-class DiskFull(UserError):
-    """There is no room left where a checkpoint is to be written."""
 
 
 class Checkpointable(Protocol):
@@ -133,36 +135,67 @@ def load_policy(
     another one raises `EmbodimentMismatch`, which shows both. ``changes`` are keys of the policy's own config that get
     another value than the stored one; those that do not go with its weights raise `CheckpointError`.
     """
-    path = _existing(Path(path))
+    path = existing_checkpoint(Path(path))
     config = _read_json(path / CONFIG)
-    if config.get("format", 0) > FORMAT:
+    if not isinstance(config.get("format", 0), int) or config.get("format", 0) > FORMAT:
         raise CheckpointError(
             f"{path} has checkpoint format {config['format']} (vla_rl {config.get('vla_rl_version')}), this is vla_rl "
             f"{vla_rl.__version__}, which reads up to format {FORMAT}: update vla_rl"
         )
-    embodiment = EmbodimentSpec.from_dict(_read_json(path / EMBODIMENT))
+    remedy = "use another checkpoint, such as *.last_good beside it"
+    embodiment = read_embodiment(path / EMBODIMENT, remedy, CheckpointError)
     if expected_embodiment is not None:
         expected_embodiment.require(embodiment, "the env or dataset in use", f"the checkpoint {path}")
+    try:
+        policy = _build(path, config, embodiment, factory, changes or {})
+    except KeyError as error:
+        raise CheckpointError(f"{path} lacks {error}: its {CONFIG} or its text files are incomplete") from error
+    except ConfigError as error:
+        if changes:
+            raise
+        raise CheckpointError(f"{path / CONFIG}: {error}") from error
+    except (TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RuntimeError) as error:
+        first = (str(error) or type(error).__name__).splitlines()[0]
+        raise CheckpointError(
+            f"{path} is damaged ({type(error).__name__}: {first}): its {CONFIG} or its text files do not describe a policy; "
+            f"{remedy}"
+        ) from error
+    load_weights(path, policy)
+    if isinstance(policy, torch.nn.Module):
+        policy.eval()
+    return policy
+
+
+def _build(
+    path: Path, config: dict[str, Any], embodiment: EmbodimentSpec, factory: Callable[[str], Any], changes: Mapping[str, Any]
+) -> Any:
+    """The policy that a checkpoint's text files describe, without its weights."""
     skip = (CONFIG, EMBODIMENT, WEIGHTS_INDEX)
     files = {
         p.name: p.read_text(encoding="utf-8")
         for p in sorted(path.iterdir())
         if p.is_file() and p.suffix in (".json", ".txt") and p.name not in skip
     }
+    kind = factory(config["policy_type"])
+    if changes:
+        own = config
+        for name in getattr(kind, "config_path", ("config",)):
+            own = own[name]
+        _change(own, changes, config["policy_type"], path)
+    return kind.from_config_dict(config, embodiment, files)
+
+
+@contextlib.contextmanager
+def restoring(folder: Path, what: str = "a training state of this run") -> Iterator[None]:
+    """What the block raises because ``folder`` holds something else becomes a `CheckpointError` that names it."""
     try:
-        kind = factory(config["policy_type"])
-        if changes:
-            own = config
-            for name in getattr(kind, "config_path", ("config",)):
-                own = own[name]
-            _change(own, changes, config["policy_type"], path)
-        policy = kind.from_config_dict(config, embodiment, files)
-    except KeyError as error:
-        raise CheckpointError(f"{path} lacks {error}: its {CONFIG} or its text files are incomplete") from error
-    load_weights(path, policy)
-    if isinstance(policy, torch.nn.Module):
-        policy.eval()
-    return policy
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        first = (str(error) or type(error).__name__).splitlines()[0]
+        raise CheckpointError(
+            f"{folder} does not hold {what} ({type(error).__name__}: {first}). Put {last_good(folder).name} in its place, "
+            f"or remove it: what it holds is then made again"
+        ) from error
 
 
 def _change(own: dict[str, Any], changes: Mapping[str, Any], kind: str, path: Path) -> None:
@@ -181,7 +214,7 @@ def load_weights(path: Path | str, policy: Any) -> None:
     Raises `CheckpointError` that names every tensor that is missing, unexpected or misshapen, or where numbers are not
     finite, and changes nothing.
     """
-    path = _existing(Path(path))
+    path = existing_checkpoint(Path(path))
     stored, own = _load_weights(path), policy.state_dict()
     wrong = [f"missing: {name} {list(own[name].shape)}" for name in own.keys() - stored.keys()]
     wrong += [f"unexpected: {name} {list(stored[name].shape)}" for name in stored.keys() - own.keys()]
@@ -200,14 +233,14 @@ def load_weights(path: Path | str, policy: Any) -> None:
     if broken:
         raise CheckpointError(
             f"{len(broken)} of the {len(stored)} tensors in {path} hold numbers that are not finite (the first: "
-            f"{sorted(broken)[0]}): its training diverged. Use {_last_good(path).name} beside it, or an earlier checkpoint."
+            f"{sorted(broken)[0]}): its training diverged. Use {last_good(path).name} beside it, or an earlier checkpoint."
         )
     load_full_state(policy, stored)
 
 
 def load_training_state(path: Path | str) -> dict[str, Any]:
     """What `save_checkpoint` got as ``training_state``."""
-    path = _existing(Path(path))
+    path = existing_checkpoint(Path(path))
     if not (path / TRAINING_STATE).is_dir():
         raise CheckpointError(
             f"{path} holds a policy but no {TRAINING_STATE}/, so training cannot resume from it: use it as a starting "
@@ -237,10 +270,7 @@ def _save_weights(folder: Path, weights: dict[str, Tensor], max_shard_bytes: int
 
 
 def _load_weights(path: Path) -> dict[str, Tensor]:
-    if not (path / WEIGHTS_INDEX).exists():
-        return _load_tensors(path / WEIGHTS)
-    shards = sorted(set(_read_json(path / WEIGHTS_INDEX)["weight_map"].values()))
-    return {name: tensor for shard in shards for name, tensor in _load_tensors(path / shard).items()}
+    return {name: tensor for file in weight_files(path) for name, tensor in _load_tensors(path / file).items()}
 
 
 # --------------------------------------------------------------------------------------------------------- nested state
@@ -352,22 +382,6 @@ class RunLock:
 
 
 # ---------------------------------------------------------------------------------------------------------------- files
-def _existing(path: Path) -> Path:
-    """The checkpoint folder ``path``, or what a crash between two renames left of it."""
-    if (path / CONFIG).is_file():
-        return path
-    if not path.exists():
-        kept = _last_good(path)
-        if (kept / CONFIG).is_file():
-            return kept
-        raise CheckpointError(f"there is no checkpoint at {path}: give the folder that holds {CONFIG} and {WEIGHTS}")
-    raise CheckpointError(f"{path} is not a checkpoint: it has no {CONFIG}")
-
-
-def _last_good(path: Path) -> Path:
-    return path.with_name(f"{path.name}.last_good")
-
-
 @contextlib.contextmanager
 def _replacing(path: Path, keep_last_good: bool) -> Iterator[Path]:
     """A new folder to fill, which takes the place of ``path`` if the block succeeds and vanishes if it fails."""
@@ -400,7 +414,7 @@ def _swap_in(part: Path, path: Path, keep_last_good: bool) -> None:
     if not path.exists():
         part.rename(path)
         return
-    kept = _last_good(path)
+    kept = last_good(path)
     if _exchange(part, path):  # `part` is the old checkpoint now
         if keep_last_good:
             shutil.rmtree(kept, ignore_errors=True)
@@ -464,12 +478,8 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing: the checkpoint is incomplete") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
+    remedy = "the checkpoint is incomplete, use another one, such as *.last_good beside it"
+    return read_json(path, remedy, CheckpointError)
 
 
 def _to_json(value: Any) -> str:

@@ -31,9 +31,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
         with _terminable():
+            _check_numbers(arguments)
+            _check_targets(arguments)
             return arguments.function(arguments) or 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (OSError, MemoryError) as error:
+        from vla_rl.files import explained
+
+        text = explained(error) if isinstance(error, OSError) else "there is not enough memory for these settings"
+        if text is None:
+            raise
+        print(f"error: {text}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         resumes = arguments.function in (run_quickstart, run_train, run_collect)
@@ -59,6 +69,37 @@ def _terminable() -> Iterator[None]:
 
 
 EVAL_EPISODES = 100  # of a checkpoint outside of its run
+# What the numbers among the options may be, whatever the command (None: no limit).
+_LIMITS: dict[str, tuple[float, float | None]] = {
+    "episodes": (1, None), "episodes_per_task": (1, None), "seed": (0, 2**63 - 1), "seeds": (0, 2**63 - 1),
+    "levels": (1, None), "rollouts": (0, None), "limit": (0, None), "videos": (0, None), "steps": (1, None),
+    "updates": (0, None), "evaluate_episodes": (0, None), "learning_rate": (0, None), "chunk": (1, None),
+    "workers": (1, 4096), "iterations": (1, None), "rounds": (1, None), "decisions": (1, None), "size": (1, 4096),
+}  # fmt: skip
+
+
+def _check_numbers(arguments: argparse.Namespace) -> None:
+    """Raise `ConfigError` for a number among the options that is out of its range."""
+    for name, (least, most) in _LIMITS.items():
+        given = getattr(arguments, name, None)
+        for value in given if isinstance(given, list) else [given]:
+            if value is not None and not least <= value <= (sys.float_info.max if most is None else most):
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} {value}: give {least} or more" + ("" if most is None else f", up to {most}")
+                )
+
+
+def _check_targets(arguments: argparse.Namespace) -> None:
+    """Raise `UserError` where what a command is asked to write cannot be written: before it has worked for an hour."""
+    named = {name: getattr(arguments, name, None) for name in ("json", "video", "preferences", "out", "folder")}
+    if not any(named.values()):
+        return
+    from vla_rl.files import require_file_target, require_writable
+
+    for name, path in named.items():
+        if path is not None:
+            key = f"FOLDER {path}" if name == "folder" else f"--{name} {path}"
+            (require_writable if name in ("out", "folder") else require_file_target)(path, key)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -201,6 +242,8 @@ def run_quickstart(arguments: argparse.Namespace) -> None:
         _run(overrides, arguments.fresh)
         return
     name = compose(overrides).name
+    if len(set(arguments.seeds)) < len(arguments.seeds):
+        raise ConfigError(f"--seeds {' '.join(map(str, arguments.seeds))}: name each seed once")
     for seed in arguments.seeds:  # each in a folder of its own
         _run([*overrides, f"seed={seed}", f"name={name}-seed{seed}"], arguments.fresh)
 
@@ -214,16 +257,19 @@ def run_collect(arguments: argparse.Namespace) -> None:
 
 
 def _run(overrides: Sequence[str], fresh: bool, report: bool = True) -> None:
+    from vla_rl import preflight
     from vla_rl.config import compose
-    from vla_rl.pipeline import run_pipeline
 
     config = compose(overrides)
+    preflight.check(config, fresh=fresh)  # before the seconds that torch takes to import
+    from vla_rl.pipeline import run_pipeline
+
     folder = run_pipeline(config, fresh=fresh)
     print(f"open {folder / 'report.html'}" if report else f"wrote {folder / 'dataset'}")
 
 
 def run_eval(arguments: argparse.Namespace) -> None:
-    from vla_rl.pipeline import evaluate_checkpoints
+    from vla_rl import preflight
 
     config = _eval_config(arguments.checkpoint, arguments.suite, arguments.overrides)
     own = arguments.suite is None and _recorded(arguments.checkpoint).is_file()
@@ -240,6 +286,10 @@ def run_eval(arguments: argparse.Namespace) -> None:
     paths = [arguments.checkpoint] + ([arguments.compare] if arguments.compare else [])
     if arguments.levels and not arguments.perturb:
         raise ConfigError("--levels belongs to --perturb: add --perturb all, or leave it out")
+    for path in paths:
+        preflight.check_start(config, path)
+    from vla_rl.pipeline import evaluate_checkpoints
+
     document = evaluate_checkpoints(
         config,
         paths,
@@ -262,10 +312,6 @@ def run_eval(arguments: argparse.Namespace) -> None:
 
 def _set_evaluation(config: Any, arguments: argparse.Namespace) -> None:
     """What the command line says of an evaluation goes before what the checkpoint's run recorded."""
-    for name, least in (("episodes", 1), ("episodes_per_task", 1)):
-        value = getattr(arguments, name)
-        if value is not None and value < least:
-            raise ConfigError(f"--{name.replace('_', '-')} {value}: give {least} or more")
     if arguments.split is not None:
         config.split = arguments.split
     if arguments.seed is not None:
@@ -276,7 +322,7 @@ def _set_evaluation(config: Any, arguments: argparse.Namespace) -> None:
 
 def _recorded(checkpoint: Path) -> Path:
     """The config of the run that a checkpoint belongs to, if it does."""
-    return checkpoint.resolve().parent.parent / "config.yaml"
+    return Path(os.path.realpath(checkpoint)).parent.parent / "config.yaml"
 
 
 def _eval_config(checkpoint: Path, suite: str | None, overrides: Sequence[str]) -> Any:
@@ -297,19 +343,26 @@ def _eval_config(checkpoint: Path, suite: str | None, overrides: Sequence[str]) 
 
 
 def run_distill(arguments: argparse.Namespace) -> None:
-    from vla_rl.distill import DistillConfig, distill
+    from vla_rl import preflight
+    from vla_rl.settings import DistillConfig
 
     names = ("steps", "method", "episodes", "updates", "learning_rate", "evaluate_episodes", "seed")
     settings = DistillConfig(**{name: getattr(arguments, name) for name in names})
     checkpoint = arguments.checkpoint
     folder = arguments.out or checkpoint.with_name(f"{checkpoint.name}_student{settings.steps}")
     config = _eval_config(checkpoint, None, arguments.overrides)
+    preflight.check_start(config, checkpoint)
+    from vla_rl.distill import distill
+
     document = distill(config, checkpoint, settings, folder)
     print(f"wrote {folder}")
     _write(arguments.json, document)
 
 
 def run_export(arguments: argparse.Namespace) -> None:
+    from vla_rl.files import check_checkpoint
+
+    check_checkpoint(arguments.checkpoint)
     from vla_rl.pipeline import export_policy
 
     export_policy(arguments.checkpoint, arguments.folder)
@@ -352,16 +405,25 @@ def run_bench_sim(arguments: argparse.Namespace) -> None:
 def _reward_sources(arguments: argparse.Namespace) -> tuple[Any, list[Any]]:
     """The composed config of a reward command, and the sources that it names."""
     from vla_rl.config import compose
-    from vla_rl.reward_data import load_source
-    from vla_rl.reward_tools import sources_from
 
-    folders = list(sources_from(arguments.overrides))
+    folders = list(_sources_from(arguments.overrides))
     if not folders:
         raise UserError("name what to read: a dataset, a run or rollouts (vla-rl reward score FOLDER reward=NAME)")
     options = [o for o in arguments.overrides if "=" in o and not o.startswith("data=")]
     config = compose([*([] if any(o.startswith("run=") for o in options) else ["~run"]), *options])
+    from vla_rl.reward_data import load_source
+
     reading = {"limit": arguments.limit, "episodes": arguments.episodes, "checkpoint": arguments.policy}
     return config, [load_source(folder, stride=config.reward_check.stride, **reading) for folder in folders]
+
+
+def _sources_from(texts: Sequence[str]) -> Iterator[str]:
+    """Source folders among command-line words: plain ones, and ``data=FOLDER``."""
+    for text in texts:
+        if text.startswith("data="):
+            yield text.removeprefix("data=")
+        elif "=" not in text and not text.startswith("~"):
+            yield text
 
 
 def _only(sources: Sequence[Any]) -> Any:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,13 @@ MACHINE_KEYS = (
 )  # fmt: skip
 _EXAMPLE = "Overrides look like run=quickstart seed=1 algorithm.learning_rate=1e-4"
 _GROUPS = ("policy", "env", "reward", "algorithm", "critic")
+MOST_SLOTS = 4096  # per worker
+# Schemas that stand in several places: (where this one is, what its messages say, what they should say; *: that place).
+_MOVED = (
+    ("reward.parts.", "reward", "*"),
+    ("rl.fallback_reward", "reward", "*"),
+    ("algorithm", "sft.augment", "algorithm.augment"),
+)
 
 
 @dataclass
@@ -71,6 +79,16 @@ class SlotsConfig:
         if self.workers < 0 or self.slots_per_worker < 1:
             raise ConfigError(
                 f"slots needs workers >= 0 and slots_per_worker >= 1, got {self.workers} and {self.slots_per_worker}"
+            )
+        if self.slots_per_worker > MOST_SLOTS:
+            raise ConfigError(
+                f"slots.slots_per_worker={self.slots_per_worker} are more episodes at a time than memory holds: give at "
+                f"most {MOST_SLOTS}"
+            )
+        if not self.hang_timeout > 0 or self.max_restarts < 0:
+            raise ConfigError(
+                f"slots needs hang_timeout > 0 (seconds) and max_restarts >= 0, got {self.hang_timeout} and "
+                f"{self.max_restarts}"
             )
 
 
@@ -119,6 +137,8 @@ class RLConfig:
                 "rl needs 0 <= success_low <= success_high <= 1, max_sampling_rounds >= 1 and max_staleness >= 0, got "
                 f"{self.success_low}, {self.success_high}, {self.max_sampling_rounds} and {self.max_staleness}"
             )
+        if self.episodes_per_iteration < 1:
+            raise ConfigError(f"rl.episodes_per_iteration={self.episodes_per_iteration} must be 1 or more")
         if self.group_size < 1 or self.episodes_per_iteration % self.group_size:
             raise ConfigError(
                 f"rl.episodes_per_iteration ({self.episodes_per_iteration}) must be a multiple of rl.group_size "
@@ -185,20 +205,37 @@ class RunConfig:
     critic: Any = None
 
     def __post_init__(self) -> None:
-        unknown = [p for p in self.phases if p not in PHASES]
-        if unknown:
-            raise ConfigError(f"phases has {unknown}, which do not exist. Choose from {list(PHASES)}")
+        self._check_phases()
         parts = Path(self.name).parts
         if not self.name.strip() or not parts or Path(self.name).is_absolute() or {"..", "."} & set(parts):
             raise ConfigError(
                 f"name={self.name!r} is no name for a run: it becomes a folder inside output_dir, so give a word, or a path "
                 f"without '..' such as study/seed_1"
             )
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"seed={self.seed} must be 0 or more, and below 2**63")
         if self.threads < 0:
             raise ConfigError(f"threads={self.threads} must be 0 (all cores) or more")
         both = sorted(set(self.tasks) & set(self.held_out_tasks))
         if both:
             raise ConfigError(f"tasks {both} are both in tasks and in held_out_tasks; a task is trained on or held out")
+
+    def _check_phases(self) -> None:
+        unknown = [p for p in self.phases if p not in PHASES]
+        if unknown:
+            close = difflib.get_close_matches(unknown[0], PHASES, n=1)
+            hint = f" Did you mean {close[0]}?" if close else ""
+            raise ConfigError(f"phases has {unknown}, which do not exist.{hint} Choose from {list(PHASES)}")
+        if not self.phases:
+            raise ConfigError(f"phases=[] runs nothing. Choose from {list(PHASES)}")
+        order = [name for name in PHASES if name in self.phases]
+        if order != list(self.phases):
+            raise ConfigError(f"phases={list(self.phases)} must name each phase once, in order: phases=[{','.join(order)}]")
+        for key in ("tasks", "held_out_tasks"):
+            names = getattr(self, key)
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                raise ConfigError(f"{key} has {twice[0]!r} more than once; name each task once")
 
     @property
     def run_dir(self) -> Path:
@@ -314,13 +351,16 @@ def load(path: Path) -> RunConfig:
 
     try:
         tree = OmegaConf.to_container(OmegaConf.load(path))
-    except (OSError, yaml.YAMLError, OmegaConfBaseException) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"{path} cannot be read as a config: {' '.join(str(error).split())}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} is not a config: it holds a {type(tree).__name__}, not a mapping")
     if isinstance(tree.get("sft"), dict):
         tree["sft"].pop("ema_decay", None)  # of runs from before it was dropped: nothing used what it averaged
-    return from_tree(tree)
+    try:
+        return from_tree(tree)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def checked(schema: type, values: dict[str, Any], where: str) -> Any:
@@ -330,7 +370,9 @@ def checked(schema: type, values: dict[str, Any], where: str) -> Any:
 
     _refuse_unknown(schema, values, where)
     try:
-        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), values))
+        found = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), values))
+    except ConfigError as error:
+        raise ConfigError(_with_its_key(str(error), schema, values, where)) from None
     except OmegaConfBaseException as error:
         key = ".".join(p for p in (where, str(error.full_key or "")) if p)
         reason = str(error).splitlines()[0].rstrip(".")
@@ -338,6 +380,60 @@ def checked(schema: type, values: dict[str, Any], where: str) -> Any:
         if isinstance(_at(values, str(error.full_key or "")), str) and "ListConfig" in reason:
             reason, remedy = "this is a list", f"Write it in brackets: {key}=[{_at(values, str(error.full_key))}]"
         raise ConfigError(f"{key} = {_at(values, str(error.full_key or ''))!r}: {reason}. {remedy}") from error
+    for path, number in _numbers(found, where):
+        if not math.isfinite(number):
+            raise ConfigError(f"{path}={number} is not finite: give a number")
+        if path.rpartition(".")[2] == "seed" and not 0 <= number < 2**63:
+            raise ConfigError(f"{path}={number} must be 0 or more, and below 2**63")
+    return found
+
+
+def _with_its_key(text: str, schema: type, values: dict[str, Any], where: str) -> str:
+    """The message of a schema's own check, with the key as the user typed it: some name several keys, or a usual place."""
+    for place, usual, here in _MOVED:
+        if where.startswith(place):
+            text = re.sub(rf"(?<![\w.]){re.escape(usual)}(?=[. ])", where if here == "*" else here, text)
+    path: list[str] = []
+    rest: Any = values
+    while isinstance(rest, dict):  # which key alone, left at its default, makes it right?
+        found = [key for key in rest if _fits(schema, _without(values, [*path, key]))]
+        if len(found) != 1:
+            break
+        path, rest = [*path, str(found[0])], rest[found[0]]
+    key = ".".join(name for name in (where, *path) if name)
+    if not path or isinstance(rest, dict) or f"{key}=" in text or f"{key} is" in text:
+        return text
+    return f"{key}={rest}: {text}"
+
+
+def _without(values: dict[str, Any], path: Sequence[str]) -> dict[str, Any]:
+    if len(path) == 1:
+        return {key: value for key, value in values.items() if str(key) != path[0]}
+    return {key: _without(value, path[1:]) if str(key) == path[0] else value for key, value in values.items()}
+
+
+def _fits(schema: type, values: dict[str, Any]) -> bool:
+    from omegaconf import OmegaConf
+
+    try:
+        OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), values))
+    except ConfigError:
+        return False
+    return True
+
+
+def _numbers(value: Any, path: str) -> Iterator[tuple[str, float]]:
+    """(key, value) of every number in a config."""
+    if dataclasses.is_dataclass(value):
+        value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _numbers(inner, f"{path}.{name}" if path else str(name))
+    elif isinstance(value, list | tuple):
+        for i, inner in enumerate(value):
+            yield from _numbers(inner, f"{path}[{i}]")
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield path, value
 
 
 def _at(values: Any, path: str) -> Any:

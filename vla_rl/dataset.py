@@ -34,10 +34,13 @@ import torch
 from torch import Tensor
 
 from vla_rl.errors import ConfigError, EmbodimentMismatch, MissingPackage, UserError
+from vla_rl.files import read_embodiment as read_embodiment_file
+from vla_rl.files import read_json
 from vla_rl.types import EmbodimentSpec, Observation
 
 STATE_KEY, ACTION_KEY, IMAGE_PREFIX = "observation.state", "action", "observation.images."
 QUANTILES = (0.01, 0.10, 0.50, 0.90, 0.99)
+_AGAIN = "write or fetch the dataset again"
 _FILE = "chunk-{chunk_index:03d}/file-{file_index:03d}"
 _CHUNK_FILES, _DATA_FILE_BYTES = 1000, 100 * 2**20
 _DEFAULT_FEATURES = {
@@ -651,7 +654,7 @@ def _short_stats(stats: Mapping[str, np.ndarray]) -> dict[str, list[float]]:
 def read_embodiment(path: str | Path) -> EmbodimentSpec | None:
     """The embodiment a dataset was written with; None for a folder of another tool."""
     file = Path(path) / "meta" / "embodiment.json"
-    return EmbodimentSpec.from_dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
+    return read_embodiment_file(file, _AGAIN, DatasetError) if os.path.lexists(file) else None
 
 
 def episode_lengths(path: str | Path) -> dict[str, list[int]]:
@@ -664,12 +667,11 @@ def episode_lengths(path: str | Path) -> dict[str, list[int]]:
     lengths: dict[str, list[int]] = {}
     for file in files:
         try:
-            rows = pa.parquet.read_table(file).to_pylist()
-        except (OSError, pa.ArrowException) as error:
-            raise DatasetError(f"{file} is damaged: {error}. Write or fetch the dataset again.") from error
-        for row in rows:
-            if row.get("success") is not False:
-                lengths.setdefault(row.get("task_id") or "", []).append(int(row["length"]))
+            for row in pa.parquet.read_table(file).to_pylist():
+                if row.get("success") is not False:
+                    lengths.setdefault(row.get("task_id") or "", []).append(int(row["length"]))
+        except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
+            raise DatasetError(f"{file} is damaged: {_said(error)}. Write or fetch the dataset again.") from error
     return lengths
 
 
@@ -791,27 +793,66 @@ def load_demonstrations(
             f"{path} does not say which robot it is of (no meta/embodiment.json). Pass the embodiment it must fit."
         )
     keys = dict(features) if features is not None else {c.name: image_key(c.name) for c in spec.cameras}
-    _require_fit(path, info, stored, spec, keys, compare_names=features is None)
+    with _damage(path):
+        _require_fit(path, info, stored, spec, keys, compare_names=features is None)
+        return _read_demonstrations(path, info, spec, keys, chunk_length, pa)
+
+
+def check_dataset(path: str | Path, embodiment: EmbodimentSpec) -> None:
+    """What `load_demonstrations` would raise, as far as metadata and the ends of the data files tell; reads no frame."""
+    path = Path(path)
+    pa = _pyarrow()
+    info = _read_info(path)
+    with _damage(path):
+        keys = {c.name: image_key(c.name) for c in embodiment.cameras}
+        _require_fit(path, info, read_embodiment(path), embodiment, keys, compare_names=True)
+        rows = 0
+        for folder in ("data", "meta/episodes"):
+            files = sorted((path / folder).glob("*/*.parquet"))
+            rows = sum(pa.parquet.read_metadata(file).num_rows for file in files)
+            if not rows:
+                raise DatasetError(f"{path} holds no demonstration ({folder} has no row). Name another dataset")
+
+
+@contextlib.contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    """What the block raises because the folder is not what its metadata promise becomes a `DatasetError`."""
+    try:
+        yield
+    except (OSError, LookupError, TypeError, ValueError, AttributeError, _pyarrow().ArrowException) as error:
+        raise DatasetError(f"{path} is incomplete or damaged: {_said(error)}. Write or fetch the dataset again.") from error
+
+
+def _said(error: Exception) -> str:
+    text = (str(error) or type(error).__name__).splitlines()[0]
+    return f"it has no {text}" if isinstance(error, KeyError) else text
+
+
+def _read_demonstrations(
+    path: Path, info: Mapping[str, Any], spec: EmbodimentSpec, keys: Mapping[str, str], chunk_length: int, pa: Any
+) -> DemonstrationDataset:
     videos = [c for c, key in keys.items() if info["features"][key]["dtype"] == "video"]
     files = sorted((path / "data").glob("*/*.parquet"))
     columns = [STATE_KEY, ACTION_KEY, "episode_index", "task_index"] + [k for c, k in keys.items() if c not in videos]
-    try:
-        if not files:
-            raise FileNotFoundError(f"no parquet file under {path / 'data'}")
-        table = pa.concat_tables(pa.parquet.read_table(f, columns=columns) for f in files)
-        rows = pa.concat_tables(
-            pa.parquet.read_table(f) for f in sorted((path / "meta/episodes").glob("*/*.parquet"))
-        ).to_pylist()
-        instructions = _read_instructions(path, pa)
-    except (OSError, KeyError, pa.ArrowException, ValueError) as error:
-        raise DatasetError(f"{path} is incomplete or damaged: {error}. Write or fetch the dataset again.") from error
+    if not files:
+        raise FileNotFoundError(f"no parquet file under {path / 'data'}")
+    table = pa.concat_tables(pa.parquet.read_table(f, columns=columns) for f in files)
+    rows = pa.concat_tables(
+        pa.parquet.read_table(f) for f in sorted((path / "meta/episodes").glob("*/*.parquet"))
+    ).to_pylist()
+    instructions = _read_instructions(path, pa)
     rows.sort(key=lambda r: r["episode_index"])
     if len(table) != sum(r["length"] for r in rows):
         raise DatasetError(
             f"{path} is incomplete: its episodes count {sum(r['length'] for r in rows)} control steps, its data files "
             f"hold {len(table)}. Write or fetch the dataset again."
         )
+    if not rows:
+        raise DatasetError(f"{path} holds no demonstration. Collect some with 'vla-rl collect', or name another folder.")
     vectors = {key: _vector_column(table, key, pa) for key in (STATE_KEY, ACTION_KEY)}
+    broken = [key for key, values in vectors.items() if not np.isfinite(values).all()]
+    if broken:
+        raise DatasetError(f"{path} has numbers that are not finite in {broken[0]}. Write or fetch the dataset again.")
     task_index = torch.from_numpy(table["task_index"].to_numpy().astype(np.int64))
     episodes, start = [], 0
     for r in rows:
@@ -836,16 +877,15 @@ def load_demonstrations(
 
 def _read_info(path: Path) -> dict[str, Any]:
     file = path / "meta" / "info.json"
-    if not file.exists():
+    if not os.path.lexists(file):
         raise DatasetError(
             f"{path} is not a LeRobotDataset folder: it has no meta/info.json. Name the folder that contains meta/ and "
             f"data/, or collect demonstrations with 'vla-rl collect'."
         )
-    try:
-        info = json.loads(file.read_text(encoding="utf-8"))
-        version = str(info["codebase_version"])
-    except (json.JSONDecodeError, KeyError) as error:
-        raise DatasetError(f"{file} is damaged ({error}). Write or fetch the dataset again.") from error
+    info = read_json(file, _AGAIN, DatasetError)
+    if not isinstance(info.get("codebase_version"), str) or not isinstance(info.get("features"), dict):
+        raise DatasetError(f"{file} is damaged (it names no codebase_version or no features): {_AGAIN}")
+    version = info["codebase_version"]
     if not version.startswith("v3."):
         raise DatasetError(
             f"{path} is a LeRobotDataset of version {version}, and this reads v3. Convert it with lerobot's "

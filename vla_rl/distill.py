@@ -153,7 +153,11 @@ def resume_or_clear(partial: Path, checkpoint: Path, settings: DistillConfig, pr
     plan = {k: v for k, v in dataclasses.asdict(settings).items() if k != "evaluate_episodes"}
     plan |= {"checkpoint": str(checkpoint), "written": max(p.stat().st_mtime_ns for p in checkpoint.iterdir())}
     path = partial / "plan.json"
-    if path.is_file() and json.loads(path.read_text()) == plan:
+    try:
+        same = path.is_file() and json.loads(path.read_text()) == plan
+    except (OSError, ValueError):  # cut short: what it belongs to is not known
+        same = False
+    if same:
         progress.say(f"going on from {partial}")
         return
     for name in ("rollouts", "student"):

@@ -36,5 +36,13 @@ class NoGradient(UserError):
     """A loss reached none of the parameters that it should train."""
 
 
+class CheckpointError(UserError):
+    """A checkpoint is missing, damaged, or made for something else."""
+
+
+class DiskFull(UserError):
+    """There is no room left where a checkpoint is to be written."""
+
+
 class TrainingDiverged(UserError):
     """Too many updates in a row had a loss that was not finite."""

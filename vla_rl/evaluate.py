@@ -140,6 +140,9 @@ class EvaluationResult:
             "latency_s",
         )
         outcomes = [EpisodeOutcome(**o) for o in data["outcomes"]]
+        wrong = [o for o in outcomes if not _is_outcome(o)]
+        if wrong:
+            raise ValueError(f"a figure is no number, or a name no text: {wrong[0]}")
         optional = {"engine": dict(data.get("engine", {})), "held_out_tasks": list(data.get("held_out_tasks", []))}
         return cls(outcomes, **optional, **{name: data[name] for name in names})
 
@@ -151,7 +154,7 @@ class EvaluationResult:
         """Raises `UserError` for a file that `save` did not write."""
         try:
             return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
-        except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(
                 f"{path} is not an evaluation result ({type(error).__name__}: {error}). Write it with "
                 f"'vla-rl eval … --json'."
@@ -186,6 +189,17 @@ class EvaluationResult:
             f"{self.latency_s * 1e3:.1f} ms for one alone; {self.seconds:.1f} s in all"
         )
         return "\n".join(lines)
+
+
+def _is_outcome(outcome: EpisodeOutcome) -> bool:
+    texts = (outcome.task_id, outcome.instruction, outcome.perturbation, outcome.failure)
+    counts = (outcome.init_state_id, outcome.control_steps, outcome.decisions)
+    return (
+        all(isinstance(x, str) for x in texts)
+        and all(isinstance(x, int) for x in counts)
+        and isinstance(outcome.success, bool)
+        and isinstance(outcome.mean_jerk, int | float | None)
+    )
 
 
 def _number(value: float | None) -> str:

@@ -1,8 +1,7 @@
 """The guard of RL: do its first iterations bring almost no success, or does the policy not move? Then the run says so.
 
-`judge` decides from a few logged figures alone; `Guard` gathers them while RL runs, and is part of RL's checkpoint. Beside
-them stands what is refused before a run begins, as it could only end there: groups of one for a method that compares the
-members of a group, and a fallback reward that nothing could be learned for.
+`judge` decides from a few logged figures alone; `Guard` gathers them while RL runs, and is part of RL's checkpoint. What is
+refused before a run begins is in `preflight`.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vla_rl import build
 from vla_rl.algorithms.validation import verdict
-from vla_rl.config import RLConfig, RunConfig, checked
-from vla_rl.errors import ConfigError, UserError
+from vla_rl.config import RLConfig, RunConfig
+from vla_rl.errors import UserError
 from vla_rl.metrics import METRICS_FILE, read_metrics
+from vla_rl.preflight import reads_rewards
 from vla_rl.statistics import wilson_interval
 
 NO_SUCCESS, STILL = "no_success", "still"
@@ -185,7 +184,7 @@ def progress_reward(config: RunConfig, folder: Path) -> str:
 
 def first_successes(config: RunConfig, folder: Path) -> list[str]:
     """What helps where almost nothing succeeds."""
-    falls_back = config.rl.fallback == "none" and config.reward_type == "success" and _reads_rewards(config)
+    falls_back = config.rl.fallback == "none" and config.reward_type == "success" and reads_rewards(config)
     return [better_start(config), *([progress_reward(config, folder)] if falls_back else [])]
 
 
@@ -205,68 +204,3 @@ def advice(config: RunConfig, folder: Path) -> dict[str, str]:
         options = [f"larger groups (rl.group_size={2 * config.rl.group_size}) and rl.dynamic_sampling=true", *options]
     options = [*options, more_exploration(config), "a start between 5 and 65 % success (vla-rl advise RUN)"]
     return {NO_SUCCESS: no_success, STILL: f"What helps: {'; '.join(options)}.{sight}"}
-
-
-# ------------------------------------------------------------------------------------------------- before a run begins
-def check_run(config: RunConfig) -> None:
-    """Raise `ConfigError` for an online phase that could learn nothing, before any phase runs."""
-    if "rl" not in config.phases or not config.rl.iterations:
-        return
-    advantage, virtual = (getattr(config.algorithm, name, "none") for name in ("advantage", "virtual_best"))
-    compared = advantage == "rloo" or (advantage == "grpo" and virtual == "none")  # a virtual sample joins groups of one
-    if compared and config.rl.group_size < 2:
-        raise ConfigError(
-            f"rl.group_size={config.rl.group_size} with algorithm.advantage={advantage}: a group of one has nothing to be "
-            f"compared with, so every advantage would be 0 and nothing would be learned. Set rl.group_size=8 (at least 2; "
-            f"rl.episodes_per_iteration must be a multiple of it), or algorithm.advantage=gae"
-        )
-    if config.rl.fallback != "none":
-        _check_fallback(config)
-
-
-def is_sparse(config: RunConfig) -> bool:
-    """Whether an algorithm that meets no success has nothing to learn from."""
-    return config.reward_type == "success" or not _reads_rewards(config)
-
-
-def _reads_rewards(config: RunConfig) -> bool:
-    return getattr(build.implementation("algorithm", config.algorithm_type), "reads_rewards", True)
-
-
-def fallback_config(config: RunConfig) -> Any:
-    """The config of the progress reward: ``rl.fallback_reward`` over the defaults of ``process`` in mode delta."""
-    options = dict(config.rl.fallback_reward)
-    shaping = options.pop("shaping", {})
-    if isinstance(shaping, Mapping):
-        shaping = {"mode": "delta", **shaping}
-    where = "rl.fallback_reward"
-    return checked(build.config_class("reward", "process"), {**options, "shaping": shaping}, where)
-
-
-def _check_fallback(config: RunConfig) -> None:
-    rl, given = config.rl, f"rl.fallback={config.rl.fallback}"
-    if config.reward_type != "success":
-        raise ConfigError(
-            f"{given} stands in for the task's own success, and reward.type={config.reward_type} pays for more than that "
-            f"already: set rl.fallback=none, or reward=success"
-        )
-    if not _reads_rewards(config):
-        raise ConfigError(f"{given}: algorithm.type={config.algorithm_type} reads no rewards. Use algorithm=ppo or grpo")
-    if rl.dynamic_sampling and rl.dynamic_sampling_by == "success":
-        raise ConfigError(
-            f"{given}: rl.dynamic_sampling_by=success drops every group without a success, whatever it is rewarded. Set "
-            f"rl.dynamic_sampling_by=reward"
-        )
-    reward = fallback_config(config)
-    if reward.shaping.mode == "potential":
-        raise ConfigError(
-            f"{given}: rl.fallback_reward.shaping.mode=potential says nothing where nothing succeeds. Use delta or final"
-        )
-    collects = "collect" in config.phases and not config.checkpoint
-    has_data = config.dataset or collects or (config.run_dir / "dataset").is_dir()
-    if not reward.checkpoint and not (has_data and config.reward_check.demonstrations):
-        raise ConfigError(
-            f"{given} learns progress from demonstrations, and this run has none: give those of the start as "
-            f"dataset=FOLDER (with reward_check.demonstrations above 0), or a trained reward as "
-            f"rl.fallback_reward.checkpoint=FOLDER ('vla-rl reward fit reward=process data=FOLDER' writes one)"
-        )

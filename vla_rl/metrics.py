@@ -130,7 +130,8 @@ class MetricsLogger:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The records of a ``metrics.jsonl`` in order; lines that are not whole JSON objects are left out."""
+    """The records of a ``metrics.jsonl`` in order; lines that are not whole JSON objects, and what is no number in the
+    others, are left out."""
     path = Path(path)
     if not path.exists():
         return []
@@ -138,11 +139,15 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             record = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(record, dict) and "phase" in record and "step" in record:
-            records.append(record)
+        if isinstance(record, dict) and isinstance(record.get("phase"), str) and _is_number(record.get("step")):
+            records.append({k: v for k, v in record.items() if k == "phase" or v is None or _is_number(v)})
     return records
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _drop_torn_line(path: Path) -> None:

@@ -11,7 +11,6 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from typing import Any
 
 import torch
 
-from vla_rl import build
+from vla_rl import build, preflight
 from vla_rl import config as configs
 from vla_rl.algorithms.curriculum import Curriculum
 from vla_rl.algorithms.imitation import Imitation
@@ -28,12 +27,15 @@ from vla_rl.algorithms.validation import ROWS
 from vla_rl.checkpoint import EMBODIMENT, RunLock, load_policy, save_checkpoint
 from vla_rl.collect import collect_demonstrations
 from vla_rl.config import MACHINE_KEYS, RunConfig
-from vla_rl.dataset import DatasetSampler, DemonstrationDataset, load_demonstrations, load_published
+from vla_rl.dataset import DatasetSampler, DemonstrationDataset, check_dataset, load_demonstrations, load_published
+from vla_rl.devices import pick_device
 from vla_rl.errors import ConfigError, TrainingDiverged, UserError
 from vla_rl.evaluate import EvaluationResult, compare, comparison_text, evaluate, write_failure_videos, write_videos
-from vla_rl.guard import NO_SUCCESS, Finding, Guard, advice, check_run, fallback_config, is_sparse
+from vla_rl.files import check_checkpoint
+from vla_rl.guard import NO_SUCCESS, Finding, Guard, advice
 from vla_rl.interfaces import AlgorithmContext, Env
-from vla_rl.metrics import MemoryWatch, MetricsLogger, Progress, available_cores, default_threads, versions, write_json
+from vla_rl.metrics import MemoryWatch, MetricsLogger, Progress, versions, write_json
+from vla_rl.preflight import fallback_config, is_sparse
 from vla_rl.reporting.page import write_report
 from vla_rl.reward_data import ROLLOUTS, demonstration_trajectories, load_rollouts, roll_out, save_rollouts
 from vla_rl.reward_quality import Quality, write_quality
@@ -96,25 +98,32 @@ class Run:
 
 def run_pipeline(config: RunConfig, *, fresh: bool = False) -> Path:
     """Run every phase of ``config.phases`` that is not complete yet; returns the run folder."""
-    check_run(config)
-    threads = _threads(config)
-    folder = config.run_dir
-    if "rl" in config.phases and not config.checkpoint and hasattr(config.algorithm, "check_policy"):
-        config.algorithm.check_policy(config.policy)  # before SFT; the algorithm asks the policy itself again
+    preflight.check(config, fresh=fresh)
+    folder, resources = config.run_dir, contextlib.ExitStack()
+    with resources:
+        env = _checked_env(config, resources) if preflight.pending(config, fresh) else None
+        return _run_phases(config, folder, fresh, resources, env)
+
+
+def _run_phases(
+    config: RunConfig, folder: Path, fresh: bool, resources: contextlib.ExitStack, env: Env | None
+) -> Path:
+    """The phases of `run_pipeline`, with what its checks have opened."""
     folder.mkdir(parents=True, exist_ok=True)
     with RunLock(folder), contextlib.ExitStack() as stack:
         if fresh:
             _set_aside(folder)
         _same_config(config, folder)
-        torch.set_num_threads(threads)
+        torch.set_num_threads(preflight.threads(config))
         torch.manual_seed(config.seed)
-        phases = _read_json(folder / "phases.json")
+        phases = preflight.read_phases(folder)
         write_json(folder / "versions.json", versions())
         logger = stack.enter_context(MetricsLogger(folder, wandb=config.wandb, run_name=config.name))
         progress = stack.enter_context(Progress())
         memory = stack.enter_context(MemoryWatch(phases.get("peak_memory_bytes", 0)))
-        run = Run(config, logger, progress, phases)
-        stack.enter_context(run.resources)
+        run = Run(config, logger, progress, phases, resources)
+        if env is not None:
+            run.env = env
         for name in config.phases:
             record = phases.setdefault(name, {"seconds": 0.0, "complete": False})
             if record["complete"] and name != "report":
@@ -165,7 +174,7 @@ def phase_sft(run: Run) -> dict[str, Any]:
     policy.to(run.device).train()
     sampler = DatasetSampler(dataset, c.sft.batch_size, seed=c.seed)
     counters = train_sft(
-        Imitation(dataclasses.replace(c.sft, seed=c.seed), policy, sampler),
+        Imitation(_seeded(c.sft, c.seed), policy, sampler),
         folder=run.dir / "checkpoints" / "sft",
         logger=run.logger,
         progress=run.progress,
@@ -400,9 +409,40 @@ def open_env(config: RunConfig) -> Env:
         functools.partial(simulator, config.env),
         num_workers=slots.workers,
         slots_per_worker=slots.slots_per_worker,
+        max_chunk_length=max(128, getattr(config.policy, "chunk_length", 0)),
         hang_timeout=slots.hang_timeout,
         max_restarts=slots.max_restarts,
     )
+
+
+def _checked_env(config: RunConfig, resources: contextlib.ExitStack) -> Env:
+    """The open env, once the tasks, the robot of checkpoint and dataset, the cameras and the critic are known to fit it."""
+    pick_device(config.device)
+    env = resources.enter_context(contextlib.closing(open_env(config)))
+    tasks = select_tasks(env.tasks, config.tasks, exclude=config.held_out_tasks)
+    if not tasks and {"collect", "sft", "reward", "rl"} & set(config.phases):
+        raise ConfigError(
+            f"held_out_tasks={list(config.held_out_tasks)} leaves no task to train on. This env has: "
+            f"{', '.join(t.task_id for t in env.tasks)}"
+        )
+    if config.checkpoint:
+        own = check_checkpoint(Path(config.checkpoint))
+        env.embodiment.require(own, "the env in use", f"the checkpoint {config.checkpoint}")
+    elif missing := set(getattr(config.policy, "cameras", [])) - {*env.embodiment.camera_names, *_camera_maps(config)}:
+        raise ConfigError(
+            f"policy.cameras={list(config.policy.cameras)}: the env shows no camera {sorted(missing)[0]!r}, only "
+            f"{', '.join(env.embodiment.camera_names)}"
+        )
+    if config.dataset and config.env_type not in build.REGISTRY["demonstrations"]:
+        check_dataset(config.dataset, env.embodiment)
+    if "rl" in config.phases and config.critic_type == "privileged" and env.privileged_dim < 1:
+        raise ConfigError(f"critic=privileged reads simulator state, and env.type={config.env_type} shows none: critic=none")
+    return env
+
+
+def _camera_maps(config: RunConfig) -> list[str]:
+    """Entries of ``policy.cameras`` that are no names of cameras but say which is which (``feature:camera``)."""
+    return [text for text in getattr(config.policy, "cameras", []) if ":" in text]
 
 
 def policy_factory(name: str) -> Any:
@@ -433,14 +473,6 @@ def export_policy(checkpoint: Path, folder: Path) -> None:
             f"{checkpoint} holds a {policy.policy_type} policy, which has no form but this project's own: use the checkpoint"
         )
     policy.save_pretrained(folder)
-
-
-def pick_device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"device={name} was asked for, but torch sees no GPU. Use device=cpu or device=auto")
-    return torch.device(name)
 
 
 def select_tasks(tasks: Sequence[TaskSpec], wanted: Sequence[str] | None, exclude: Sequence[str] = ()) -> list[TaskSpec]:
@@ -574,13 +606,6 @@ def _evaluate(run: Run, policy: Any, label: str, **changes: Any) -> EvaluationRe
     return result
 
 
-def _threads(config: RunConfig) -> int:
-    cores = available_cores()
-    if config.threads > cores:
-        raise ConfigError(f"threads={config.threads} is more than the {cores} cores here: threads=0 takes all")
-    return config.threads or default_threads()
-
-
 def _last_good(folder: Path, phase: str) -> str:
     """Where to go on from after ``phase`` diverged: another learning rate is another run, so it needs another name."""
     path = folder / "checkpoints" / phase
@@ -596,7 +621,7 @@ def _same_config(config: RunConfig, folder: Path) -> None:
         longer = new["rl"]["iterations"] > old["rl"]["iterations"]
         may_change = (*MACHINE_KEYS, *(["rl.iterations:"] if longer else []))
         changed = sorted(line for line in _differences(old, new) if not line.startswith(may_change))
-        phases = _read_json(folder / "phases.json")
+        phases = preflight.read_phases(folder)
         if longer and not changed and phases:
             for name in {"rl", "eval_rl"} & phases.keys():
                 phases[name]["complete"] = False
@@ -627,7 +652,3 @@ def _set_aside(folder: Path) -> None:
         aside.mkdir()
         for path in kept:
             path.rename(aside / path.name)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.exists() else {}

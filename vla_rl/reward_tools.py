@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -300,12 +300,3 @@ def scoring_share(run: Path) -> dict[str, float]:
     overlapped = float(np.mean([r.get("time/reward_overlapped") or 0.0 for r in rows]))
     total = sum(mean.values())
     return {"iteration_seconds": total, "share": mean["time/reward"] / total, "overlapped_seconds": overlapped}
-
-
-def sources_from(texts: Sequence[str]) -> Iterator[str]:
-    """Source folders among command-line words: plain ones, and ``data=FOLDER``."""
-    for text in texts:
-        if text.startswith("data="):
-            yield text.removeprefix("data=")
-        elif "=" not in text and not text.startswith("~"):
-            yield text

@@ -19,16 +19,15 @@ from torch import Tensor
 
 from vla_rl import build
 from vla_rl.algorithms.advantages import RunningScale, decision_discounts, discounted_returns
-from vla_rl.checkpoint import CheckpointError, load_state, save_state
+from vla_rl.checkpoint import CheckpointError, load_state, restoring, save_state
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.interfaces import RewardModel
 from vla_rl.metrics import write_json
-from vla_rl.settings import CombinedConfig
+from vla_rl.settings import CombinedConfig, refuse_potential_in_groups
 from vla_rl.splits import stable_seed
 from vla_rl.types import EmbodimentSpec, Trajectory
 
 REWARD_FILE, STATE_FOLDER = "reward.json", "state"
-_GROUP_ADVANTAGES = ("grpo", "rloo")
 
 
 # ------------------------------------------------------------------------------------------------------------- building
@@ -90,19 +89,13 @@ def image_features(policy: Any) -> Callable[[Tensor], Tensor]:
 def linked_to_algorithm(config: Any, algorithm: Any) -> Any:
     """The reward's config with discount and end of episodes taken from the algorithm, where it leaves them open.
 
-    Raises `ConfigError` for a potential under group-relative advantages: its sum over an episode is the same whatever the
-    policy does, so that no member of a group would differ.
+    Raises `ConfigError` for a potential under group-relative advantages.
     """
     shaping = getattr(config, "shaping", None)
     if shaping is None or algorithm is None or not hasattr(shaping, "truncated_end"):
         return config
     advantage = getattr(algorithm, "advantage", "gae")
-    if shaping.mode == "potential" and advantage in _GROUP_ADVANTAGES and shaping.weight:
-        raise ConfigError(
-            f"reward.shaping.mode=potential tells the episodes of a group nothing apart, and "
-            f"algorithm.advantage={advantage} compares nothing else: set reward.shaping.mode=final or delta, or "
-            "algorithm.advantage=gae"
-        )
+    refuse_potential_in_groups(shaping, algorithm)
     changes: dict[str, Any] = {}
     if shaping.gamma < 0:
         changes["gamma"] = getattr(algorithm, "gamma", 1.0)
@@ -146,7 +139,7 @@ def load_reward(folder: Path | str, kind: str, reward: Any) -> None:
     folder = Path(folder)
     try:
         stored = json.loads((folder / REWARD_FILE).read_text(encoding="utf-8"))["type"]
-    except (OSError, json.JSONDecodeError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(
             f"reward.checkpoint={folder} is no trained reward ({error}). Give a folder that 'vla-rl reward fit' wrote"
         ) from error
@@ -155,7 +148,9 @@ def load_reward(folder: Path | str, kind: str, reward: Any) -> None:
             f"reward.checkpoint={folder} holds a reward of type {stored!r}, the config asks for {kind!r}: use "
             f"reward={stored}"
         )
-    reward.load_state_dict(load_state(folder / STATE_FOLDER))
+    state = load_state(folder / STATE_FOLDER)
+    with restoring(folder, f"a trained reward of type {kind!r}"):
+        reward.load_state_dict(state)
 
 
 # ------------------------------------------------------------------------------------------------------------- combined

@@ -8,6 +8,7 @@ these names from here. `vla_rl.types` re-exports all of them.
 from __future__ import annotations
 
 import dataclasses
+import math
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -64,9 +65,19 @@ class EmbodimentSpec:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> EmbodimentSpec:
+        """Raises ``KeyError``, ``TypeError`` or ``ValueError`` for what `to_dict` did not write."""
         values = {k: tuple(v) if isinstance(v, list | tuple) else v for k, v in data.items()}
         values["cameras"] = tuple(CameraSpec(**c) for c in data["cameras"])
-        return cls(**values)
+        spec = cls(**values)
+        sizes = {len(x) for x in (spec.action_names, spec.action_units, spec.action_low, spec.action_high)}
+        positive = [spec.control_hz, *(size for c in spec.cameras for size in (c.height, c.width))]
+        numbers = [*spec.action_low, *spec.action_high, *positive]
+        names = [*spec.action_names, *spec.proprio_names, *spec.camera_names]
+        if len(sizes) != 1 or not all(isinstance(n, str) for n in names):
+            raise ValueError("names, units and bounds of its actions differ in number, or a name is no text")
+        if not all(isinstance(n, int | float) and math.isfinite(n) for n in numbers) or min(positive) <= 0:
+            raise ValueError("its bounds, its control rate and its cameras' sizes must be numbers, the latter two above 0")
+        return spec
 
     def differences(self, other: EmbodimentSpec) -> list[str]:
         """One line per field that differs; empty when the two describe the same robot."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from vla_rl.algorithms.curriculum import Curriculum
 from vla_rl.algorithms.imitation import Imitation
 from vla_rl.algorithms.validation import described, input_use, verdict
-from vla_rl.checkpoint import load_training_state, load_weights, save_checkpoint
+from vla_rl.checkpoint import load_training_state, load_weights, restoring, save_checkpoint
 from vla_rl.config import RLConfig
 from vla_rl.guard import Finding, Guard
 from vla_rl.interfaces import Algorithm, RewardModel
@@ -63,9 +63,10 @@ def train_sft(
     if (folder / "training_state").exists():
         load_weights(folder, imitation.policy)
         state = load_training_state(folder)
-        imitation.load_state_dict(state["algorithm"])
-        imitation.sampler.load_state_dict(state["sampler"])
-        counters = Counters(**state["counters"])
+        with restoring(folder):
+            imitation.load_state_dict(state["algorithm"])
+            imitation.sampler.load_state_dict(state["sampler"])
+            counters = Counters(**state["counters"])
     total = imitation.config.updates
     started = time.perf_counter() - counters.seconds
     with progress.task("SFT", total, start=counters.iteration) as bar:
@@ -147,16 +148,17 @@ def train_rl(
         state = load_training_state(folder)
         if state.get("critic") is not None:  # of before algorithms owned their critics
             state["algorithm"]["critic"]["weights"] = state["critic"]
-        algorithm.load_state_dict(state["algorithm"])
-        curriculum.load_state_dict(state["curriculum"])
-        if buffer is not None:
-            buffer.load_state_dict(state["buffer"])
-        if state.get("reward") is not None:
-            reward.load_state_dict(state["reward"])
-        if guard is not None and state.get("guard") is not None:
-            guard.load_state_dict(state["guard"])
-            guard.enforce(folder)
-        counters = Counters(**state["counters"])
+        with restoring(folder):
+            algorithm.load_state_dict(state["algorithm"])
+            curriculum.load_state_dict(state["curriculum"])
+            if buffer is not None:
+                buffer.load_state_dict(state["buffer"])
+            if state.get("reward") is not None:
+                reward.load_state_dict(state["reward"])
+            if guard is not None and state.get("guard") is not None:
+                guard.load_state_dict(state["guard"])
+                guard.enforce(folder)
+            counters = Counters(**state["counters"])
     groups = config.episodes_per_iteration // config.group_size
     started = time.perf_counter() - counters.seconds
     several = getattr(getattr(algorithm, "config", None), "reward_names", ())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from sim.gl import ensure_backend, require_packages
+from sim.libero import package
 from sim.libero.tasks import HORIZONS, SUITES
 from vla_rl import splits
 from vla_rl.errors import ConfigError
@@ -57,20 +59,26 @@ class LiberoConfig:
         for camera in self.cameras:
             _check_choice("cameras", camera, CAMERAS)
         if not self.cameras or len(set(self.cameras)) < len(self.cameras):
-            raise ConfigError(f"libero cameras={self.cameras}: name at least one camera, and each once")
+            raise ConfigError(f"env.cameras={self.cameras}: name at least one camera, and each once")
         if not 16 <= self.camera_size <= 2048:
-            raise ConfigError(f"libero camera_size={self.camera_size}: use 16 to 2048 pixels")
+            raise ConfigError(f"env.camera_size={self.camera_size}: use 16 to 2048 pixels")
         if min(self.horizon, self.settle_steps, self.scene_seed) < 0 or self.built_scenes < 1:
             raise ConfigError(
-                "libero needs horizon >= 0, settle_steps >= 0, scene_seed >= 0 and built_scenes >= 1, got "
+                "env needs horizon >= 0, settle_steps >= 0, scene_seed >= 0 and built_scenes >= 1, got "
                 f"{self.horizon}, {self.settle_steps}, {self.scene_seed} and {self.built_scenes}"
             )
         if not 0.0 <= self.arm_noise <= 0.5 or self.opening_draws < 1:
             raise ConfigError(
-                "libero needs arm_noise between 0 and 0.5 (rad) and opening_draws >= 1, got "
+                "env needs arm_noise between 0 and 0.5 (rad) and opening_draws >= 1, got "
                 f"{self.arm_noise} and {self.opening_draws}"
             )
         self.tasks = [str(task) for task in self.tasks]
+
+    def check_machine(self) -> None:
+        """Raise `MissingPackage` or `MissingDependency` where this env cannot run here; imports no simulator."""
+        require_packages("mujoco", "robosuite", extra="libero", purpose="The LIBERO suites")
+        package.root()
+        ensure_backend()
 
     def is_official(self, split: str) -> bool:
         """Whether episodes of ``split`` start from the benchmark's own initial states."""
@@ -96,4 +104,4 @@ class LiberoConfig:
 
 def _check_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise ConfigError(f"libero {key}={value!r} is unknown: use one of {', '.join(choices)}.")
+        raise ConfigError(f"env.{key}={value!r} is unknown: use one of {', '.join(choices)}.")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.gl import free_context, make_context
+from sim.gl import ensure_backend, free_context, make_context, require_packages
 from sim.tabletop.demonstrator import Demonstrator, make_demonstrator
 from sim.tabletop.tasks import PRIVILEGED_DIM, SCENES, TASKS, Task, place_objects
 from vla_rl import splits
@@ -58,14 +58,19 @@ class TabletopConfig:
         for camera in self.cameras:
             _check_choice("cameras", camera, CAMERAS)
         if not self.tasks or not self.cameras:
-            raise ConfigError(f"tabletop needs at least one task and one camera, got {self.tasks} and {self.cameras}")
+            raise ConfigError(f"env needs at least one task and one camera, got {self.tasks} and {self.cameras}")
         if not 16 <= self.camera_size <= 2048:
-            raise ConfigError(f"tabletop camera_size={self.camera_size}: use 16 to 2048 pixels")
+            raise ConfigError(f"env.camera_size={self.camera_size}: use 16 to 2048 pixels")
         if self.horizon < 0 or self.action_noise < 0 or self.success_hold < 1:
             raise ConfigError(
-                "tabletop needs horizon >= 0, action_noise >= 0 and success_hold >= 1, got "
+                "env needs horizon >= 0, action_noise >= 0 and success_hold >= 1, got "
                 f"{self.horizon}, {self.action_noise} and {self.success_hold}"
             )
+
+    def check_machine(self) -> None:
+        """Raise `MissingPackage` or `MissingDependency` where this env cannot run here; imports no simulator."""
+        require_packages("mujoco", "robosuite", extra="sim", purpose="The tabletop suite")
+        ensure_backend()
 
     def describe(self) -> str:
         """What a figure measured here depends on besides the policy, in a line for reports."""
@@ -75,7 +80,7 @@ class TabletopConfig:
 
 def _check_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise ConfigError(f"tabletop {key}={value!r} is unknown: use one of {', '.join(choices)}.")
+        raise ConfigError(f"env.{key}={value!r} is unknown: use one of {', '.join(choices)}.")
 
 
 class TabletopSimulator:

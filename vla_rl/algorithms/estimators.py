@@ -163,7 +163,7 @@ def named_rewards(
     named = {k: v.float().cpu() for k, v in given.items()}
     if several and set(named) != set(config.reward_names):
         raise ConfigError(
-            f"rewards {sorted(named)} were given, PPOConfig.reward_names lists {sorted(config.reward_names)}; name "
+            f"rewards {sorted(named)} were given, algorithm.reward_names lists {sorted(config.reward_names)}; name "
             f"each reward there, with its weight in reward_weights"
         )
     for name, x in named.items():

@@ -108,7 +108,7 @@ class PPO:
         """Raises ConfigError where the policy lacks what the configuration needs."""
         self.policy = policy = _checked(policy, config)
         if config.kl_coef > 0 and reference_policy is None:
-            raise ConfigError(f"PPOConfig.kl_coef={config.kl_coef} needs a reference policy; give one or set kl_coef=0")
+            raise ConfigError(f"algorithm.kl_coef={config.kl_coef} needs a reference policy; give one or set kl_coef=0")
         entry = advantage_entry(config.advantage)
         self.config, self.critic, self.reference_policy = config, critic, reference_policy
         self.ranks = ranks or Ranks.present()
@@ -121,7 +121,7 @@ class PPO:
         head = {id(p) for p in policy.value_parameters()} if hasattr(policy, "value_parameters") else set()
         if config.critic_warmup_iterations and critic is None and self._needs_value and not head:
             raise ConfigError(
-                f"PPOConfig.critic_warmup_iterations={config.critic_warmup_iterations} needs a separate critic, or a "
+                f"algorithm.critic_warmup_iterations={config.critic_warmup_iterations} needs a separate critic, or a "
                 f"policy whose value_parameters() name its value head; {type(policy).__name__} has neither"
             )
         self._trunk = [p for p in parameters if id(p) not in head]
@@ -443,7 +443,7 @@ def _checked(policy: Policy, config: PPOConfig) -> LikelihoodPolicy:
     needed = losses.KEPT_AXIS.get(config.ratio_level)
     if needed is not None and needed not in likely.log_prob_axes:
         raise ConfigError(
-            f"PPOConfig.ratio_level={config.ratio_level!r} needs a {needed!r} axis; {type(policy).__name__} declares "
+            f"algorithm.ratio_level={config.ratio_level!r} needs a {needed!r} axis; {type(policy).__name__} declares "
             f"{tuple(likely.log_prob_axes)}; use 'token' or 'chunk'"
         )
     config.check_policy(likely)

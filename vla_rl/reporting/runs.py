@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from vla_rl.reporting import words
 
 _DEPTH = 3  # folders below the one named in which runs are looked for
 _SET_ASIDE = re.compile(r"\.\d{8}-\d{6}$")  # what --fresh moved away
+_COUNTS = ("seconds", "episodes", "control_steps", "iterations", "attempts", "updates")
 # Phases that log as they go: the unit of a step, and the config key that says how many there will be.
 _STEPS = {"sft": ("updates", "sft", "updates"), "rl": ("iterations", "rl", "iterations")}
 
@@ -139,7 +141,7 @@ def load_run(folder: str | Path) -> RunData:
         config=config,
         tree=tree,
         versions=_read(folder / "versions.json", problems),
-        phases=_recovered({n: v for n, v in phases.items() if isinstance(v, dict)}, metrics, tree),
+        phases=_recovered({n: _record(n, v, problems) for n, v in phases.items() if isinstance(v, dict)}, metrics, tree),
         peak_memory_bytes=int(peak) if _is_number(peak) else 0,
         metrics=metrics,
         evaluations=evaluations,
@@ -149,14 +151,24 @@ def load_run(folder: str | Path) -> RunData:
 
 
 def _read(path: Path, problems: list[str]) -> dict[str, Any]:
-    if not path.exists():
+    if not os.path.lexists(path):
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         problems.append(f"{path.name} could not be read ({error}).")
         return {}
-    return value if isinstance(value, dict) else {}
+    if not isinstance(value, dict):
+        problems.append(f"{path.name} could not be read (it holds a {type(value).__name__}, not an object).")
+        return {}
+    return value
+
+
+def _record(name: str, record: dict[str, Any], problems: list[str]) -> dict[str, Any]:
+    """A phase's record without counts that are no numbers."""
+    wrong = [k for k in _COUNTS if k in record and not _is_number(record[k])]
+    problems += [f"phases.json: {k} of phase {name} is {record[k]!r}, not a number." for k in wrong]
+    return {k: v for k, v in record.items() if k not in wrong}
 
 
 def _read_config(path: Path, problems: list[str]) -> tuple[str, dict[str, Any]]:

@@ -1,0 +1,179 @@
+"""Reading a run's small files, and saying in one line what the system refused (without torch).
+
+Whatever is wrong with a file becomes one `UserError` that names it: it is missing, a folder, no UTF-8, no JSON, or JSON of
+another shape.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from vla_rl.errors import CheckpointError, UserError
+from vla_rl.specs import EmbodimentSpec
+
+CONFIG, EMBODIMENT, TRAINING_STATE = "config.json", "embodiment.json", "training_state"
+WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+_INCOMPLETE = "use another checkpoint, such as *.last_good beside it"
+# What a user can do about what the system refuses. An error that is not listed is a bug, and shows its traceback.
+_REMEDIES = {
+    errno.ENOSPC: "the disk is full. Free some space, or choose another place",
+    errno.EDQUOT: "your quota is used up. Free some space, or choose another place",
+    errno.EROFS: "this file system is read-only. Choose another place",
+    errno.EACCES: "permission denied. Change its permissions, or choose another place",
+    errno.EPERM: "the system does not permit it. Change its permissions, or choose another place",
+    errno.ENOTDIR: "a part of this path is a file, not a folder. Move that file away, or choose another place",
+    errno.EISDIR: "this is a folder, and a file is needed. Name a file, or move the folder away",
+    errno.EEXIST: "something else of that name is there already. Move it away, or choose another name",
+    errno.ENOENT: "there is no such file or folder. Look for a mistake in the path",
+    errno.ELOOP: "its symbolic links lead in a circle. Mend the link, or name another path",
+    errno.ENAMETOOLONG: "the name is too long. Choose a shorter one",
+    errno.ENOTEMPTY: "the folder is not empty. Move it away, or choose another name",
+    errno.EIO: "the disk failed. Try again, or choose another place",
+    errno.ESTALE: "the network file system lost it. Try again",
+    errno.EMFILE: "too many files are open. Raise the limit (ulimit -n), or set slots.workers lower",
+    errno.ENFILE: "the system has too many files open. Close other programs, or set slots.workers lower",
+    errno.ENOMEM: "there is not enough memory. Close other programs, or set slots.slots_per_worker lower",
+}
+
+
+def explained(error: OSError) -> str | None:
+    """What the system refused, where, and what helps; None for an error that no user can have caused."""
+    remedy = _REMEDIES.get(error.errno or 0)
+    place = error.filename if error.filename is not None else error.filename2
+    if remedy is None or (place is None and error.errno in (errno.ENOENT, errno.EEXIST)):
+        return None
+    return f"{_shown(place)}: {remedy} ({error.strerror})" if place is not None else f"{remedy} ({error.strerror})"
+
+
+def _shown(place: Any) -> str:
+    return os.fsdecode(place) if isinstance(place, str | bytes | os.PathLike) else str(place)
+
+
+def read_json(path: Path, remedy: str, error: type[UserError] = UserError) -> dict[str, Any]:
+    """The object in a JSON file. Anything else raises ``error``, whose message ends with ``remedy``."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise error(f"{path} is missing: {remedy}") from None
+    except OSError as problem:
+        raise error(f"{path} cannot be read ({problem.strerror or problem}): {remedy}") from problem
+    except (ValueError, RecursionError) as problem:  # (what is no UTF-8 is a ValueError too)
+        raise error(f"{path} is damaged ({str(problem).splitlines()[0]}): {remedy}") from problem
+    if not isinstance(value, dict):
+        raise error(f"{path} is damaged (it holds a {type(value).__name__}, not an object): {remedy}")
+    return value
+
+
+def read_embodiment(path: Path, remedy: str, error: type[UserError] = UserError) -> EmbodimentSpec:
+    """The robot that an ``embodiment.json`` describes; errors as in `read_json`."""
+    try:
+        return EmbodimentSpec.from_dict(read_json(path, remedy, error))
+    except (KeyError, TypeError, ValueError, AttributeError) as problem:
+        raise error(f"{path} describes no robot ({_first(problem)}): {remedy}") from problem
+
+
+def _first(problem: Exception) -> str:
+    text = str(problem).splitlines()
+    return f"it lacks {problem}" if isinstance(problem, KeyError) else text[0] if text else type(problem).__name__
+
+
+# ----------------------------------------------------------------------------------------------------------- checkpoints
+def last_good(path: Path) -> Path:
+    """Where the checkpoint before the one at ``path`` is kept."""
+    return path.with_name(f"{path.name}.last_good")
+
+
+def existing_checkpoint(path: Path) -> Path:
+    """The checkpoint folder ``path``, or what a crash between two renames left of it."""
+    if (path / CONFIG).is_file():
+        return path
+    if not os.path.lexists(path):
+        kept = last_good(path)
+        if (kept / CONFIG).is_file():
+            return kept
+        raise CheckpointError(f"there is no checkpoint at {path}: give the folder that holds {CONFIG} and {WEIGHTS}")
+    inner = [p for name in ("rl", "sft") if ((p := path / "checkpoints" / name) / CONFIG).is_file()]
+    hint = f". Did you mean {inner[0]}?" if inner else f": give the folder that holds {CONFIG} and {WEIGHTS}"
+    raise CheckpointError(f"{path} is not a checkpoint: it has no {CONFIG}{hint}")
+
+
+def check_checkpoint(path: Path) -> EmbodimentSpec:
+    """Whether every file of a checkpoint of this project is there, readable and whole; returns the robot it is of.
+
+    Of the weights only the headers are read. Raises `CheckpointError` that names the file.
+    """
+    path = existing_checkpoint(path)
+    kind = read_json(path / CONFIG, _INCOMPLETE, CheckpointError).get("policy_type")
+    if not isinstance(kind, str):
+        raise CheckpointError(f"{path / CONFIG} names no policy_type: {_INCOMPLETE}")
+    embodiment = read_embodiment(path / EMBODIMENT, _INCOMPLETE, CheckpointError)
+    for name in weight_files(path):
+        check_tensors(path / name)
+    return embodiment
+
+
+def weight_files(path: Path) -> list[str]:
+    """Names of the files that hold a checkpoint's weights."""
+    if not (path / WEIGHTS_INDEX).exists():
+        return [WEIGHTS]
+    files = read_json(path / WEIGHTS_INDEX, _INCOMPLETE, CheckpointError).get("weight_map")
+    names = list(files.values()) if isinstance(files, dict) else []
+    if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
+        raise CheckpointError(f"{path / WEIGHTS_INDEX} has no weight_map that gives each tensor's file: {_INCOMPLETE}")
+    return sorted(set(names))
+
+
+def check_tensors(path: Path) -> None:
+    """Raise `CheckpointError` unless ``path`` is a safetensors file of the length that its header tells."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            size = path.stat().st_size
+            header = json.loads(file.read(length)) if 8 + length <= size else None
+        end = max([0, *(x["data_offsets"][1] for name, x in header.items() if name != "__metadata__")]) if header else -1
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing: the checkpoint is incomplete, {_INCOMPLETE}") from None
+    except OSError as problem:
+        raise CheckpointError(f"{path} cannot be read ({problem.strerror or problem}): {_INCOMPLETE}") from problem
+    except (ValueError, RecursionError, AttributeError, KeyError, IndexError, TypeError) as problem:
+        raise CheckpointError(f"{path} is damaged (its header is no safetensors header): {_INCOMPLETE}") from problem
+    if end < 0 or 8 + length + end != size:
+        raise CheckpointError(f"{path} is damaged (it is cut short, or longer than its header says): {_INCOMPLETE}")
+
+
+# --------------------------------------------------------------------------------------------------------------- writing
+def nearest_folder(path: Path) -> Path:
+    """``path`` itself or the nearest thing above it that exists."""
+    for place in (path, *path.absolute().parents):
+        if os.path.lexists(place):
+            return place
+    return Path("/")
+
+
+def require_writable(path: Path, key: str) -> None:
+    """Raise `UserError` unless the folder ``path`` is there or could be made, and could be written; creates nothing."""
+    place = nearest_folder(path)
+    try:
+        place.stat()
+    except OSError as problem:
+        raise UserError(f"{key}: {explained(problem) or problem}") from problem
+    if not place.is_dir():
+        raise UserError(f"{key}: {place} is a file, and a folder is needed there. Move it away, or choose another place")
+    if not os.access(place, os.W_OK | os.X_OK):
+        reason = "is on a read-only file system" if os.statvfs(place).f_flag & os.ST_RDONLY else "may not be written by you"
+        raise UserError(f"{key}: the folder {place} {reason}. Choose another place, or change its permissions")
+    limit = os.pathconf(place, "PC_NAME_MAX")
+    long = [part for part in path.parts if len(os.fsencode(part)) > limit]
+    if long:
+        raise UserError(f"{key}: the name {long[0][:40]}… has {len(long[0])} characters, of at most {limit}. Shorten it")
+
+
+def require_file_target(path: Path, key: str) -> None:
+    """Raise `UserError` unless a file could be written at ``path``; creates nothing."""
+    if path.is_dir():
+        raise UserError(f"{key}: {path} is a folder, and a file is written. Name a file in it, such as {path / 'result'}")
+    require_writable(path.parent, key)

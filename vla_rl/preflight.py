@@ -1,0 +1,324 @@
+"""What is checked before the first phase of a run, and before torch is imported.
+
+A mistake that would end a run after hours of collecting and training is found here within a second: values that do not go
+with each other, phases that lack their input, files that are missing or damaged, a place that cannot be written, no room on
+the disk, a rendering backend that does not exist. Nothing is created. What needs the open env (tasks, the robot of a
+checkpoint or dataset) is checked by `pipeline` right after, still before anything is written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from vla_rl import build, files
+from vla_rl.config import PHASES, RunConfig, checked
+from vla_rl.devices import check_device
+from vla_rl.errors import ConfigError, UserError
+from vla_rl.metrics import available_cores, default_threads
+from vla_rl.settings import refuse_potential_in_groups
+
+_MEGABYTE = 10**6
+_LEAST_SPACE = 100 * _MEGABYTE  # of any run: small checkpoints, videos and a report
+_FRAMES = 50  # of a demonstration, roughly; a pixel takes about a byte, as three of them compress
+_WORKERS_PER_CORE, _MANY_WORKERS = 8, 64
+# Keys of component configs that name files or folders which exist already, by the group that they are in.
+_PLACES = {
+    "reward": ("checkpoint", "reference", "release", "comparisons", "backbone_checkpoint"),
+    "env": ("assets",),
+    "policy": ("checkpoint", "vlm"),
+}
+
+
+def check(config: RunConfig, *, fresh: bool = False) -> None:
+    """Raise `UserError` for what would end this run later on. ``fresh``: what its folder holds will be moved away."""
+    check_run(config)
+    threads(config)
+    check_device(config.device)
+    _check_workers(config)
+    open_phases = pending(config, fresh)
+    _check_inputs(config, open_phases, fresh)
+    _check_rewards(config, open_phases, fresh)
+    _check_values(config, open_phases)
+    if "rl" in config.phases and not config.checkpoint and hasattr(config.algorithm, "check_policy"):
+        config.algorithm.check_policy(config.policy)  # the algorithm asks the policy itself again
+    files.require_writable(config.run_dir, f"output_dir={config.output_dir} name={config.name}")
+    if open_phases:
+        _check_places(config)
+        _check_space(config, open_phases)
+        if hasattr(config.env, "check_machine"):  # packages and OpenGL
+            config.env.check_machine()
+
+
+def threads(config: RunConfig) -> int:
+    """Threads of the main process."""
+    cores = available_cores()
+    if config.threads > cores:
+        raise ConfigError(f"threads={config.threads} is more than the {cores} cores here: threads=0 takes all")
+    return config.threads or default_threads()
+
+
+def _check_workers(config: RunConfig) -> None:
+    most = max(_MANY_WORKERS, _WORKERS_PER_CORE * available_cores())
+    if config.slots.workers > most:
+        raise ConfigError(
+            f"slots.workers={config.slots.workers} starts that many simulator processes on {available_cores()} cores: at "
+            f"most {most} are allowed here, and as many as there are cores are enough"
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------------- phases
+def read_phases(folder: Path) -> dict[str, Any]:
+    """The phase records of a run folder; empty where there are none. `UserError` for a damaged file."""
+    path = folder / "phases.json"
+    if not path.exists() and not path.is_symlink():
+        return {}
+    remedy = "put a whole copy in its place, or start over with --fresh (the old folder is kept under another name)"
+    phases = files.read_json(path, remedy)
+    for name in PHASES:
+        record = phases.get(name, {})
+        if not isinstance(record, dict) or not _is_record(record):
+            raise UserError(f"{path} is damaged (its record of phase {name} is {str(record)[:80]}): {remedy}")
+    if not _is_number(phases.get("peak_memory_bytes", 0)):
+        raise UserError(f"{path} is damaged (peak_memory_bytes is {phases['peak_memory_bytes']!r}): {remedy}")
+    return phases
+
+
+def _is_record(record: Mapping[str, Any]) -> bool:
+    counts = (record.get(name, 0) for name in ("seconds", "episodes", "control_steps", "iterations"))
+    complete = isinstance(record.get("complete", False), bool) and ("seconds" in record) == ("complete" in record)
+    return complete and all(_is_number(value) for value in counts)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def pending(config: RunConfig, fresh: bool = False) -> list[str]:
+    """The phases that are still to run, report aside. More ``rl.iterations`` than were run open RL again."""
+    records = {} if fresh else read_phases(config.run_dir)
+    done = {name for name in config.phases if records.get(name, {}).get("complete")}
+    if records.get("rl", {}).get("iterations", config.rl.iterations) < config.rl.iterations:
+        done -= {"rl", "eval_rl"}
+    return [name for name in config.phases if name not in done and name != "report"]
+
+
+def _check_inputs(config: RunConfig, open_phases: list[str], fresh: bool) -> None:
+    """Does every phase find what it starts from, made by a phase before it or there already?"""
+
+    def there(*parts: str) -> bool:
+        return not fresh and config.run_dir.joinpath(*parts).exists()
+
+    for name in open_phases:
+        before = config.phases[: config.phases.index(name)]
+        if name == "sft" and not (config.checkpoint or config.dataset or "collect" in before or there("dataset")):
+            raise ConfigError(
+                "phases has sft, and there are no demonstrations to learn from: put collect before it, or name some with "
+                "dataset=FOLDER"
+            )
+        published = "sft" not in config.phases and getattr(config.policy, "checkpoint", "")
+        start = config.checkpoint or published or "sft" in before or there("checkpoints", "sft")
+        if name in ("eval_sft", "reward", "rl") and not start:
+            raise ConfigError(
+                f"phases has {name}, and there is no policy to start from: put sft before it (phases=[collect,sft,{name}]), "
+                f"or name one with checkpoint=FOLDER"
+            )
+        if name == "eval_rl" and not ("rl" in before or there("checkpoints", "rl")):
+            raise ConfigError(
+                "phases has eval_rl, and there is no policy that RL has trained: put rl before it, or leave eval_rl out"
+            )
+        if name == "rl" and not config.rl.iterations:
+            raise ConfigError("rl.iterations=0 trains nothing: give 1 or more, or leave rl and eval_rl out of phases=[...]")
+
+
+# ---------------------------------------------------------------------------------------- values that belong together
+def check_run(config: RunConfig) -> None:
+    """Raise `ConfigError` for an online phase that could learn nothing, before any phase runs."""
+    if "rl" not in config.phases or not config.rl.iterations:
+        return
+    advantage, virtual = (getattr(config.algorithm, name, "none") for name in ("advantage", "virtual_best"))
+    compared = advantage == "rloo" or (advantage == "grpo" and virtual == "none")  # a virtual sample joins groups of one
+    if compared and config.rl.group_size < 2:
+        raise ConfigError(
+            f"rl.group_size={config.rl.group_size} with algorithm.advantage={advantage}: a group of one has nothing to be "
+            f"compared with, so every advantage would be 0 and nothing would be learned. Set rl.group_size=8 (at least 2; "
+            f"rl.episodes_per_iteration must be a multiple of it), or algorithm.advantage=gae"
+        )
+    if config.rl.fallback != "none":
+        _check_fallback(config)
+
+
+def _check_values(config: RunConfig, open_phases: list[str]) -> None:
+    """Does generalised advantage estimation have values to work with?"""
+    has_head = getattr(config.policy, "value_head", None)
+    if "rl" not in open_phases or config.critic_type != "none" or has_head is not False or config.checkpoint:
+        return
+    if getattr(config.algorithm, "advantage", "") == "gae":
+        raise ConfigError(
+            "algorithm.advantage=gae needs values, and there is neither a critic nor a value head: set critic=privileged or "
+            "policy.value_head=true, or algorithm.advantage=grpo with rl.group_size=8"
+        )
+
+
+def reward_parts(config: RunConfig) -> Iterator[tuple[str, str, Any]]:
+    """(name, type, config) of the reward, or of each part of a combined one."""
+    if config.reward_type == "combined":
+        for name, options in config.reward.parts.items():
+            kind, part, _ = config.reward.part(name, options)
+            yield name, kind, part
+    else:
+        yield config.reward_type, config.reward_type, config.reward
+
+
+def _learned(kind: str, reward: Any) -> bool:
+    if hasattr(reward, "refit_updates"):  # the learned ones of this project; no need to import them
+        return True
+    return ":" in kind and bool(getattr(build.implementation("reward", kind), "learned", False))
+
+
+def _check_rewards(config: RunConfig, open_phases: list[str], fresh: bool) -> None:
+    if "rl" not in open_phases and "reward" not in open_phases:
+        return
+    parts = list(reward_parts(config))
+    learned = [(name, part) for name, kind, part in parts if _learned(kind, part)]
+    every = config.reward_check.refit_every
+    if every and not learned and "rl" in open_phases:
+        raise ConfigError(
+            f"reward_check.refit_every={every} refits a learned reward, and reward={config.reward_type} is none: set it to "
+            f"0, or choose reward=pairwise, process, classifier, value_progress or preference"
+        )
+    untrained = [name for name, part in learned if not getattr(part, "checkpoint", "")]
+    trained = "reward" in config.phases or (not fresh and (config.run_dir / "reward").is_dir())
+    if "rl" in open_phases and untrained and not trained:
+        raise ConfigError(
+            f"reward={untrained[0]} is learned, and nothing trains it: put reward before rl in phases, or name a trained "
+            f"one with reward.checkpoint=FOLDER ('vla-rl reward fit reward={untrained[0]} data=FOLDER' writes one)"
+        )
+    names = getattr(config.algorithm, "reward_names", [])
+    unknown = [name for name in names if name not in {part for part, _, _ in parts}]
+    if unknown or (names and config.reward_type != "combined"):
+        raise ConfigError(
+            f"algorithm.reward_names has {(unknown or names)[0]!r}, and reward={config.reward_type} has no such part: name "
+            f"parts of reward=combined ({', '.join(part for part, _, _ in parts)}), or leave it empty"
+        )
+    for _, _, part in parts:
+        refuse_potential_in_groups(getattr(part, "shaping", None), config.algorithm)
+
+
+def is_sparse(config: RunConfig) -> bool:
+    """Whether an algorithm that meets no success has nothing to learn from."""
+    return config.reward_type == "success" or not reads_rewards(config)
+
+
+def reads_rewards(config: RunConfig) -> bool:
+    """Whether the algorithm learns from rewards at all."""
+    return getattr(build.implementation("algorithm", config.algorithm_type), "reads_rewards", True)
+
+
+def fallback_config(config: RunConfig) -> Any:
+    """The config of the progress reward: ``rl.fallback_reward`` over the defaults of ``process`` in mode delta."""
+    options = dict(config.rl.fallback_reward)
+    shaping = options.pop("shaping", {})
+    if isinstance(shaping, Mapping):
+        shaping = {"mode": "delta", **shaping}
+    where = "rl.fallback_reward"
+    return checked(build.config_class("reward", "process"), {**options, "shaping": shaping}, where)
+
+
+def _check_fallback(config: RunConfig) -> None:
+    rl, given = config.rl, f"rl.fallback={config.rl.fallback}"
+    if config.reward_type != "success":
+        raise ConfigError(
+            f"{given} stands in for the task's own success, and reward.type={config.reward_type} pays for more than that "
+            f"already: set rl.fallback=none, or reward=success"
+        )
+    if not reads_rewards(config):
+        raise ConfigError(f"{given}: algorithm.type={config.algorithm_type} reads no rewards. Use algorithm=ppo or grpo")
+    if rl.dynamic_sampling and rl.dynamic_sampling_by == "success":
+        raise ConfigError(
+            f"{given}: rl.dynamic_sampling_by=success drops every group without a success, whatever it is rewarded. Set "
+            f"rl.dynamic_sampling_by=reward"
+        )
+    reward = fallback_config(config)
+    if reward.shaping.mode == "potential":
+        raise ConfigError(
+            f"{given}: rl.fallback_reward.shaping.mode=potential says nothing where nothing succeeds. Use delta or final"
+        )
+    collects = "collect" in config.phases and not config.checkpoint
+    has_data = config.dataset or collects or (config.run_dir / "dataset").is_dir()
+    if not reward.checkpoint and not (has_data and config.reward_check.demonstrations):
+        raise ConfigError(
+            f"{given} learns progress from demonstrations, and this run has none: give those of the start as "
+            f"dataset=FOLDER (with reward_check.demonstrations above 0), or a trained reward as "
+            f"rl.fallback_reward.checkpoint=FOLDER ('vla-rl reward fit reward=process data=FOLDER' writes one)"
+        )
+
+
+# ---------------------------------------------------------------------------------------------------- files and the disk
+def _check_places(config: RunConfig) -> None:
+    """Is every file and folder that the config names there, and whole as far as can be seen quickly?"""
+    if config.checkpoint:
+        files.check_checkpoint(_exists("checkpoint", config.checkpoint))
+    if config.dataset:
+        _exists("dataset", config.dataset)
+    for group, names in _PLACES.items():
+        if group != "policy" or not config.checkpoint:
+            for key, value in _named(getattr(config, group), names, group):
+                _exists(key, value)
+
+
+def check_start(config: RunConfig, path: Path) -> None:
+    """Raise `UserError` unless a policy could be read at ``path``: a checkpoint of this project, or a published one that
+    ``config.policy`` says how to read; and unless ``config`` could run it here."""
+    check_device(config.device)
+    _check_workers(config)
+    if hasattr(config.policy, "checkpoint") and path.is_dir() and not (path / files.EMBODIMENT).exists():
+        return
+    files.check_checkpoint(path)
+
+
+def _named(value: Any, names: tuple[str, ...], where: str) -> Iterator[tuple[str, str]]:
+    """(key, path) of what a config and the ones in it name, as far as something is named."""
+    if dataclasses.is_dataclass(value):
+        value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            if name in names and isinstance(inner, str) and inner:
+                yield f"{where}.{name}", inner
+            else:
+                yield from _named(inner, names, f"{where}.{name}")
+
+
+def _exists(key: str, value: str) -> Path:
+    path = Path(value)
+    try:
+        path.stat()
+    except OSError as error:
+        if key == "checkpoint" and files.last_good(path).is_dir():
+            return path
+        raise UserError(f"{key}={value}: {files.explained(error) or error}") from error
+    return path
+
+
+def _check_space(config: RunConfig, open_phases: list[str]) -> None:
+    """Is there about enough room? Of a start that is there: three copies (the new one, the last one, the one before)."""
+    need = _LEAST_SPACE
+    if "collect" in open_phases and not (config.checkpoint or config.dataset):
+        env = config.env
+        size = getattr(env, "camera_size", getattr(env, "image_size", 0))
+        tasks = len(config.tasks or getattr(env, "tasks", [])) or 1
+        episodes = tasks * (config.collect.episodes_per_task + config.sft.validation_episodes)
+        need += episodes * _FRAMES * len(getattr(env, "cameras", [0])) * size**2
+    start = config.checkpoint or getattr(config.policy, "checkpoint", "")
+    if start and {"sft", "rl"} & set(open_phases):
+        need += 3 * sum(p.stat().st_size for p in Path(start).glob("*.safetensors"))
+    place = files.nearest_folder(config.run_dir)
+    free = shutil.disk_usage(place).free
+    if free < need:
+        raise UserError(
+            f"{config.run_dir} would lie on a disk with {free / _MEGABYTE:,.0f} MB free ({place}), and this run needs about "
+            f"{need / _MEGABYTE:,.0f} MB. Free some space, or choose another place with output_dir=FOLDER"
+        )
