@@ -90,6 +90,19 @@ class TrunkConfig:
         require_choices(self, _TRUNK_CHOICES)
         require_positive(self, "chunk_length", "patch_size", "vit_width", "vit_heads", "merge", "instruction_length")
         require_positive(self, "hash_buckets", "llm_width", "llm_depth", "llm_heads", "llm_mlp")
+        for name in ("vit_depth", "instruction_tokens"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"policy.{name} is {getattr(self, name)}, it must be 0 or more")
+        for name in ("vit_mlp_ratio", "rope_theta"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"policy.{name} is {getattr(self, name)}, it must be above 0")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ConfigError(f"policy.dropout is {self.dropout}, it must be at least 0 and below 1")
+        for name in ("stem_channels", "stem_kernels", "stem_strides"):
+            if any(size < 1 for size in getattr(self, name)):
+                raise ConfigError(f"policy.{name} is {getattr(self, name)}, each entry must be at least 1")
+        if len(set(self.cameras)) < len(self.cameras):
+            raise ConfigError(f"policy.cameras is {self.cameras}, name each camera once")
         for width, heads in (("vit_width", "vit_heads"), ("llm_width", "llm_heads")):
             if getattr(self, width) % getattr(self, heads):
                 raise ConfigError(
@@ -105,6 +118,15 @@ class TrunkConfig:
                 f"policy.stem_channels has {len(self.stem_channels)} entries, so stem_kernels and "
                 f"stem_strides need {convs} each (the last conv leads to vit_width), got {len(self.stem_kernels)} and "
                 f"{len(self.stem_strides)}"
+            )
+
+    def check_camera(self, name: str, height: int, width: int) -> None:
+        """Raise `ConfigError` for images whose tokens cannot be merged."""
+        rows, columns = self.grid(height, width)
+        if min(rows, columns) < 1 or rows % self.merge or columns % self.merge:
+            raise ConfigError(
+                f"camera {name} ({height}x{width} px) yields {rows}x{columns} image tokens, which policy.merge={self.merge} "
+                "does not divide: change merge, the stem strides or the image size"
             )
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
@@ -152,6 +174,11 @@ class NanoVLAConfig(TrunkConfig):
         require_choices(self, _NANO_CHOICES)
         if self.action_bins < 2:
             raise ConfigError(f"policy.action_bins is {self.action_bins}, it must be at least 2")
+        if not self.bin_power > 0 or not 0.0 <= self.label_smoothing < 1.0 or self.soft_label_sigma < 0:
+            raise ConfigError(
+                "policy needs bin_power > 0, 0 <= label_smoothing < 1 and soft_label_sigma >= 0, got "
+                f"{self.bin_power}, {self.label_smoothing} and {self.soft_label_sigma}"
+            )
         if self.noise_correlation is None:
             self.noise_correlation = 0.8 if self.decoding == "parallel" else 0.0
         require_correlation(self.noise_correlation, self.decoding)

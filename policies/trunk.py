@@ -445,13 +445,8 @@ class VisionLanguageTrunk(nn.Module):
         self.shared_vision = config.share_vision and len(set(sizes)) == 1
         self.vision = nn.ModuleList(_vision_tower(config, *size) for size in (sizes[:1] if self.shared_vision else sizes))
         self.grids = [config.grid(*size) for size in sizes]
-        for camera, grid in zip(self.cameras, self.grids, strict=True):
-            if min(grid) < 1 or grid[0] % config.merge or grid[1] % config.merge:
-                raise ConfigError(
-                    f"camera {camera.name} ({camera.height}x{camera.width} px) yields {grid[0]}x{grid[1]} image "
-                    f"tokens, which policy.merge={config.merge} does not divide: change merge, the stem strides or the "
-                    "image size"
-                )
+        for camera in self.cameras:
+            config.check_camera(camera.name, camera.height, camera.width)
         self.camera_tokens = [g[0] * g[1] // config.merge**2 for g in self.grids]
         features = config.vit_width * config.merge**2
         self.projector = nn.ModuleList(mlp(features, d, d) for _ in self.vision)

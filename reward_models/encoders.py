@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reward_models.settings import EncoderConfig
+from vla_rl.devices import pick_device
 from vla_rl.errors import ConfigError, MissingDependency, MissingPackage
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -41,10 +42,6 @@ def make_encoder(config: EncoderConfig, policy_features: ImageFeatures | None = 
             "a run with a policy that has image_features(), or choose another encoder"
         )
     return SegmentEncoder(policy_features, config.segments, config.batch_size)
-
-
-def pick_device(name: str) -> torch.device:
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 
 def segment_means(values: Tensor, segments: int) -> Tensor:
@@ -105,7 +102,7 @@ def resized(frames: Tensor, size: int) -> Tensor:
 def timm_features(config: EncoderConfig) -> ImageFeatures:
     """Frozen features of a timm image model. Without ``checkpoint`` its weights are random (nothing is downloaded)."""
     model, size = timm_model(config.model, config.checkpoint)
-    device = pick_device(config.device)
+    device = pick_device(config.device, "reward.encoder.device")
     model.to(device).eval().requires_grad_(False)
     return lambda frames: model(normalized_pixels(frames, size, device))
 
@@ -149,7 +146,7 @@ class VJEPA2Encoder:
                 f"reward.encoder.checkpoint={config.checkpoint!r} is no V-JEPA 2 folder (no config.json). Download one, "
                 f"such as facebook/vjepa2-vitg-fpc64-384, and give its path."
             )
-        self.config, self.device = config, pick_device(config.device)
+        self.config, self.device = config, pick_device(config.device, "reward.encoder.device")
         self.model = VJEPA2Model.from_pretrained(config.checkpoint).to(self.device).eval().requires_grad_(False)
         self.crop = int(self.model.config.crop_size)
         self.num_frames = config.num_frames or int(self.model.config.frames_per_clip)

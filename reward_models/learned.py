@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from reward_models.encoders import pick_device
 from reward_models.network import FrameNetwork, FrameTable, NetworkConfig
 from reward_models.settings import LearnedConfig
 from reward_models.shaping import ShapedProgress
+from vla_rl.devices import pick_device
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.types import Trajectory
 
@@ -31,7 +31,7 @@ class LearnedReward(ShapedProgress):
     def __init__(self, config: LearnedConfig):
         super().__init__()
         self.config = config
-        self.device = pick_device(config.device)
+        self.device = pick_device(config.device, "reward.device")
         self.network: FrameNetwork | None = None
         self.head: nn.Module | None = None
         self.generator = torch.Generator().manual_seed(config.seed)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from reward_models.milestones import MilestoneConfig
 from reward_models.vlac_texts import IMAGE
+from vla_rl.devices import check_device
 from vla_rl.errors import ConfigError
 
 ENCODERS = ("pooled", "timm", "vjepa2", "policy")
@@ -37,6 +38,8 @@ class TaskSuccessConfig:
     time_discount: float = 1.0
 
     def __post_init__(self) -> None:
+        if not self.coefficient > 0:
+            raise ConfigError(f"reward.coefficient={self.coefficient} does not pay for success: it must be above 0")
         if not 0.0 < self.time_discount <= 1.0:
             raise ConfigError(f"reward.time_discount must be in (0, 1], got {self.time_discount}")
 
@@ -64,6 +67,7 @@ class EncoderConfig:
     def __post_init__(self) -> None:
         if self.type not in ENCODERS:
             raise ConfigError(f"reward.encoder.type is {self.type!r}, choose one of {', '.join(ENCODERS)}")
+        check_device(self.device, "reward.encoder.device")
         for name in ("grid", "segments", "batch_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"reward.encoder.{name} is {getattr(self, name)}, it must be at least 1")
@@ -113,6 +117,8 @@ class SRPOConfig:
         ):
             if getattr(self, name) not in choices:
                 raise ConfigError(f"reward.{name} is {getattr(self, name)!r}, choose one of {', '.join(choices)}")
+        if not self.coefficient > 0:
+            raise ConfigError(f"reward.coefficient={self.coefficient} does not pay for success: it must be above 0")
         if not 0.0 <= self.scale <= 1.0 or self.slope <= 0 or self.eps < 0 or not 0.0 <= self.eps_quantile <= 1.0:
             raise ConfigError(
                 "reward needs 0 <= scale <= 1 (a failure must not earn more than a success), slope > 0, eps >= 0 and "
@@ -158,6 +164,11 @@ class ShapingConfig:
             raise ConfigError(f"reward.shaping.mode is {self.mode!r}, choose one of {', '.join(MODES)}")
         if self.truncated_end not in ("auto", "zero", "keep"):
             raise ConfigError(f"reward.shaping.truncated_end is {self.truncated_end!r}, choose one of auto, zero, keep")
+        if self.weight < 0 or self.success_coefficient < 0 or not (self.weight or self.success_coefficient):
+            raise ConfigError(
+                "reward.shaping needs weight and success_coefficient >= 0, and one of them above 0, or nothing is paid; got "
+                f"{self.weight} and {self.success_coefficient}"
+            )
         if not (self.gamma == GAMMA_OF_ALGORITHM or 0.0 <= self.gamma <= 1.0):
             raise ConfigError(f"reward.shaping.gamma is {self.gamma}, it must lie in [0, 1], or be -1 for the algorithm's")
 
@@ -207,6 +218,9 @@ class LearnedConfig:
                 "reward needs updates, refit_updates and batch_size >= 1 and learning_rate > 0, got "
                 f"{self.updates}, {self.refit_updates}, {self.batch_size} and {self.learning_rate}"
             )
+        if self.weight_decay < 0:
+            raise ConfigError(f"reward.weight_decay={self.weight_decay} must be 0 or more")
+        check_device(self.device, "reward.device")
 
 
 @dataclass
@@ -384,6 +398,7 @@ class VLACConfig:
         ):  # fmt: skip
             if getattr(self, name) not in choices:
                 raise ConfigError(f"reward.{name} is {getattr(self, name)!r}, choose one of {', '.join(choices)}")
+        check_device(self.device, "reward.device")
         for name in ("reference_frames", "frame_skip", "batch_size", "image_size", "max_new_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"reward.{name} is {getattr(self, name)}, it must be at least 1")

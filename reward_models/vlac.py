@@ -23,12 +23,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reward_models.encoders import IMAGENET_MEAN, IMAGENET_STD, pick_device
+from reward_models.encoders import IMAGENET_MEAN, IMAGENET_STD
 from reward_models.frames import RewardInputError, frames_of, instruction_of
 from reward_models.progress_math import accumulate, dead_zone, reference_indices
 from reward_models.settings import VLACConfig
 from reward_models.shaping import ShapedProgress
 from reward_models.vlac_texts import IMAGE, release_texts
+from vla_rl.devices import pick_device
 from vla_rl.errors import ConfigError, MissingDependency, MissingPackage
 from vla_rl.types import Trajectory
 
@@ -128,7 +129,7 @@ class InternVLBackend:
                 f"reward.checkpoint={config.checkpoint!r} is no model folder (no config.json). Download a released VLAC or "
                 f"InternVL checkpoint and give its folder"
             )
-        self.config, self.device = config, pick_device(config.device)
+        self.config, self.device = config, pick_device(config.device, "reward.device")
         kind = json.loads((path / "config.json").read_text(encoding="utf-8")).get("model_type", "")
         dtype = getattr(torch, config.precision) if self.device.type == "cuda" else torch.float32
         remote = kind == "internvl_chat"

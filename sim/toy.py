@@ -51,6 +51,10 @@ class ToyConfig:
     def __post_init__(self) -> None:
         if self.fault not in FAULTS:
             raise ConfigError(f"env.fault={self.fault!r} is unknown: use one of {', '.join(FAULTS)}.")
+        if self.image_size > 2048 or self.step_seconds < 0:
+            raise ConfigError(
+                f"env needs image_size <= 2048 and step_seconds >= 0, got {self.image_size} and {self.step_seconds}"
+            )
         if self.image_size < 4 or self.horizon < 1 or self.max_step <= 0 or self.success_radius <= 0:
             raise ConfigError(
                 f"env needs image_size >= 4, horizon >= 1, max_step > 0 and success_radius > 0, got {self.image_size}, "

@@ -63,6 +63,38 @@ def test_data_types_need_torch_and_numpy_only():
     assert run.stdout.split() == ["numpy", "torch"]
 
 
+def test_help_and_mistakes_in_a_command_import_nothing_heavy(tmp_path):
+    """So that they are answered at once: neither parsing and composing nor any component's options nor `preflight` do."""
+    commands = [
+        ["--help"], ["train", "--help"], ["eval", "--help"], ["train", "sede=1"], ["quickstart", "rl.iterations=-1"],
+        ["train", "run=openvla_oft_libero_grpo", "policy.chunk_length=0"],
+        ["train", "run=flow_quickstart", "reward=pairwise", "reward.done_weight=2"],
+        ["train", "run=toy", "phases=[rl]", f"output_dir={tmp_path}"], ["train", "run=toy", "device=gpu"],
+        ["train", "run=toy", "checkpoint=no/such/place"], ["eval", "no/such/place", "--suite", "toy"],
+        ["distill", "no/such/place"], ["reward", "score", "no/such/place", "reward=process", "reward.updates=0"],
+    ]  # fmt: skip
+    code = f"""
+import sys
+from vla_rl import build
+from vla_rl.cli import main
+
+heavy = {{"torch", "torchvision", "transformers", "timm", "wandb", "lerobot", "mujoco", "robosuite", "pyarrow", "av"}}
+for group, entries in build.REGISTRY.items():
+    for name in entries:
+        build.config_class(group, name)
+for arguments in {commands!r}:
+    try:
+        status = main(arguments)
+    except SystemExit as ended:
+        status = ended.code
+    print("RESULT", status, *sorted(heavy & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    found = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("RESULT")]
+    assert found == [["0" if "--help" in arguments else "2"] for arguments in commands], done.stderr
+
+
 def test_core_and_policies_import_without_any_sdk():
     modules = modules_of("vla_rl") + modules_of("policies") + modules_of("reward_models")
     run = run_without_sdks(f"for name in {modules}: print(name, flush=True); importlib.import_module(name)")

@@ -98,9 +98,35 @@ def test_bad_config_is_one_clear_error(options: dict, part: str) -> None:
 
 # ----------------------------------------------------------------------------------------------------------- GL backend
 def test_the_users_backend_is_kept(monkeypatch) -> None:
+    tried: list[str] = []
     monkeypatch.setenv("MUJOCO_GL", "osmesa")
-    monkeypatch.setattr(gl, "probe_backend", lambda backend: pytest.fail("must not probe"))
-    assert gl.choose_backend() == "osmesa"
+    monkeypatch.delenv(gl._REMEMBERED, raising=False)
+    monkeypatch.setattr(gl, "probe_backend", tried.append)
+    assert gl.choose_backend() == "osmesa" and tried == ["osmesa"]
+    monkeypatch.setenv(gl._REMEMBERED, "osmesa")  # a parent process has tried it
+    assert gl.choose_backend() == "osmesa" and tried == ["osmesa"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "part"),
+    [
+        ("osmesa", r"cannot render off-screen here \(no such library\).*libosmesa6"),
+        ("glfw", "MUJOCO_GL=glfw draws in a window, and there is no display"),
+        ("GLX", "MUJOCO_GL=glx draws in a window"),
+        ("disabled", "switches rendering off"),
+        ("vulkan", "is no OpenGL backend.*Unset MUJOCO_GL"),
+    ],
+)
+def test_a_backend_of_the_users_that_cannot_draw_is_named_with_the_remedy(monkeypatch, backend, part) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", gl._REMEMBERED):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MUJOCO_GL", backend)
+    monkeypatch.setattr(gl, "probe_backend", lambda backend: "no such library")
+    with pytest.raises(MissingDependency, match=part):
+        gl.choose_backend()
+    monkeypatch.setenv("DISPLAY", ":0")
+    if backend == "glfw":
+        assert gl.choose_backend() == "glfw"
 
 
 def test_the_first_backend_that_works_is_chosen_and_none_is_a_clear_error(monkeypatch) -> None:

@@ -162,6 +162,11 @@ class RLConfig:
                 "rl needs guard_iterations >= 0 and 0 < guard_success <= 1, got "
                 f"{self.guard_iterations} and {self.guard_success}"
             )
+        if self.fallback == "none" and self.fallback_reward:
+            raise ConfigError(
+                f"rl.fallback_reward={self.fallback_reward} says how to learn a reward that rl.fallback=none never uses: "
+                f"set rl.fallback=progress, or leave it out"
+            )
         if self.fallback != "none" and (self.guard == "off" or not self.guard_iterations):
             raise ConfigError(
                 f"rl.fallback={self.fallback} waits for what the guard finds, and the guard is off: set rl.guard=warn and "
@@ -206,8 +211,11 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         self._check_phases()
+        if not self.output_dir.strip():
+            raise ConfigError("output_dir is empty: name the folder that runs are kept in, such as output_dir=outputs")
         parts = Path(self.name).parts
-        if not self.name.strip() or not parts or Path(self.name).is_absolute() or {"..", "."} & set(parts):
+        named = self.name.strip() and self.name.isprintable() and parts and not Path(self.name).is_absolute()
+        if not named or {"..", "."} & set(parts):
             raise ConfigError(
                 f"name={self.name!r} is no name for a run: it becomes a folder inside output_dir, so give a word, or a path "
                 f"without '..' such as study/seed_1"

@@ -425,24 +425,27 @@ def _checked_env(config: RunConfig, resources: contextlib.ExitStack) -> Env:
             f"held_out_tasks={list(config.held_out_tasks)} leaves no task to train on. This env has: "
             f"{', '.join(t.task_id for t in env.tasks)}"
         )
+    if config.dataset and config.env_type not in build.REGISTRY["demonstrations"]:
+        check_dataset(config.dataset, env.embodiment)
     if config.checkpoint:
         own = check_checkpoint(Path(config.checkpoint))
         env.embodiment.require(own, "the env in use", f"the checkpoint {config.checkpoint}")
-    elif missing := set(getattr(config.policy, "cameras", [])) - {*env.embodiment.camera_names, *_camera_maps(config)}:
-        raise ConfigError(
-            f"policy.cameras={list(config.policy.cameras)}: the env shows no camera {sorted(missing)[0]!r}, only "
-            f"{', '.join(env.embodiment.camera_names)}"
-        )
-    if config.dataset and config.env_type not in build.REGISTRY["demonstrations"]:
-        check_dataset(config.dataset, env.embodiment)
+    else:
+        _require_cameras(config.policy, env.embodiment)
     if "rl" in config.phases and config.critic_type == "privileged" and env.privileged_dim < 1:
         raise ConfigError(f"critic=privileged reads simulator state, and env.type={config.env_type} shows none: critic=none")
     return env
 
 
-def _camera_maps(config: RunConfig) -> list[str]:
-    """Entries of ``policy.cameras`` that are no names of cameras but say which is which (``feature:camera``)."""
-    return [text for text in getattr(config.policy, "cameras", []) if ":" in text]
+def _require_cameras(policy: Any, embodiment: EmbodimentSpec) -> None:
+    """Raise `ConfigError` where a new policy's config asks for cameras that the env does not show, or cannot cut up."""
+    wanted, known = getattr(policy, "cameras", []), embodiment.camera_names
+    missing = [name for name in wanted if ":" not in name and name not in known]  # (feature:camera is another form)
+    if missing:
+        raise ConfigError(f"policy.cameras has {missing[0]!r}, and the env shows only {', '.join(known)}: name those")
+    for camera in embodiment.cameras:
+        if hasattr(policy, "check_camera") and camera.name in (wanted or known):
+            policy.check_camera(camera.name, camera.height, camera.width)
 
 
 def policy_factory(name: str) -> Any:

@@ -152,7 +152,22 @@ def check_run(config: RunConfig) -> None:
 
 
 def _check_values(config: RunConfig, open_phases: list[str]) -> None:
-    """Does generalised advantage estimation have values to work with?"""
+    """Does SFT learn, does augmentation leave something to see, and does the advantage have values to work with?"""
+    if "sft" in open_phases and not config.checkpoint:
+        if not config.sft.learning_rate:
+            raise ConfigError("sft.learning_rate=0.0 trains nothing: give a value above 0, such as 1e-3")
+        size = getattr(config.env, "camera_size", getattr(config.env, "image_size", 0))
+        if size and config.sft.augment.shift >= size:
+            raise ConfigError(
+                f"sft.augment.shift={config.sft.augment.shift} pushes whole pictures of {size} pixels out of sight: use a "
+                f"few pixels, such as 4"
+            )
+    steps = config.rollout.replan_steps
+    if not config.checkpoint and steps > getattr(config.policy, "chunk_length", steps):
+        raise ConfigError(
+            f"rollout.replan_steps={steps} is more than policy.chunk_length={config.policy.chunk_length}: a chunk cannot be "
+            f"followed past its end. Use 0 for the whole chunk"
+        )
     has_head = getattr(config.policy, "value_head", None)
     if "rl" not in open_phases or config.critic_type != "none" or has_head is not False or config.checkpoint:
         return

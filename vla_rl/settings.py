@@ -118,6 +118,11 @@ class RewardCheckConfig:
                 "reward_check needs 0 < held_out_share < 1, 0 <= min_auc <= 1 and -1 <= min_voc <= 1, got "
                 f"{self.held_out_share}, {self.min_auc} and {self.min_voc}"
             )
+        if not 0.0 <= self.max_invalid <= 1.0 or self.guard_tolerance < 0:
+            raise ConfigError(
+                "reward_check needs 0 <= max_invalid <= 1 and guard_tolerance >= 0, got "
+                f"{self.max_invalid} and {self.guard_tolerance}"
+            )
 
 
 @dataclass
@@ -138,8 +143,9 @@ class CombinedConfig:
             raise ConfigError(f"reward.normalise is {self.normalise!r}, choose one of {', '.join(NORMALISE)}")
         if not self.parts:
             raise ConfigError("reward.parts is empty: name at least one reward, e.g. reward.parts.success.weight=1")
-        for name, part in self.parts.items():
-            self.part(name, part)
+        weights = [self.part(name, part)[2] for name, part in self.parts.items()]
+        if not any(weights):
+            raise ConfigError(f"reward.parts {', '.join(self.parts)} all have weight 0, so nothing is paid: raise one")
 
     def part(self, name: str, part: Any) -> tuple[str, Any, float]:
         """(type, config, weight) of one part, checked."""

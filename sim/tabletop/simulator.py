@@ -57,6 +57,10 @@ class TabletopConfig:
             _check_choice("tasks", task, tuple(TASKS))
         for camera in self.cameras:
             _check_choice("cameras", camera, CAMERAS)
+        for key in ("tasks", "cameras"):
+            names = getattr(self, key)
+            if len(set(names)) < len(names):
+                raise ConfigError(f"env.{key}={names}: name each once")
         if not self.tasks or not self.cameras:
             raise ConfigError(f"env needs at least one task and one camera, got {self.tasks} and {self.cameras}")
         if not 16 <= self.camera_size <= 2048:

@@ -61,6 +61,18 @@ def require_range(
         raise ConfigError(f"{owner}.{name}={value!r} is out of range; use a value in [{low}, {high}]")
 
 
+def require_above_zero(owner: str, name: str, value: float | None) -> None:
+    """Raise `ConfigError` unless ``value`` is None or above 0: nothing would be learned."""
+    if value is not None and not value > 0:
+        raise ConfigError(f"{owner}.{name}={value!r} lets nothing be learned; use a value above 0, or null to turn it off")
+
+
+def require_betas(owner: str, betas: Sequence[float]) -> None:
+    """Raise `ConfigError` unless ``betas`` are two decay rates of AdamW."""
+    if len(betas) != 2 or not all(0.0 <= beta < 1.0 for beta in betas):
+        raise ConfigError(f"{owner}.betas={list(betas)!r} needs two numbers, each at least 0 and below 1")
+
+
 @dataclass
 class AugmentConfig:
     """Random image changes during SFT, drawn per row; 0 turns each off.
@@ -114,8 +126,8 @@ class ImitationConfig:
         for name in ("learning_rate", "warmup_updates", "weight_decay", "grad_clip", "validation_episodes"):
             require_range("sft", name, getattr(self, name), 0)
         require_range("sft", "min_learning_rate_fraction", self.min_learning_rate_fraction, 0, 1)
-        if len(self.betas) != 2:
-            raise ConfigError(f"sft.betas={list(self.betas)!r} needs two numbers")
+        require_above_zero("sft", "grad_clip", self.grad_clip)
+        require_betas("sft", self.betas)
 
 
 @dataclass
@@ -274,8 +286,9 @@ class PPOConfig:
         for name in ("warmup_iterations", "decay_iterations"):
             if getattr(self, name) and self.adaptive_learning_rate:
                 raise ConfigError(f"{own}.{name} and adaptive_learning_rate both set the learning rate; choose one")
-        if len(self.betas) != 2:
-            raise ConfigError(f"{own}.betas={list(self.betas)!r} needs two numbers")
+        for name in ("grad_clip", "target_kl"):
+            require_above_zero(own, name, getattr(self, name))
+        require_betas(own, self.betas)
         if len(self.reward_names) != len(self.reward_weights):
             raise ConfigError(
                 f"{own}.reward_names={list(self.reward_names)!r} and reward_weights={list(self.reward_weights)!r} "
@@ -331,8 +344,8 @@ class FilteredBCConfig:
             require_range("algorithm", name, getattr(self, name), 1)
         for name in ("learning_rate", "weight_decay", "grad_clip"):
             require_range("algorithm", name, getattr(self, name), 0)
-        if len(self.betas) != 2:
-            raise ConfigError(f"algorithm.betas={list(self.betas)!r} needs two numbers")
+        require_above_zero("algorithm", "grad_clip", self.grad_clip)
+        require_betas("algorithm", self.betas)
 
 
 @dataclass
@@ -370,8 +383,9 @@ class TD3Config:
             require_range("algorithm", name, getattr(self, name), 1)
         for name in ("updates_per_decision", "start_decisions", "target_noise", "target_clip", "imitation_coef"):
             require_range("algorithm", name, getattr(self, name), 0)
-        for name in ("learning_rate", "critic_learning_rate", "grad_clip"):
+        for name in ("learning_rate", "critic_learning_rate"):
             require_range("algorithm", name, getattr(self, name), 0)
+        require_above_zero("algorithm", "grad_clip", self.grad_clip)
         for name in ("gamma", "tau", "demonstration_share"):
             require_range("algorithm", name, getattr(self, name), 0.0, 1.0)
         if not self.hidden or min(self.hidden) < 1:
