@@ -175,7 +175,7 @@ def test_what_a_run_left_is_read(tmp_path):
     }
     result = {"tasks": tasks, "held_out_tasks": ["reach_blue"], "deterministic": False, "outcomes": []}
     (tmp_path / "eval_sft.json").write_text(json.dumps(result))
-    with MetricsLogger(tmp_path, wandb=False) as logger:
+    with MetricsLogger(tmp_path) as logger:
         logger.log("sft", 10, {"validation/loss": 0.9, "validation/image_use": 0.3})
         logger.log("sft", 20, {"validation/loss": 0.5, "validation/image_use": 0.2})
         for i, (success, warmup) in enumerate([(0.25, 1.0), (0.5, 0.0), (0.75, 0.0), (0.75, 0.0)]):

@@ -133,7 +133,7 @@ def test_a_fallback_stands_in_for_stopping():
 def test_remedies_name_the_blindness_and_the_overrides(tmp_path):
     config = compose(["run=toy"])
     assert image_figures(config, tmp_path) == {}
-    with MetricsLogger(tmp_path, wandb=False) as logger:
+    with MetricsLogger(tmp_path) as logger:
         logger.log("sft", 10, {"validation/loss": 0.9, "validation/image_use": 0.3})
         logger.log("sft", 20, {"validation/loss": 0.5, "validation/image_use": 0.01, "validation/image_use/top": 0.01})
         logger.log("sft", 30, {"sft/loss": 0.4})

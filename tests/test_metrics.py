@@ -7,7 +7,6 @@ import json
 import math
 import sys
 import time
-import types
 
 import pytest
 
@@ -29,7 +28,7 @@ def lines(folder):
 
 
 def test_log_appends_lines_that_any_json_reader_takes(tmp_path):
-    with MetricsLogger(tmp_path, wandb=False) as logger:
+    with MetricsLogger(tmp_path) as logger:
         logger.log("sft", 1, {"loss": 0.5, "norm": math.inf})
         assert lines(tmp_path) == [("sft", 1)]  # on disk at once
         logger.log("rl", 1, {"success": math.nan})
@@ -40,14 +39,14 @@ def test_log_appends_lines_that_any_json_reader_takes(tmp_path):
 
 
 def test_resuming_repeats_no_step(tmp_path):
-    with MetricsLogger(tmp_path, wandb=False) as logger:
+    with MetricsLogger(tmp_path) as logger:
         for step in (1, 2, 3):
             logger.log("sft", step, {"loss": step})
         for step in (1, 2, 3, 4):
             logger.log("rl", step, {"x": step})
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"phase": "rl", "step": 5, "x"')  # the crash
-    with MetricsLogger(tmp_path, wandb=False) as logger:
+    with MetricsLogger(tmp_path) as logger:
         before = read_metrics(tmp_path / "metrics.jsonl")[-1]["time_s"]
         logger.log("rl", 3, {"x": 30})
         logger.log("rl", 4, {"x": 40})
@@ -86,77 +85,22 @@ def test_write_json_is_whole_or_absent(tmp_path):
     assert finite({"a": torch.tensor(2.0), 3: [torch.tensor(math.inf)]}) == {"a": 2.0, "3": [None]}
 
 
-# ---------------------------------------------------------------------------------------------------------------- wandb
-@pytest.fixture
-def fake_wandb(monkeypatch):
-    calls = types.SimpleNamespace(init=[], logged=[], finished=0, broken=False)
-
-    class Run:
-        def log(self, values):
-            if calls.broken:
-                raise ConnectionError("gone")
-            calls.logged.append(values)
-
-        def finish(self):
-            calls.finished += 1
-
-    def init(**keywords):
-        calls.init.append(keywords)
-        return Run()
-
-    fake = types.SimpleNamespace(init=init, Settings=lambda **k: k, __spec__=object())
-    monkeypatch.setitem(sys.modules, "wandb", fake)
-    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL"):
-        monkeypatch.delenv(name, raising=False)
-    return calls
-
-
-def test_wandb_is_offline_unless_logged_in(tmp_path, monkeypatch, fake_wandb):
-    netrc = tmp_path / "netrc"
-    monkeypatch.setenv("NETRC", str(netrc))
-    assert module.wandb_mode() == "offline"
-    netrc.write_text("machine example.org login a password b\n")
-    assert module.wandb_mode() == "offline"
-    netrc.write_text("machine api.wandb.ai login user password secret\n")
-    netrc.chmod(0o600)
-    assert module.wandb_mode() == "online"
-    monkeypatch.setenv("WANDB_API_KEY", "key")
-    netrc.unlink()
-    assert module.wandb_mode() == "online"
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    with MetricsLogger(tmp_path / "off") as logger:
-        logger.log("rl", 1, {"x": 1.0})
-    assert fake_wandb.init == []
-
-
-def test_wandb_gets_the_metrics_and_may_fail(tmp_path, monkeypatch, fake_wandb, caplog):
-    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
-    with MetricsLogger(tmp_path, run_name="quickstart") as logger:
-        logger.log("rl", 1, {"ppo/kl": 0.1, "x": math.nan})
-        fake_wandb.broken = True
-        logger.log("rl", 2, {"ppo/kl": 0.2})
-        logger.log("rl", 3, {"ppo/kl": 0.3})
-    assert fake_wandb.init[0]["mode"] == "offline" and fake_wandb.init[0]["name"] == "quickstart"
-    assert len(fake_wandb.logged) == 1 and fake_wandb.logged[0]["ppo/kl"] == 0.1 and "rl/x" not in fake_wandb.logged[0]
-    assert lines(tmp_path) == [("rl", 1), ("rl", 2), ("rl", 3)] and "gone" in caplog.text
-    with MetricsLogger(tmp_path / "never", wandb=False):
-        assert len(fake_wandb.init) == 1
-
-
 # ------------------------------------------------------------------------------------------------------------- progress
 def test_plain_lines_without_a_terminal():
     stream = io.StringIO()
     with Progress(every=0.0, stream=stream) as progress:
         progress.say("sft: fine-tuning")
         with progress.task("RL", 4, start=1) as bar:
+            bar.inner(8, 64, 2)
             bar.inner(16, 64, 4)
             bar.update(2, success=0.25)
             bar.update(4)
     text = stream.getvalue().splitlines()
     assert text[0] == "sft: fine-tuning"
-    assert "1/4" in text[1] and "[16/64 episodes, 25% success]" in text[1] and "to go" in text[1]
-    assert "50%" in text[2] and "2/4" in text[2] and "success 0.25" in text[2] and "episodes" not in text[2]
-    assert "100%" in text[3] and "to go" not in text[3] and len(text) == 4
+    assert "to go" not in text[1]
+    assert "1/4" in text[2] and "[16/64 episodes, 25% success]" in text[2] and "to go" in text[2]
+    assert "50%" in text[3] and "2/4" in text[3] and "success 0.25" in text[3] and "episodes" not in text[3]
+    assert "100%" in text[4] and "to go" not in text[4] and len(text) == 5
 
 
 def test_lines_are_rare_and_the_end_is_always_shown():
@@ -167,17 +111,30 @@ def test_lines_are_rare_and_the_end_is_always_shown():
     assert len(stream.getvalue().splitlines()) == 1 and "69/70 = 99%" in stream.getvalue()
 
 
-def test_eta_counts_this_session_only(monkeypatch):
+def test_eta_counts_this_session_without_its_start(monkeypatch):
+    """30 s until the first sign of progress say nothing of the pace; half a step in 10 s after it does."""
     now = [100.0]
     monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
-    with Progress(every=1e9, stream=io.StringIO()) as progress, progress.task("RL", 20, start=10) as bar:
+    stream = io.StringIO()
+    with Progress(every=0.0, stream=stream) as progress, progress.task("RL", 20, start=10) as bar:
         assert bar.eta_s is None
         now[0] += 30
-        bar.update(12)
-        assert bar.eta_s == pytest.approx(30 / 2 * 8)
-        now[0] += 7.5
         bar.inner(1, 2, 0)
-        assert bar.eta_s == pytest.approx(37.5 / 2.5 * 7.5)
+        assert bar.eta_s is None and "to go" not in stream.getvalue()
+        now[0] += 10
+        bar.update(11)
+        assert bar.eta_s == pytest.approx(10 / 0.5 * 9)
+        now[0] += 15
+        bar.inner(1, 4, 0)
+        assert bar.eta_s == pytest.approx(25 / 0.75 * 8.75)
+
+
+def test_a_bar_of_episodes_ends_at_their_count():
+    stream = io.StringIO()
+    with Progress(every=1000.0, stream=stream) as progress, progress.task("evaluate sft", 50) as bar:
+        for i in range(50):
+            bar.update(i + 1, 50, 11)
+    assert stream.getvalue().split()[:4] == ["evaluate", "sft", "100%", "50/50"] and "11/50 = 22%" in stream.getvalue()
 
 
 def test_rich_bars_on_a_terminal(monkeypatch):

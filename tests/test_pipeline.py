@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import functools
 import json
 import os
 import shutil
@@ -19,7 +18,8 @@ import pytest
 import torch
 from reward_helpers import trajectory
 
-from vla_rl import checkpoint, cli, pipeline
+from vla_rl import checkpoint, cli, pipeline, trainer
+from vla_rl import config as configs
 from vla_rl.algorithms.imitation import Imitation
 from vla_rl.algorithms.ppo import PPO
 from vla_rl.checkpoint import DiskFull, RunLock, load_policy, load_training_state
@@ -37,7 +37,7 @@ SMALL = [
     "run=toy", "tasks=[]", "collect.episodes_per_task=3", "sft.validation_episodes=1", "sft.updates=12",
     "sft.batch_size=16", "sft.warmup_updates=2", "slots.slots_per_worker=8", "rl.iterations=3",
     "rl.episodes_per_iteration=8", "algorithm.minibatch_size=16", "algorithm.critic_epochs=1", "algorithm.epochs=1",
-    "evaluate.episodes_per_task=3", "evaluate.video_episodes=2",
+    "evaluate.episodes_per_task=3", "evaluate.video_episodes=2", "sft.checkpoint_every=4",
 ]  # fmt: skip
 
 
@@ -52,11 +52,6 @@ def weights(folder: Path, phase: str = "rl") -> dict[str, torch.Tensor]:
 def assert_same_weights(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
     assert a.keys() == b.keys()
     assert [name for name in a if not torch.equal(a[name], b[name])] == []
-
-
-@pytest.fixture(autouse=True)
-def frequent_checkpoints(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pipeline, "train_sft", functools.partial(pipeline.train_sft, checkpoint_every=4))
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +110,8 @@ def test_a_run_leaves_everything(whole):
             clips = {f"{name}_failure_{kind}.mp4" for kind in result["total"]["failures"]}
             assert {path.name for path in (whole / "videos").glob(f"{name}*")} == {f"{name}.mp4"} | clips
     checked = [r for r in read_metrics(whole / "metrics.jsonl") if "validation/loss" in r]
-    assert [r["step"] for r in checked] == [12] and {"validation/image_use", "validation/image_spread"} < checked[0].keys()
+    assert [r["step"] for r in checked] == [4, 8, 12]
+    assert {"validation/image_use", "validation/image_spread"} < checked[0].keys()
     records = [r for r in read_metrics(whole / "metrics.jsonl") if r["phase"] == "rl"]
     assert [r["step"] for r in records] == [1, 2, 3]
     for r in records:
@@ -186,6 +182,38 @@ def test_interrupted_twice_equals_never_interrupted(whole, tmp_path, monkeypatch
     assert rows == [1, 2, 3]  # no iteration is there twice
     outcomes = [json.loads((f / "eval_rl.json").read_text())["outcomes"] for f in (whole, folder)]
     assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_saves_sft_after_the_present_update(stop, whole, tmp_path, monkeypatch, capsys):
+    """In update 7, three after the last checkpoint; the same command goes on from 7."""
+    config, plain, calls = small(tmp_path, "phases=[collect,sft]"), Imitation.update, []
+
+    def update(self):
+        calls.append(1)
+        if len(calls) == 7:
+            os.kill(os.getpid(), stop)
+        return plain(self)
+
+    monkeypatch.setattr(Imitation, "update", update)
+    with cli._terminable(), pytest.raises(KeyboardInterrupt):
+        run_pipeline(config)
+    assert load_training_state(config.run_dir / "checkpoints" / "sft")["counters"]["iteration"] == 7
+    assert "SFT is saved at update 7 of 12" in capsys.readouterr().out
+    run_pipeline(config)
+    assert len(calls) == 12
+    assert_same_weights(weights(whole, "sft"), weights(config.run_dir, "sft"))
+
+
+def test_a_second_ctrl_c_is_not_waited_for():
+    with trainer.postponed_interrupts() as interrupted:
+        assert not interrupted()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.slow
@@ -319,6 +347,71 @@ def test_a_finished_run_may_be_given_more_iterations(whole, tmp_path):
     assert phases["rl"]["iterations"] == 3 and phases["rl"]["complete"] and phases["eval_rl"]["complete"]
     with pytest.raises(UserError, match=r"rl\.iterations: 3 there, 2 now"):
         run_pipeline(small(tmp_path, "name=grown", "rl.iterations=2"))
+
+
+def test_a_run_that_made_nothing_leaves_its_name_free(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="unknown task 'x'"):
+        run_pipeline(small(tmp_path, "tasks=[x]"))
+    assert list(tmp_path.iterdir()) == []
+    folder = small(tmp_path).run_dir  # what a kill leaves before anything was collected
+    folder.mkdir()
+    configs.save(small(tmp_path, "seed=5"), folder / "config.yaml")
+    (folder / "phases.json").write_text('{"collect": {"seconds": 99.0, "complete": false}}')
+    (folder / "metrics.jsonl").touch()
+    monkeypatch.setattr(pipeline, "PHASE_FUNCTIONS", dict.fromkeys(pipeline.PHASE_FUNCTIONS, lambda run: {}))
+    run_pipeline(small(tmp_path))
+    assert configs.load(folder / "config.yaml").seed == 0
+    assert json.loads((folder / "phases.json").read_text())["collect"]["seconds"] < 99
+
+
+def test_a_failure_after_something_was_made_keeps_it(copy, tmp_path, monkeypatch):
+    def failing(run):
+        raise UserError("it failed")
+
+    monkeypatch.setattr(pipeline, "PHASE_FUNCTIONS", pipeline.PHASE_FUNCTIONS | {"report": failing})
+    with pytest.raises(UserError, match="it failed"):
+        run_pipeline(small(tmp_path))
+    assert (copy / "config.yaml").exists() and (copy / "checkpoints" / "rl").is_dir()
+
+
+def test_a_copied_folder_goes_on_under_its_new_name(copy, tmp_path, monkeypatch):
+    renamed = copy.rename(tmp_path / "renamed")
+    for name in ("collect_demonstrations", "train_sft"):
+        monkeypatch.setattr(pipeline, name, lambda *_, **__: pytest.fail("a complete phase ran again"))
+    assert run_pipeline(small(tmp_path, "name=renamed", "rl.iterations=4")) == renamed
+    assert load_training_state(renamed / "checkpoints" / "rl")["counters"]["iteration"] == 4
+    assert configs.load(renamed / "config.yaml").name == "renamed" and not copy.exists()
+
+
+# ----------------------------------------------------------------------------------------------- best and numbered policies
+def test_the_best_policy_and_the_last_ones_are_kept(whole, tmp_path, monkeypatch, capsys):
+    plain, wins = pipeline._evaluate, iter([1, 1, 4, 3, 4])  # SFT; before iterations 1, 2 and 3; RL
+
+    def evaluate(*arguments, **changes):
+        result, k = plain(*arguments, **changes), next(wins)
+        outcomes = [dataclasses.replace(o, success=i < k) for i, o in enumerate(result.outcomes)]
+        return dataclasses.replace(result, outcomes=outcomes)
+
+    monkeypatch.setattr(pipeline, "_evaluate", evaluate)
+    start = f"checkpoint={whole / 'checkpoints' / 'sft'}"
+    folder = run_pipeline(small(tmp_path, start, "rl.eval_every=1", "rl.keep_checkpoints=2"))
+    assert [p.name for p in sorted((folder / "checkpoints").glob("rl_*"))] == ["rl_2", "rl_3"]
+    assert_same_weights(weights(folder, "rl_3"), weights(folder))
+    with pytest.raises(AssertionError):
+        assert_same_weights(weights(folder, "rl_2"), weights(folder))
+    best = {"iteration": 1, "success": pytest.approx(4 / 6), "episodes": 6}
+    assert json.loads((folder / "checkpoints" / "best.json").read_text()) == best
+    straight = run_pipeline(small(tmp_path, start, "name=one", "phases=[rl]", "rl.iterations=1"))
+    assert_same_weights(weights(folder, "best"), weights(straight))
+    assert json.loads((folder / "summary.json").read_text())["best"] == {"checkpoint": "checkpoints/best", **best}
+    said = "the policy after iteration 1, with 66.7 % of 6 held-out episodes"
+    assert said in capsys.readouterr().out and said[1:] in (folder / "report.html").read_text()
+
+
+def test_no_best_policy_where_none_is_wanted(whole, tmp_path):
+    folder = run_pipeline(small(tmp_path, f"checkpoint={whole / 'checkpoints' / 'sft'}", "rl.keep_best=false"))
+    assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == ["rl", "rl.last_good"]
+    assert json.loads((folder / "summary.json").read_text())["best"] is None
 
 
 def test_a_second_run_in_the_same_folder_is_refused(copy, tmp_path):

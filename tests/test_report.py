@@ -52,7 +52,7 @@ def make_run(path, before=20, after=45, seed=0, iterations=12, video=False, conf
         evaluation(before).save(path / "eval_sft.json")
     if after is not None:
         evaluation(after).save(path / "eval_rl.json")
-    with MetricsLogger(path, wandb=False) as logger:
+    with MetricsLogger(path) as logger:
         for step in range(10, 210, 10):
             logger.log("sft", step, {"sft/loss": 3 / step, "sft/learning_rate": 1e-3})
         for i in range(1, iterations + 1):
@@ -235,7 +235,7 @@ def test_verdicts(tmp_path):
 
 def test_warnings_tell_what_to_do(tmp_path):
     run = tmp_path / "r"
-    with MetricsLogger(run, wandb=False) as logger:
+    with MetricsLogger(run) as logger:
         for i in range(1, 5):
             logger.log("rl", i, {"rollout/success": 0.0, "ppo/clip_fraction": 0.5, "ppo/explained_variance": -0.2})
     write_json(run / "versions.json", {"git_commit": "abc +changes"})

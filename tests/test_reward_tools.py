@@ -376,7 +376,7 @@ def test_reward_that_rises_without_success_raises_a_warning(tmp_path, rewards, w
     from vla_rl.reporting.diagnostics import warnings
     from vla_rl.reporting.runs import load_run
 
-    with MetricsLogger(tmp_path, wandb=False) as logger:
+    with MetricsLogger(tmp_path) as logger:
         for i, value in enumerate([r for r in rewards for _ in range(3)]):
             logger.log("rl", i + 1, {"reward/progress_end": value, "rollout/success": 0.2})
     found = [w for w in warnings([load_run(tmp_path)]) if "reward model" in w]

@@ -362,9 +362,9 @@ def roll_out_groups(figures: Figures, config: RunConfig, checkpoint: Path, episo
         policy = pipeline.acting_policy(config, checkpoint, env.embodiment).to(pipeline.pick_device(config.device))
         tasks = pipeline.select_tasks(env.tasks, config.tasks, exclude=config.held_out_tasks)
         specs = group_episodes(tasks, episodes, size, config.seed)
-        with progress.task("rollouts", 1) as bar:
+        with progress.task("rollouts", len(specs)) as bar:
             engine = pipeline.RolloutEngine(env, policy, config.rollout)
-            wins = [t.success for t in engine.collect(specs, progress=bar.inner).trajectories]
+            wins = [t.success for t in engine.collect(specs, progress=bar.update).trajectories]
     groups = [wins[i : i + size] for i in range(0, len(wins), size)]
     figures.sampled, figures.sampled_by = Rate(sum(wins), len(wins)), "the rollouts just made"
     figures.mixed = Rate(sum(any(g) and not all(g) for g in groups), len(groups))

@@ -248,7 +248,7 @@ def bench_against(
 def side_config(overrides: Sequence[str], folder: Path, name: str) -> RunConfig:
     """One side's run: RL alone, without evaluation, in ``folder``."""
     config = configs.compose(overrides)
-    config.output_dir, config.name, config.wandb = str(folder), name.replace(" ", "_"), False
+    config.output_dir, config.name, config.wandb.mode = str(folder), name.replace(" ", "_"), "off"
     config.phases, config.reward_check.on_bad = ["reward", "rl"], "warn"
     config.rl.iterations = config.rl.eval_every = 0
     if hasattr(config.algorithm, "critic_warmup_iterations"):  # such iterations leave the policy out
@@ -277,7 +277,7 @@ def _make_start(overrides: Sequence[str], sides: Sequence[RunConfig], words: Seq
     config = configs.compose(overrides)
     if "sft" not in config.phases:  # it starts from a published checkpoint, which each side reads itself
         return "as the config says"
-    config.output_dir, config.name, config.wandb = sides[0].output_dir, "start", False
+    config.output_dir, config.name, config.wandb.mode = sides[0].output_dir, "start", "off"
     config.phases = ["collect", "sft"]
     if not any(word.lstrip("+").startswith("sft.updates=") for word in overrides):
         config.sft.updates = min(config.sft.updates, START_UPDATES)

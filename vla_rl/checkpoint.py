@@ -46,8 +46,8 @@ from vla_rl.metrics import write_json
 from vla_rl.types import EmbodimentSpec
 
 __all__ = [
-    "CheckpointError", "Checkpointable", "DiskFull", "RunLock", "load_policy", "load_state", "load_training_state",
-    "load_weights", "restore_rng_state", "rng_state", "save_checkpoint", "save_state", "write_json",
+    "CheckpointError", "Checkpointable", "DiskFull", "RunLock", "keep_numbered", "load_policy", "load_state",
+    "load_training_state", "load_weights", "restore_rng_state", "rng_state", "save_checkpoint", "save_state", "write_json",
 ]  # fmt: skip
 
 FORMAT = 1
@@ -121,6 +121,25 @@ def _write_checkpoint(
             _write_text(folder / name, text)
         if training_state is not None:
             save_state(folder / TRAINING_STATE, training_state)
+
+
+def keep_numbered(path: Path, number: int, keep: int) -> None:
+    """Keep the policy of the checkpoint ``path`` as ``<name>_<number>`` beside it, and the latest ``keep`` such alone.
+
+    Without training state. Files are shared with ``path`` (hard links) where the file system can, so that a copy takes
+    room only once ``path`` holds something else.
+    """
+    source = existing_checkpoint(path)
+    with _replacing(path.with_name(f"{path.name}_{number}"), keep_last_good=False) as folder:
+        for file in source.iterdir():
+            if file.is_file():
+                try:
+                    os.link(file, folder / file.name)
+                except OSError:
+                    shutil.copy2(file, folder / file.name)
+    numbers = sorted(int(n) for p in path.parent.glob(f"{path.name}_*") if (n := p.name[len(path.name) + 1 :]).isdigit())
+    for old in numbers[:-keep]:
+        shutil.rmtree(path.with_name(f"{path.name}_{old}"), ignore_errors=True)
 
 
 def load_policy(
@@ -343,7 +362,8 @@ def restore_rng_state(state: Mapping[str, Any]) -> None:
 class RunLock:
     """Holds a run folder for one process (``with RunLock(folder): ...``); a second one gets a `UserError`.
 
-    The kernel drops the lock when the process ends, however it ends. ``FILE`` stays behind and is harmless.
+    The kernel drops the lock when the process ends, however it ends. ``FILE`` stays behind and is harmless; a folder that
+    holds nothing else goes with it.
     """
 
     FILE = ".lock"
@@ -354,7 +374,8 @@ class RunLock:
 
     def acquire(self) -> RunLock:
         self.folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.folder / self.FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        file = self.folder / self.FILE
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -364,6 +385,9 @@ class RunLock:
                 f"the run folder {self.folder} is in use by {owner}. Wait for that run to end, or give this one "
                 "another folder (name=...)"
             ) from None
+        if not file.exists() or not os.path.samestat(os.fstat(descriptor), file.stat()):
+            os.close(descriptor)  # its owner took the folder away between our two calls
+            return self.acquire()
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         self._descriptor = descriptor
@@ -371,6 +395,9 @@ class RunLock:
 
     def release(self) -> None:
         if self._descriptor is not None:
+            if [path.name for path in self.folder.glob("*")] == [self.FILE]:
+                (self.folder / self.FILE).unlink()
+                self.folder.rmdir()
             os.close(self._descriptor)
             self._descriptor = None
 

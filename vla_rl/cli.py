@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from vla_rl import __version__
 from vla_rl.errors import ConfigError, UserError
 
 
@@ -104,6 +105,7 @@ def _check_targets(arguments: argparse.Namespace) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="vla-rl", description="RL fine-tuning of vision-language-action policies")
+    parser.add_argument("--version", action="version", version=f"vla-rl {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
     def command(name: str, function: Any, text: str) -> argparse.ArgumentParser:
@@ -114,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     def with_overrides(sub: argparse.ArgumentParser) -> None:
         sub.add_argument("overrides", nargs="*", metavar="key=value", help="config overrides, e.g. seed=1 rl.iterations=10")
         sub.add_argument("--fresh", action="store_true", help="start over; an earlier run folder is kept aside")
+        sub.add_argument("--dry-run", action="store_true", help="print the config and what would run; write nothing")
 
     quickstart = command("quickstart", run_quickstart, "demonstrations, SFT, RL and report on the embedded simulator")
     quickstart.add_argument("--seeds", type=int, nargs="+", metavar="N", help="run these seeds one after the other")
@@ -165,8 +168,16 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("checkpoint", type=Path)
     export.add_argument("folder", type=Path, help="the folder to create")
 
-    report = command("report", run_report, "write report.html and summary.json of a run folder, or of a folder of runs")
-    report.add_argument("run", type=Path, help="a run; or a folder of seeds, or of unlike runs, such as outputs")
+    report = command("report", run_report, "write report.html and summary.json of a run folder, or of several runs")
+    report.add_argument("run", type=Path, nargs="+", help="a run; or a folder of seeds, or of unlike runs, such as outputs")
+    report.add_argument("--out", type=Path, metavar="FOLDER", help="of several: default 'comparison' beside the first")
+
+    rerun = command("export-rerun", run_export_rerun, "write a dataset, a run's rollouts or rollouts for the Rerun viewer")
+    rerun.add_argument("source", type=Path, help="a dataset, a run (its policy is rolled out once) or rollouts")
+    rerun.add_argument("file", type=Path, help="the .rrd file to write: rerun FILE shows it")
+    rerun.add_argument("--limit", type=int, default=20, metavar="N", help="episodes of a dataset (0: all)")
+    rerun.add_argument("--episodes", type=int, default=20, metavar="N", help="rollouts of a run (kept in <run>/rollouts)")
+    rerun.add_argument("--policy", default="", metavar="NAME", help="which checkpoint of a run acts: sft, rl or best")
 
     advise = command("advise", run_advise, "is the start of a run one that RL can learn from, and what to change if not?")
     advise.add_argument("run", type=Path)
@@ -239,32 +250,35 @@ def run_quickstart(arguments: argparse.Namespace) -> None:
 
     overrides = ["run=quickstart", *arguments.overrides]
     if not arguments.seeds:
-        _run(overrides, arguments.fresh)
+        _run(overrides, arguments)
         return
     name = compose(overrides).name
     if len(set(arguments.seeds)) < len(arguments.seeds):
         raise ConfigError(f"--seeds {' '.join(map(str, arguments.seeds))}: name each seed once")
     for seed in arguments.seeds:  # each in a folder of its own
-        _run([*overrides, f"seed={seed}", f"name={name}-seed{seed}"], arguments.fresh)
+        _run([*overrides, f"seed={seed}", f"name={name}-seed{seed}"], arguments)
 
 
 def run_train(arguments: argparse.Namespace) -> None:
-    _run(arguments.overrides, arguments.fresh)
+    _run(arguments.overrides, arguments)
 
 
 def run_collect(arguments: argparse.Namespace) -> None:
-    _run([*arguments.overrides, "phases=[collect]"], arguments.fresh, report=False)
+    _run([*arguments.overrides, "phases=[collect]"], arguments, report=False)
 
 
-def _run(overrides: Sequence[str], fresh: bool, report: bool = True) -> None:
+def _run(overrides: Sequence[str], arguments: argparse.Namespace, report: bool = True) -> None:
     from vla_rl import preflight
     from vla_rl.config import compose
 
     config = compose(overrides)
-    preflight.check(config, fresh=fresh)  # before the seconds that torch takes to import
-    from vla_rl.pipeline import run_pipeline
+    preflight.check(config, fresh=arguments.fresh)  # before the seconds that torch takes to import
+    from vla_rl.pipeline import plan, run_pipeline
 
-    folder = run_pipeline(config, fresh=fresh)
+    if arguments.dry_run:
+        print(plan(config, fresh=arguments.fresh))
+        return
+    folder = run_pipeline(config, fresh=arguments.fresh)
     print(f"open {folder / 'report.html'}" if report else f"wrote {folder / 'dataset'}")
 
 
@@ -370,9 +384,25 @@ def run_export(arguments: argparse.Namespace) -> None:
 
 
 def run_report(arguments: argparse.Namespace) -> None:
-    from vla_rl.reporting.page import write_report
+    from vla_rl.reporting.page import write_comparison, write_report
 
-    print(write_report(arguments.run))
+    if len(arguments.run) > 1:
+        print(write_comparison(arguments.run, arguments.out or arguments.run[0].resolve().parent / "comparison"))
+        return
+    if arguments.out:
+        raise ConfigError("--out belongs to several runs; the report of one is written into its folder")
+    print(write_report(arguments.run[0]))
+
+
+def run_export_rerun(arguments: argparse.Namespace) -> None:
+    from vla_rl.rerun_export import export_rerun
+    from vla_rl.reward_data import load_source
+
+    if arguments.limit < 0 or arguments.episodes < 1:
+        raise ConfigError("export-rerun needs --limit >= 0 and --episodes >= 1")
+    reading = {"limit": arguments.limit, "episodes": arguments.episodes, "checkpoint": arguments.policy}
+    source = load_source(arguments.source, stride=1, **reading)
+    print(f"{source.what}\nwrote {export_rerun(source, arguments.file)}; show it with: rerun {arguments.file}")
 
 
 def run_advise(arguments: argparse.Namespace) -> None:

@@ -20,12 +20,14 @@ from vla_rl.algorithms.settings import CurriculumConfig, ImitationConfig
 from vla_rl.errors import ConfigError
 from vla_rl.paths import config_dir
 from vla_rl.settings import EvaluateConfig, RewardCheckConfig, RolloutConfig
+from vla_rl.sinks import WandbConfig
 
 PHASES = ("collect", "sft", "eval_sft", "reward", "rl", "eval_rl", "report")
 # What may differ when a run is resumed, and between the runs of a study: it says how and where to compute, not what.
 MACHINE_KEYS = (
-    "output_dir:", "threads:", "device:", "wandb:", "phases:", "collect.workers:", "slots.", "rollout.max_retries:",
-    "reward_check.on_bad:", "rl.guard:",
+    "output_dir:", "threads:", "device:", "wandb:", "wandb.", "tensorboard:", "phases:", "collect.workers:", "slots.",
+    "rollout.max_retries:", "reward_check.on_bad:", "rl.guard:", "sft.checkpoint_every:", "rl.checkpoint_every:",
+    "rl.keep_checkpoints:", "rl.keep_best:",
 )  # fmt: skip
 _EXAMPLE = "Overrides look like run=quickstart seed=1 algorithm.learning_rate=1e-4"
 _GROUPS = ("policy", "env", "reward", "algorithm", "critic")
@@ -102,6 +104,10 @@ class RLConfig:
     ``max_staleness`` of them on. ``dynamic_sampling_by`` "reward" keeps groups whose rewards differ instead: for a shaped
     reward, which tells the failures of a group apart.
 
+    ``checkpoints/rl`` is written every ``checkpoint_every`` iterations. ``keep_checkpoints`` of these stay as
+    ``checkpoints/rl_<iteration>`` too (0: none), the older ones go. ``keep_best`` keeps the policy of the best held-out
+    evaluation as ``checkpoints/best``. Both hold weights alone.
+
     ``guard`` off, warn or stop: what the run does where its first ``guard_iterations`` (0: off) after the critic's warm-up
     bring almost no success (95 % upper bound below ``guard_success``) or do not move the policy. ``fallback`` "progress":
     without success it then goes on with a progress reward learned from the demonstrations, with the keys
@@ -114,6 +120,8 @@ class RLConfig:
     init_states: int = 0
     eval_every: int = 0
     checkpoint_every: int = 1
+    keep_checkpoints: int = 0
+    keep_best: bool = True
     dynamic_sampling: bool = False
     dynamic_sampling_by: str = "success"  # success | reward
     success_low: float = 0.1
@@ -144,6 +152,8 @@ class RLConfig:
                 f"rl.episodes_per_iteration ({self.episodes_per_iteration}) must be a multiple of rl.group_size "
                 f"({self.group_size})"
             )
+        if self.keep_checkpoints < 0:
+            raise ConfigError(f"rl.keep_checkpoints={self.keep_checkpoints} must be 0 (none) or more")
         if self.iterations < 0 or self.checkpoint_every < 1 or self.eval_every < 0 or self.init_states < 0:
             raise ConfigError(
                 f"rl.iterations, rl.eval_every (0: never) and rl.init_states (0: unlimited) must be >= 0 and "
@@ -189,7 +199,8 @@ class RunConfig:
     checkpoint: str = ""  # start from this policy instead of phases collect and sft
     policy_changes: dict[str, Any] = field(default_factory=dict)  # of that policy's own config: its policy.* overrides
     dataset: str = ""  # train on this dataset instead of collecting one
-    wandb: bool = True
+    wandb: WandbConfig = field(default_factory=WandbConfig)  # wandb=false is short for wandb.mode=off
+    tensorboard: bool = False  # event files in the run folder
     collect: CollectConfig = field(default_factory=CollectConfig)
     sft: ImitationConfig = field(default_factory=ImitationConfig)
     slots: SlotsConfig = field(default_factory=SlotsConfig)
@@ -292,7 +303,12 @@ def _forced(overrides: Sequence[str], directory: Path) -> list[str]:
     """Let value overrides set keys that no YAML lists: the schemas know the keys and refuse the others with a hint."""
     _require_key_value(overrides)
     groups = {d.name for d in directory.iterdir() if d.is_dir()}
-    return [o if o[:1] in "+~" or o.partition("=")[0] in groups else f"++{o}" for o in overrides]
+    return [o if o[:1] in "+~" or o.partition("=")[0] in groups else f"++{o}" for o in _long(overrides)]
+
+
+def _long(overrides: Sequence[str]) -> list[str]:
+    """``wandb=false`` and its like written out, so that they stand beside other keys of wandb."""
+    return [re.sub(r"^(\+*)wandb=(?!\{)", r"\1wandb.mode=", text) for text in overrides]
 
 
 def _require_key_value(overrides: Sequence[str]) -> None:
@@ -304,6 +320,8 @@ def _require_key_value(overrides: Sequence[str]) -> None:
 def from_tree(tree: dict[str, Any]) -> RunConfig:
     """Check a composed tree (as `to_tree` writes it) against the schemas."""
     tree = dict(tree)
+    if isinstance(tree.get("wandb"), bool | str):  # as a YAML file may say it, and older runs do
+        tree["wandb"] = {"mode": tree["wandb"]}
     groups: dict[str, Any] = {}
     for group in _GROUPS:
         if f"{group}_type" in tree:
@@ -339,16 +357,20 @@ def override(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
 
     _require_key_value(overrides)
     try:
-        changed = OmegaConf.merge(to_tree(config), OmegaConf.from_dotlist(list(overrides)))
+        changed = OmegaConf.merge(to_tree(config), OmegaConf.from_dotlist(_long(overrides)))
         return with_policy_changes(from_tree(OmegaConf.to_container(changed)), overrides)  # type: ignore[arg-type]
     except OmegaConfBaseException as error:
         raise ConfigError(f"{' '.join(overrides)}: {str(error).splitlines()[0]}. {_EXAMPLE}") from error
 
 
-def save(config: RunConfig, path: Path) -> None:
+def to_yaml(config: RunConfig) -> str:
     from omegaconf import OmegaConf
 
-    path.write_text(OmegaConf.to_yaml(OmegaConf.create(to_tree(config))))
+    return OmegaConf.to_yaml(OmegaConf.create(to_tree(config)))
+
+
+def save(config: RunConfig, path: Path) -> None:
+    path.write_text(to_yaml(config))
 
 
 def load(path: Path) -> RunConfig:

@@ -63,8 +63,8 @@ def distill(config: RunConfig, checkpoint: Path, settings: DistillConfig, folder
             )
 
             def judge(policy: Any, name: str) -> EvaluationResult:
-                with progress.task(f"evaluate {name}", 1) as bar:
-                    return evaluate(RolloutEngine(env, policy, config.rollout), tasks, plan, progress=bar.inner)
+                with progress.task(f"evaluate {name}", len(tasks) * plan.episodes_per_task) as bar:
+                    return evaluate(RolloutEngine(env, policy, config.rollout), tasks, plan, progress=bar.update)
 
             before, after = judge(teacher, "teacher"), judge(student, "student")
             comparison = compare(before, after)
@@ -88,8 +88,8 @@ def collect_observations(
     if (folder / "state.json").is_file():
         trajectories = load_rollouts(folder)
     else:
-        with progress.task("teacher's states", 1) as bar:
-            trajectories, _ = roll_out(engine, tasks, settings.episodes, settings.seed, bar.inner, "distill")
+        with progress.task("teacher's states", settings.episodes) as bar:
+            trajectories, _ = roll_out(engine, tasks, settings.episodes, settings.seed, bar.update, "distill")
         save_rollouts(folder, trajectories)
     return Observation.cat([t.observations.without_privileged() for t in trajectories])
 

@@ -5,8 +5,10 @@ A run folder holds (each file optional; `vla_rl.reporting` shows what is there)
     config.yaml          the exact resolved configuration
     versions.json        `versions()`
     metrics.jsonl        one JSON object a line: {"phase", "step", "time_s", metric: number, …}  (`MetricsLogger`)
+    metrics_<phase>.csv  the same as tables; tensorboard/, wandb/ where asked for  (`vla_rl.sinks`)
     phases.json          {phase: {"seconds", "complete", "episodes", "control_steps", …}, "peak_memory_bytes"}
     eval_<name>.json     `vla_rl.evaluate.EvaluationResult.to_dict()`
+    checkpoints/         sft, rl, rl_<iteration>, best; best.json: {"iteration", "success", "episodes"} of the last one
     videos/<name>.mp4    episodes of that evaluation; <name>_failure_<kind>.mp4: one of each kind of failure
     summary.json, report.html
 """
@@ -14,23 +16,23 @@ A run folder holds (each file optional; `vla_rl.reporting` shows what is there)
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import json
 import logging
 import math
-import netrc
 import os
 import platform
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-METRICS_FILE = "metrics.jsonl"
+from vla_rl.sinks import Sink
+
+METRICS_FILE, BEST_FILE = "metrics.jsonl", "checkpoints/best.json"
 PACKAGES = (
     "vla-rl", "torch", "numpy", "transformers", "timm", "hydra-core", "safetensors", "robosuite", "mujoco", "numba",
     "hf-libero", "lerobot", "ray", "pyarrow", "av", "wandb", "peft", "diffusers", "simplejpeg",
@@ -61,20 +63,20 @@ def finite(value: Any) -> Any:
 
 # -------------------------------------------------------------------------------------------------------------- metrics
 class MetricsLogger:
-    """Appends metrics to ``metrics.jsonl``; also to wandb where that is installed (offline unless logged in).
+    """Appends metrics to ``metrics.jsonl``, and hands them to `sinks`, which are opened by the first `log`.
 
     A run that resumes from an older checkpoint repeats steps: the first `log` of a phase drops the lines of that phase
     from that step on, so no step is there twice. A line cut short by a crash is dropped.
     """
 
-    def __init__(self, run_dir: str | Path, wandb: bool = True, run_name: str | None = None):
+    def __init__(self, run_dir: str | Path, sinks: Sequence[Callable[[], Sink | None]] = ()):
         self.path = Path(run_dir) / METRICS_FILE
         self.path.parent.mkdir(parents=True, exist_ok=True)
         _drop_torn_line(self.path)
         self._started = time.perf_counter() - _last_time(self.path)
         self._seen: set[str] = set()
         self._file: TextIO | None = self.path.open("a", encoding="utf-8")
-        self._wandb = _start_wandb(self.path.parent, run_name) if wandb else None
+        self._to_open, self._sinks = list(sinks), list[Sink]()
 
     def __enter__(self) -> MetricsLogger:
         return self
@@ -91,14 +93,39 @@ class MetricsLogger:
             {"phase": phase, "step": step, "time_s": round(time.perf_counter() - self._started, 3), **metrics}
         )
         assert self._file is not None, "this MetricsLogger is closed"
+        self._open_sinks()
         self._file.write(json.dumps(record, allow_nan=False) + "\n")
         self._file.flush()
-        if self._wandb is not None:
-            try:  # a lost connection must not end a training run
-                self._wandb.log({k if "/" in k else f"{phase}/{k}": v for k, v in record.items() if v is not None})
-            except Exception as error:
-                _log.warning("wandb stopped working (%s); metrics go on in %s", error, self.path)
-                self._wandb = None
+        self._each(lambda sink: sink.write(record))
+
+    def video(self, phase: str, step: int, path: Path) -> None:
+        """An mp4 file, for the sinks that show videos."""
+        self._open_sinks()
+        self._each(lambda sink: sink.video(phase, step, path))
+
+    def _open_sinks(self) -> None:
+        starts, self._to_open = self._to_open, []
+        for start in starts:
+            self._guarded(lambda start=start: self._open(start))
+
+    def _open(self, start: Callable[[], Sink | None]) -> None:
+        sink = start()
+        if sink is not None:
+            for row in read_metrics(self.path) if sink.whole else ():
+                sink.write(row)
+            self._sinks.append(sink)
+
+    def _each(self, use: Callable[[Sink], Any]) -> None:
+        self._sinks = [sink for sink in self._sinks if self._guarded(lambda sink=sink: use(sink))]
+
+    def _guarded(self, action: Callable[[], Any]) -> bool:
+        """Whether it worked: a lost connection must not end a training run."""
+        try:
+            action()
+        except Exception as error:
+            _log.warning("a logger stopped working (%s); metrics go on in %s", error, self.path)
+            return False
+        return True
 
     def truncate(self, phase: str, step: int) -> int:
         """Drop the lines of ``phase`` at ``step`` and later; returns how many."""
@@ -121,12 +148,8 @@ class MetricsLogger:
         if self._file is not None:
             self._file.close()
             self._file = None
-        if self._wandb is not None:
-            try:
-                self._wandb.finish()
-            except Exception as error:
-                _log.warning("wandb could not finish (%s)", error)
-            self._wandb = None
+        self._each(lambda sink: sink.close())
+        self._to_open, self._sinks = [], []
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
@@ -161,35 +184,6 @@ def _last_time(path: Path) -> float:
     return max((float(r.get("time_s") or 0.0) for r in read_metrics(path)), default=0.0)
 
 
-def wandb_mode() -> str:
-    """ "online" where the user is logged in (WANDB_API_KEY, or netrc), else "offline"; WANDB_MODE overrides both."""
-    if os.environ.get("WANDB_MODE"):
-        return os.environ["WANDB_MODE"]
-    if os.environ.get("WANDB_API_KEY"):
-        return "online"
-    host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").split("//")[-1].split("/")[0]
-    try:
-        found = netrc.netrc(os.environ.get("NETRC") or None).authenticators(host)
-    except (OSError, netrc.NetrcParseError):
-        found = None
-    return "online" if found else "offline"
-
-
-def _start_wandb(run_dir: Path, run_name: str | None) -> Any:
-    """A wandb run, or None where wandb is missing, switched off or broken. Never asks anything."""
-    mode = wandb_mode()
-    if mode == "disabled" or importlib.util.find_spec("wandb") is None:
-        return None
-    try:
-        import wandb
-
-        settings = wandb.Settings(silent=True, console="off")
-        return wandb.init(project="vla-rl", name=run_name, dir=str(run_dir), mode=mode, settings=settings)
-    except Exception as error:  # whatever is wrong with an optional logger, training goes on
-        _log.warning("wandb could not start (%s); metrics are only in %s", error, run_dir / METRICS_FILE)
-        return None
-
-
 # ------------------------------------------------------------------------------------------------------------- progress
 def _clock(seconds: float) -> str:
     seconds = round(seconds)
@@ -207,7 +201,8 @@ class Bar:
 
     def __init__(self, owner: Progress, name: str, total: int, start: int):
         self.name, self.total, self.completed = name, total, start
-        self._owner, self._begun, self._first = owner, time.perf_counter(), float(start)
+        self._owner, self._begun = owner, time.perf_counter()
+        self._pace_from: tuple[float, float] | None = None  # time and position of the first progress
         self._fraction, self._inner_text, self._values = 0.0, "", {}
         self._row = owner._add_row(self)
 
@@ -218,11 +213,16 @@ class Bar:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds to go, from this session's own pace; None before the first progress."""
-        gained = self.position - self._first
-        if gained <= 0:
-            return None
-        return (time.perf_counter() - self._begun) / gained * max(0.0, self.total - self.position)
+        """Seconds to go, from this session's own pace since its first progress: what came before was starting up, such
+        as workers that import their simulator. None before the second progress."""
+        now = time.perf_counter()
+        begun, first = self._pace_from or (now, self.position)
+        gained = self.position - first
+        return (now - begun) / gained * max(0.0, self.total - self.position) if gained > 0 else None
+
+    def _progressed(self) -> None:
+        if self._pace_from is None:
+            self._pace_from = time.perf_counter(), self.position
 
     def text(self) -> str:
         parts = [f"{k} {_shown(v)}" for k, v in self._values.items() if v is not None]
@@ -236,6 +236,7 @@ class Bar:
         if successes is not None and completed:
             values["success"] = f"{successes}/{completed} = {successes / completed:.0%}"
         self._values |= values
+        self._progressed()
         self._owner._refresh(self, force=completed >= self.total)
 
     def inner(self, finished: int, total: int, successes: int) -> None:
@@ -243,6 +244,7 @@ class Bar:
         rate = f", {successes / finished:.0%} success" if finished else ""
         self._fraction = finished / total if total else 0.0
         self._inner_text = f"[{finished}/{total} episodes{rate}]"
+        self._progressed()
         self._owner._refresh(self)
 
 

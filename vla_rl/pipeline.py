@@ -31,11 +31,12 @@ from vla_rl.dataset import DatasetSampler, DemonstrationDataset, check_dataset, 
 from vla_rl.devices import pick_device
 from vla_rl.errors import ConfigError, TrainingDiverged, UserError
 from vla_rl.evaluate import EvaluationResult, compare, comparison_text, evaluate, write_failure_videos, write_videos
-from vla_rl.files import check_checkpoint
+from vla_rl.files import check_checkpoint, read_json
 from vla_rl.guard import NO_SUCCESS, Finding, Guard, advice
 from vla_rl.interfaces import AlgorithmContext, Env
-from vla_rl.metrics import MemoryWatch, MetricsLogger, Progress, versions, write_json
+from vla_rl.metrics import BEST_FILE, METRICS_FILE, MemoryWatch, MetricsLogger, Progress, versions, write_json
 from vla_rl.preflight import fallback_config, is_sparse
+from vla_rl.reporting import words
 from vla_rl.reporting.page import write_report
 from vla_rl.reward_data import ROLLOUTS, demonstration_trajectories, load_rollouts, roll_out, save_rollouts
 from vla_rl.reward_quality import Quality, write_quality
@@ -52,6 +53,7 @@ from vla_rl.rewards import (
 )
 from vla_rl.robustness import choose, compare_robustness, run_robustness
 from vla_rl.rollout import RolloutEngine
+from vla_rl.sinks import sinks
 from vla_rl.trainer import UNLIMITED, train_rl, train_sft
 from vla_rl.types import EmbodimentSpec, TaskSpec, Trajectory
 
@@ -113,13 +115,16 @@ def _run_phases(
     with RunLock(folder), contextlib.ExitStack() as stack:
         if fresh:
             _set_aside(folder)
+        stack.push(functools.partial(_leave_no_name, folder))
         _same_config(config, folder)
         torch.set_num_threads(preflight.threads(config))
         torch.manual_seed(config.seed)
         phases = preflight.read_phases(folder)
         write_json(folder / "versions.json", versions())
-        logger = stack.enter_context(MetricsLogger(folder, wandb=config.wandb, run_name=config.name))
         progress = stack.enter_context(Progress())
+        tree = configs.to_tree(config)
+        wanted = sinks(folder, config.name, config.wandb, config.tensorboard, tree, progress.say)
+        logger = stack.enter_context(MetricsLogger(folder, wanted))
         memory = stack.enter_context(MemoryWatch(phases.get("peak_memory_bytes", 0)))
         run = Run(config, logger, progress, phases, resources)
         if env is not None:
@@ -146,6 +151,23 @@ def _run_phases(
         write_report(folder)
         progress.say(f"report: {folder / 'report.html'}")
     return folder
+
+
+def plan(config: RunConfig, *, fresh: bool = False) -> str:
+    """The config and what `run_pipeline` would do with it, without doing or writing anything; raises as it would."""
+    preflight.check(config, fresh=fresh)
+    folder = config.run_dir
+    kept = _produced(folder) and not fresh
+    if kept:
+        _changes(config, folder)
+    phases = preflight.read_phases(folder) if kept else {}
+    state = "go on in" if kept else "start over in, with what is there kept aside:" if _produced(folder) else "write to"
+    lines = [f"would {state} {folder}:"]
+    for name in config.phases:
+        record = phases.get(name, {})
+        done = record.get("complete") and name != "report"
+        lines.append(f"  {name:<9} {'complete, skipped' if done else DESCRIPTIONS[name]}")
+    return "\n".join([configs.to_yaml(config), *lines])
 
 
 # ---------------------------------------------------------------------------------------------------------------- phases
@@ -191,8 +213,14 @@ def phase_eval(run: Run, name: str, checkpoint: Path) -> dict[str, Any]:
     video = run.dir / "videos" / f"{name}.mp4"
     write_videos(result, video, control_hz=run.env.embodiment.control_hz)
     write_failure_videos(result, video)
-    run.logger.log("eval", 0 if name == "sft" else c.rl.iterations, {f"eval_{name}/success": result.success_rate})
+    iteration = 0 if name == "sft" else c.rl.iterations
+    run.logger.log("eval", iteration, {f"eval_{name}/success": result.success_rate})
+    for path in sorted(video.parent.glob(f"{name}*.mp4")):
+        run.logger.video("eval", iteration, path)
     run.progress.say(result.table())
+    best = keep_best(run, policy, iteration, result)
+    if best and name == "rl":
+        run.progress.say(f"best: {words.best(best)}; kept as {run.dir / 'checkpoints' / 'best'}")
     record: dict[str, Any] = {"episodes": result.episodes, "control_steps": result.control_steps}
     if hasattr(c.env, "initial_states"):  # a benchmark says whether they are its own
         record["initial_states"] = c.env.initial_states(result.split)
@@ -210,6 +238,20 @@ def phase_eval(run: Run, name: str, checkpoint: Path) -> dict[str, Any]:
         )
         record["success"], record["sampled_success"] = result.success_rate, sampled.success_rate
     return record
+
+
+def keep_best(run: Run, policy: Any, iteration: int, result: EvaluationResult) -> dict[str, Any]:
+    """Keep the policy as ``checkpoints/best`` if more of the held-out episodes succeed than with any before; beside it,
+    ``best.json`` says which it is. All evaluations of a run meet the same episodes. Returns the note (empty: none)."""
+    c, note = run.config, run.dir / BEST_FILE
+    if "rl" not in c.phases or not c.rl.keep_best:
+        return {}
+    best = read_json(note) if note.exists() else {}
+    if not best or result.success_rate > best["success"]:
+        save_checkpoint(run.dir / "checkpoints" / "best", policy, keep_last_good=False)
+        best = {"iteration": iteration, "success": result.success_rate, "episodes": result.episodes}
+        write_json(note, best)
+    return best
 
 
 def _samples_too(config: RunConfig, policy: Any) -> bool:
@@ -239,8 +281,8 @@ def _train_reward(
     """Train and judge a reward on demonstrations and new rollouts of the policy as it is: (judgement, episodes, control
     steps). Raises `UserError` where it is not good enough (``reward_check.on_bad``)."""
     check, seed = run.config.reward_check, run.config.seed
-    with run.progress.task("rollouts", 1) as bar:
-        rollouts, steps = roll_out(run.engine(policy), run.train_tasks, check.episodes, seed, bar.inner)
+    with run.progress.task("rollouts", check.episodes) as bar:
+        rollouts, steps = roll_out(run.engine(policy), run.train_tasks, check.episodes, seed, bar.update)
     save_rollouts(run.dir / ROLLOUTS / rollouts_name, rollouts)
     updates = fit_updates(config)
     with run.progress.task("fit", updates) as bar:
@@ -342,6 +384,7 @@ def phase_rl(run: Run) -> dict[str, Any]:
 
     def held_out_check(iteration: int) -> dict[str, float]:
         result = _evaluate(run, policy, f"iteration {iteration}", video_episodes=0)
+        keep_best(run, policy, iteration, result)
         return {"eval/success": result.success_rate}
 
     reward = rl_reward(run, policy)
@@ -520,12 +563,13 @@ def evaluate_checkpoints(
             or (config.evaluate.episodes_per_task if episodes is None else max(1, -(-episodes // len(tasks)))),
             video_episodes=config.evaluate.video_episodes if video is not None else 0,
         )
+        episodes_in_all = len(tasks) * settings.episodes_per_task
         results, robust = [], []
         for path in paths:
             policy = open_policy(config, path, env.embodiment).to(pick_device(config.device))
-            with progress.task("evaluate", 1) as bar:
+            with progress.task("evaluate", episodes_in_all) as bar:
                 engine = RolloutEngine(env, policy, config.rollout)
-                results.append(evaluate(engine, tasks, settings, progress=bar.inner))
+                results.append(evaluate(engine, tasks, settings, progress=bar.update))
             results[-1].held_out_tasks = [
                 t.task_id for t in tasks if {t.task_id, t.task_id.rpartition("/")[2]} & set(held_out_tasks)
             ]
@@ -533,7 +577,7 @@ def evaluate_checkpoints(
             if chosen:
 
                 def bars(name: str) -> Any:
-                    return progress.task(f"evaluate {name}", 1)
+                    return progress.task(f"evaluate {name}", episodes_in_all)
 
                 robust.append(run_robustness(engine, tasks, settings, declared, chosen, results[-1], bars))
                 progress.say(f"{path}\n{robust[-1].table()}")
@@ -603,8 +647,8 @@ def _demonstrations(run: Run) -> DemonstrationDataset:
 
 def _evaluate(run: Run, policy: Any, label: str, **changes: Any) -> EvaluationResult:
     settings = dataclasses.replace(run.config.evaluate, **changes)
-    with run.progress.task(f"evaluate {label}", 1) as bar:
-        result = evaluate(run.engine(policy), run.eval_tasks, settings, progress=bar.inner)
+    with run.progress.task(f"evaluate {label}", len(run.eval_tasks) * settings.episodes_per_task) as bar:
+        result = evaluate(run.engine(policy), run.eval_tasks, settings, progress=bar.update)
     result.held_out_tasks = [task.task_id for task in run.held_out_tasks]
     return result
 
@@ -616,28 +660,54 @@ def _last_good(folder: Path, phase: str) -> str:
 
 
 def _same_config(config: RunConfig, folder: Path) -> None:
-    """A run folder belongs to one config; another one in it would mix results. `MACHINE_KEYS` alone may change, and
-    ``rl.iterations`` may grow: the phases that hang on it are then open again."""
+    """Take the folder for this config: another one in it would mix results. Where ``rl.iterations`` has grown, the phases
+    that hang on it are open again. Raises as `_changes`."""
+    if not _produced(folder):  # by a run that failed or was killed before it came to anything
+        _forget(folder)
+    longer, phases = _changes(config, folder), preflight.read_phases(folder)
+    if longer and phases:
+        for name in {"rl", "eval_rl"} & phases.keys():
+            phases[name]["complete"] = False
+        write_json(folder / "phases.json", phases)  # before the config: a kill in between leaves the run as it was
+    configs.save(config, folder / "config.yaml")
+
+
+def _changes(config: RunConfig, folder: Path) -> bool:
+    """Whether the config differs from the folder's in more RL iterations. `MACHINE_KEYS` may change too, and the name with
+    that of the folder; anything else raises `UserError`."""
     path = folder / "config.yaml"
-    if path.exists():
-        old, new = configs.to_tree(configs.load(path)), configs.to_tree(config)
-        longer = new["rl"]["iterations"] > old["rl"]["iterations"]
-        may_change = (*MACHINE_KEYS, *(["rl.iterations:"] if longer else []))
-        changed = sorted(line for line in _differences(old, new) if not line.startswith(may_change))
-        phases = preflight.read_phases(folder)
-        if longer and not changed and phases:
-            for name in {"rl", "eval_rl"} & phases.keys():
-                phases[name]["complete"] = False
-            write_json(folder / "phases.json", phases)  # before the config: a kill in between leaves the run as it was
-    else:
-        changed = []
+    if not path.exists():
+        return False
+    old, new = configs.to_tree(configs.load(path)), configs.to_tree(config)
+    longer = new["rl"]["iterations"] > old["rl"]["iterations"]
+    may_change = (*MACHINE_KEYS, "name:", *(["rl.iterations:"] if longer else []))
+    changed = sorted(line for line in _differences(old, new) if not line.startswith(may_change))
     if changed:
         lines = "\n  ".join(changed)
         raise UserError(
             f"{folder} holds a run with another config:\n  {lines}\nGive this run its own name (name=...), or start over "
             f"with --fresh (the old folder is kept under another name)."
         )
-    configs.save(config, path)
+    return longer
+
+
+def _produced(folder: Path) -> bool:
+    """Whether the folder holds anything that a run made, besides the notes that it begins with."""
+    made = [folder / name for name in ("dataset", "checkpoints", "videos", ROLLOUTS, REWARD_FOLDER)]
+    metrics = folder / METRICS_FILE
+    logged = metrics.exists() and metrics.stat().st_size > 0
+    return logged or any(p.exists() for p in made) or any(folder.glob("eval_*.json"))
+
+
+def _forget(folder: Path) -> None:
+    for name in ("config.yaml", "versions.json", "phases.json", METRICS_FILE):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _leave_no_name(folder: Path, kind: type[BaseException] | None, *_: Any) -> None:
+    """A run that failed before it made anything does not take its name: the lock then removes the empty folder."""
+    if kind is not None and not _produced(folder):
+        _forget(folder)
 
 
 def _differences(old: Any, new: Any, prefix: str = "") -> Iterator[str]:

@@ -200,9 +200,9 @@ def _of_run(folder: Path, episodes: int, checkpoint: str, overrides: Sequence[st
         policy = pipeline.acting_policy(config, found, env.embodiment)
         policy.to(pipeline.pick_device(config.device))
         tasks = pipeline.select_tasks(env.tasks, config.tasks, exclude=config.held_out_tasks)
-        with progress.task("rollouts", 1) as bar:
+        with progress.task("rollouts", episodes) as bar:
             engine = pipeline.RolloutEngine(env, policy, config.rollout)
-            trajectories, _ = roll_out(engine, tasks, episodes, config.seed, bar.inner)
+            trajectories, _ = roll_out(engine, tasks, episodes, config.seed, bar.update)
         embodiment = env.embodiment
     save_rollouts(kept, trajectories)
     return Source(trajectories, embodiment, config, f"{episodes} rollouts of {found}, kept in {kept}")

@@ -133,7 +133,7 @@ def run_robustness(
     for name, levels in chosen.items():
         with progress(name) as bar:
             episodes = perturbed_episodes(tasks, config, name, levels)
-            factors[name] = evaluate(engine, tasks, config, progress=bar.inner, episodes=episodes)
+            factors[name] = evaluate(engine, tasks, config, progress=bar.update, episodes=episodes)
     return Robustness(unperturbed, factors, declared)
 
 

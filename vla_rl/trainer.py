@@ -6,8 +6,11 @@ steps equals training k, resuming, and training N − k.
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +20,7 @@ from torch import Tensor
 from vla_rl.algorithms.curriculum import Curriculum
 from vla_rl.algorithms.imitation import Imitation
 from vla_rl.algorithms.validation import described, input_use, verdict
-from vla_rl.checkpoint import load_training_state, load_weights, restoring, save_checkpoint
+from vla_rl.checkpoint import keep_numbered, load_training_state, load_weights, restoring, save_checkpoint
 from vla_rl.config import RLConfig
 from vla_rl.guard import Finding, Guard
 from vla_rl.interfaces import Algorithm, RewardModel
@@ -43,21 +46,43 @@ class Counters:
     seconds: float = 0.0
 
 
+@contextlib.contextmanager
+def postponed_interrupts() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and SIGTERM do not break into the block, which asks whether one came; a second one does break in.
+
+    Where Python does not handle these signals, and outside the main thread, nothing changes.
+    """
+    came: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        if came:
+            raise KeyboardInterrupt
+        came.append(number)
+
+    main = threading.current_thread() is threading.main_thread()
+    handled = [s for s in (signal.SIGINT, signal.SIGTERM) if main and callable(signal.getsignal(s))]
+    before = {s: signal.signal(s, note) for s in handled}
+    try:
+        yield lambda: bool(came)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def train_sft(
     imitation: Imitation,
     *,
     folder: Path,
     logger: MetricsLogger,
     progress: Progress,
-    checkpoint_every: int = 200,
     validation: tuple[Observation, Tensor, Tensor] | None = None,
 ) -> Counters:
     """Supervised fine-tuning (behaviour cloning) up to ``imitation.config.updates`` updates.
 
     ``validation`` are decisions that are not trained on: with each checkpoint they show the loss and whether the policy
     looks at its images (`algorithms.validation.input_use`), and at the end a policy that does not is warned about.
-    The checkpoint with its training state (the sampler's included) is written to ``folder`` at intervals and at the end;
-    an existing one there is resumed.
+    The checkpoint with its training state (the sampler's included) is written to ``folder`` at intervals, at the end, and
+    on Ctrl-C after the present update; an existing one there is resumed.
     """
     counters = Counters()
     if (folder / "training_state").exists():
@@ -67,30 +92,36 @@ def train_sft(
             imitation.load_state_dict(state["algorithm"])
             imitation.sampler.load_state_dict(state["sampler"])
             counters = Counters(**state["counters"])
-    total = imitation.config.updates
+    total, every = imitation.config.updates, imitation.config.checkpoint_every
     started = time.perf_counter() - counters.seconds
-    with progress.task("SFT", total, start=counters.iteration) as bar:
+    with progress.task("SFT", total, start=counters.iteration) as bar, postponed_interrupts() as interrupted:
         while counters.iteration < total:
             metrics = imitation.update()
             counters.iteration += 1
             counters.seconds = time.perf_counter() - started
-            if counters.iteration % 10 == 0 or counters.iteration == total:
+            last, stop = counters.iteration == total, interrupted()
+            if counters.iteration % 10 == 0 or last:
                 logger.log("sft", counters.iteration, metrics)
                 bar.update(counters.iteration, loss=metrics["sft/loss"])
-            if counters.iteration % checkpoint_every == 0 or counters.iteration == total:
-                if validation is not None:
-                    use = input_use(imitation.policy, *validation)
-                    logger.log("sft", counters.iteration, {f"validation/{name}": x for name, x in use.items()})
-                    if counters.iteration == total:
-                        progress.say(described(use))
-                    if counters.iteration == total and (warning := verdict(use)):
-                        progress.say(f"warning: {warning}")
+            if validation is not None and (counters.iteration % every == 0 or last):
+                use = input_use(imitation.policy, *validation)
+                logger.log("sft", counters.iteration, {f"validation/{name}": x for name, x in use.items()})
+                if last:
+                    progress.say(described(use))
+                if last and (warning := verdict(use)):
+                    progress.say(f"warning: {warning}")
+            if counters.iteration % every == 0 or last or stop:
                 state = {
                     "algorithm": imitation.state_dict(),
                     "sampler": imitation.sampler.state_dict(),
                     "counters": dict(vars(counters)),
                 }
                 save_checkpoint(folder, imitation.policy, state)
+            if stop:
+                progress.say(f"SFT is saved at update {counters.iteration} of {total}")
+                break
+        if interrupted():
+            raise KeyboardInterrupt
     return counters
 
 
@@ -233,6 +264,8 @@ def train_rl(
                     "counters": dict(vars(counters)),
                 }
                 save_checkpoint(folder, engine.policy, state)
+                if config.keep_checkpoints:
+                    keep_numbered(folder, counters.iteration, config.keep_checkpoints)
             if found is not None and guard is not None:
                 guard.enforce(folder)
     return counters

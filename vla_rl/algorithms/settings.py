@@ -101,10 +101,12 @@ class ImitationConfig:
     ``validation_episodes`` of each task are kept out of training, for the validation loss and the use of images (scripted
     collection collects so many more; of a given dataset at most a fifth is kept out).
     ``micro_batch_size`` (None: at once) accumulates gradients. ``offload_optimizer`` keeps the optimiser's state in host
-    memory. ``max_bad_updates`` non-finite updates in a row raise `TrainingDiverged`.
+    memory. ``max_bad_updates`` non-finite updates in a row raise `TrainingDiverged`. ``checkpoint_every`` updates a
+    checkpoint is written and checked on the validation episodes.
     """
 
     updates: int = 1000
+    checkpoint_every: int = 200
     validation_episodes: int = 5
     batch_size: int = 64
     learning_rate: float = 1e-3
@@ -121,7 +123,7 @@ class ImitationConfig:
     augment: AugmentConfig = field(default_factory=AugmentConfig)
 
     def __post_init__(self) -> None:
-        for name in ("updates", "batch_size", "micro_batch_size", "max_bad_updates"):
+        for name in ("updates", "checkpoint_every", "batch_size", "micro_batch_size", "max_bad_updates"):
             require_range("sft", name, getattr(self, name), 1)
         for name in ("learning_rate", "warmup_updates", "weight_decay", "grad_clip", "validation_episodes"):
             require_range("sft", name, getattr(self, name), 0)

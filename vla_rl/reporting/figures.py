@@ -104,6 +104,7 @@ def run_summary(run: RunData) -> dict[str, Any]:
         "learning_curve": [{"episodes": at, "success": rate} for at, rate in learning_curve(run)],
         "image_use": image_use(run),
         "guard": run.guard,
+        "best": {"checkpoint": "checkpoints/best", **run.best} if run.best else None,
         **costs([run]),
     }
 

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import importlib.resources
 import re
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from vla_rl.errors import UserError
 from vla_rl.evaluate import summarise, task_gap_text
 from vla_rl.metrics import write_json
 from vla_rl.reporting import figures, sections, study_page, words
 from vla_rl.reporting.charts import Interval, Series, episode_squares, interval_chart, line_chart, percent, short
 from vla_rl.reporting.diagnostics import DIAGNOSTICS, warnings
-from vla_rl.reporting.runs import RunData, find_runs, load_run
+from vla_rl.reporting.runs import RunData, find_runs, is_run, load_run
 from vla_rl.reporting.study import group_runs
 
 REPORT_FILE, SUMMARY_FILE = "report.html", "summary.json"
@@ -28,7 +30,21 @@ def write_report(run_dir: str | Path) -> Path:
     Raises `UserError` where the folder holds no run.
     """
     run_dir = Path(run_dir)
-    runs = [load_run(path) for path in find_runs(run_dir)]
+    return _write([load_run(path) for path in find_runs(run_dir)], run_dir)
+
+
+def write_comparison(run_dirs: Sequence[Path], folder: Path) -> Path:
+    """``report.html`` and ``summary.json`` of the runs of several folders, in ``folder``; returns the page's path.
+
+    Raises `UserError` where one holds no run, and where ``folder`` is itself a run.
+    """
+    if is_run(folder):
+        raise UserError(f"{folder} is a run, whose own report would be overwritten: name another folder for the comparison")
+    paths = dict.fromkeys(path.resolve() for given in run_dirs for path in find_runs(given))
+    return _write([load_run(path) for path in paths], folder)
+
+
+def _write(runs: list[RunData], run_dir: Path) -> Path:
     name = run_dir.resolve().name
     if len(runs) == 1:
         head, found, body = figures.verdict(runs[0])[0], summary(runs[0]), run_sections(runs[0], name)
@@ -80,13 +96,23 @@ def run_sections(run: RunData, name: str) -> list[str]:
         ),
         _failures(run),
         sections.notes(warnings([run])),
-        sections.section("Learning", "", sections.success_curve(run), sections.diagnostics([run])),
+        sections.section("Learning", _best(run), sections.success_curve(run), sections.diagnostics([run])),
         sections.image_use(run),
         _tasks(run),
         sections.time([run]),
         _everything(run),
         sections.versions(run),
     ]
+
+
+def _best(run: RunData) -> str:
+    if not run.best:
+        return ""
+    which = words.best(run.best)
+    return (
+        f"{escape(which[0].upper() + which[1:])}, did best and is kept as <code>checkpoints/best</code>. The best "
+        "of several rates on the same episodes flatters: other episodes judge it (<code>vla-rl eval</code>)."
+    )
 
 
 def _tiles(run: RunData) -> str:

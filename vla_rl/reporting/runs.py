@@ -12,7 +12,7 @@ from typing import Any
 
 from vla_rl.errors import UserError
 from vla_rl.evaluate import EvaluationResult
-from vla_rl.metrics import METRICS_FILE, read_metrics
+from vla_rl.metrics import BEST_FILE, METRICS_FILE, read_metrics
 from vla_rl.reporting import words
 
 _DEPTH = 3  # folders below the one named in which runs are looked for
@@ -24,7 +24,8 @@ _STEPS = {"sft": ("updates", "sft", "updates"), "rl": ("iterations", "rl", "iter
 
 @dataclass
 class RunData:
-    """What a run folder holds. ``problems`` are files that could not be read; ``label`` names the run among others.
+    """What a run folder holds. ``problems`` are files that could not be read; ``label`` names the run among others;
+    ``best`` says which policy ``checkpoints/best`` is (empty: there is none).
 
     ``failures`` count the failed episodes of an evaluation by kind, in all under "" and per task.
     """
@@ -41,6 +42,7 @@ class RunData:
     evaluations: dict[str, EvaluationResult]
     failures: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    best: dict[str, Any] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -147,6 +149,7 @@ def load_run(folder: str | Path) -> RunData:
         evaluations=evaluations,
         failures=failures,
         problems=problems,
+        best=_read_best(folder / BEST_FILE, problems),
     )
 
 
@@ -169,6 +172,11 @@ def _record(name: str, record: dict[str, Any], problems: list[str]) -> dict[str,
     wrong = [k for k in _COUNTS if k in record and not _is_number(record[k])]
     problems += [f"phases.json: {k} of phase {name} is {record[k]!r}, not a number." for k in wrong]
     return {k: v for k, v in record.items() if k not in wrong}
+
+
+def _read_best(path: Path, problems: list[str]) -> dict[str, Any]:
+    note = _read(path, problems)
+    return note if all(_is_number(note.get(key)) for key in ("iteration", "success", "episodes")) else {}
 
 
 def _read_config(path: Path, problems: list[str]) -> tuple[str, dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -219,7 +220,7 @@ def _link(run: RunData, folder: Path) -> str:
     """The run, leading to its own page where it has one."""
     if not (run.path / "report.html").exists():
         return escape(run.label)
-    inside = run.path.relative_to(folder).as_posix()
+    inside = Path(os.path.relpath(run.path.resolve(), folder.resolve())).as_posix()
     return f'<a href="{escape(quote(inside))}/report.html">{escape(run.label)}</a>'
 
 

@@ -81,6 +81,12 @@ def count(value: float | None) -> str:
     return f"{int(value):,}".replace(",", "\u202f") if value else "–"
 
 
+def best(note: dict[str, Any]) -> str:
+    """Which policy did best on held-out episodes, from ``best.json``."""
+    which = f"the policy after iteration {note['iteration']}" if note["iteration"] else "the policy that RL started from"
+    return f"{which}, with {note['success'] * 100:.1f} % of {note['episodes']} held-out episodes"
+
+
 def progress(record: dict[str, Any]) -> str:
     """ "28 of 50 iterations, incomplete" of a phase record that was cut short; empty for others."""
     if record.get("complete") is not False or "of" not in record:
