@@ -246,7 +246,7 @@ def keep_best(run: Run, policy: Any, iteration: int, result: EvaluationResult) -
     c, note = run.config, run.dir / BEST_FILE
     if "rl" not in c.phases or not c.rl.keep_best:
         return {}
-    best = read_json(note) if note.exists() else {}
+    best = read_json(note, "remove it, and the next evaluation is the best") if note.exists() else {}
     if not best or result.success_rate > best["success"]:
         save_checkpoint(run.dir / "checkpoints" / "best", policy, keep_last_good=False)
         best = {"iteration": iteration, "success": result.success_rate, "episodes": result.episodes}
