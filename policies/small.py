@@ -75,7 +75,7 @@ class SmallPolicy(nn.Module):
         half = (self.high - self.low) / 2.0
         error = ((self.actions(observation) - actions) / half).square().mean(-1)
         loss = (error * valid).sum() / valid.sum().clamp(min=1)
-        return loss, {"mse": float(loss)}
+        return loss, {"mse": float(loss.detach())}
 
     @staticmethod
     def _words(instructions: Sequence[str]) -> Tensor:

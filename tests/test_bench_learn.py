@@ -12,9 +12,9 @@ from vla_rl import cli, pipeline
 from vla_rl.bench_learn import PARTS, against_text, bench_runs, compared, learning_of, run_text, split_overrides
 from vla_rl.config import compose
 from vla_rl.evaluate import EpisodeOutcome, EvaluationResult
+from vla_rl.learning.figures import add_figures
 from vla_rl.metrics import read_metrics
 from vla_rl.pipeline import run_pipeline
-from vla_rl.trainer import add_figures
 
 TOY = [
     "run=toy", "collect.episodes_per_task=2", "sft.updates=4", "slots.slots_per_worker=8", "rl.episodes_per_iteration=8",

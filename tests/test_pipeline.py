@@ -18,18 +18,19 @@ import pytest
 import torch
 from reward_helpers import trajectory
 
-from vla_rl import checkpoint, cli, pipeline, trainer
+from vla_rl import checkpoint, cli, pipeline
 from vla_rl import config as configs
 from vla_rl.algorithms.imitation import Imitation
 from vla_rl.algorithms.ppo import PPO
 from vla_rl.checkpoint import DiskFull, RunLock, load_policy, load_training_state
 from vla_rl.config import RunConfig, compose
 from vla_rl.errors import ConfigError, EmbodimentMismatch, TrainingDiverged, UserError
+from vla_rl.learning.figures import rollout_metrics
+from vla_rl.learning.sft import postponed_interrupts
 from vla_rl.metrics import read_metrics
 from vla_rl.pipeline import evaluate_checkpoints, policy_factory, run_pipeline
 from vla_rl.rollout import RolloutEngine
 from vla_rl.specs import FAILURE_KINDS
-from vla_rl.trainer import rollout_metrics
 from vla_rl.video import have_video
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -177,7 +178,7 @@ def test_interrupted_twice_equals_never_interrupted(whole, tmp_path, monkeypatch
     for state in (theirs, mine):
         state["counters"].pop("seconds")
     assert theirs["counters"] == mine["counters"]
-    assert_same_weights(theirs["critic"], mine["critic"])
+    assert_same_weights(theirs["algorithm"]["critic"]["weights"], mine["algorithm"]["critic"]["weights"])
     rows = [r["step"] for r in read_metrics(folder / "metrics.jsonl") if r["phase"] == "rl"]
     assert rows == [1, 2, 3]  # no iteration is there twice
     outcomes = [json.loads((f / "eval_rl.json").read_text())["outcomes"] for f in (whole, folder)]
@@ -206,7 +207,7 @@ def test_ctrl_c_saves_sft_after_the_present_update(stop, whole, tmp_path, monkey
 
 
 def test_a_second_ctrl_c_is_not_waited_for():
-    with trainer.postponed_interrupts() as interrupted:
+    with postponed_interrupts() as interrupted:
         assert not interrupted()
         os.kill(os.getpid(), signal.SIGINT)
         assert interrupted()

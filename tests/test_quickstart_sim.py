@@ -13,8 +13,8 @@ import torch
 from vla_rl import cli, pipeline
 from vla_rl.config import load
 from vla_rl.evaluate import evaluation_episodes
+from vla_rl.learning.plan import propose_episodes
 from vla_rl.metrics import read_metrics
-from vla_rl.trainer import propose_episodes
 from vla_rl.types import EpisodeSpec
 
 pytestmark = [pytest.mark.real_sim, pytest.mark.slow]

@@ -8,8 +8,9 @@ from statistics import mean
 import numpy as np
 import pytest
 
-from vla_rl import build
+from vla_rl import build, preflight
 from vla_rl.config import RunConfig, compose
+from vla_rl.errors import ConfigError
 from vla_rl.paths import config_dir
 from vla_rl.types import EpisodeSpec
 
@@ -52,3 +53,38 @@ def test_a_toy_run_leaves_time_for_skill(name: str):
 def test_a_tabletop_run_leaves_time_for_skill(name: str):
     for task, (demonstrated, limit) in lengths(compose([f"run={name}"])).items():
         assert limit >= 1.5 * demonstrated, (name, task)
+
+
+def compatible(run: str, group: str, name: str) -> str:
+    """Composes the run with another component; the reason of a refusal, or nothing."""
+    try:
+        preflight.check_run(compose([f"run={run}", f"{group}={name}"]))
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+ALGORITHMS, POLICIES = (sorted(p.stem for p in (config_dir() / group).glob("*.yaml")) for group in ("algorithm", "policy"))
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_every_run_composes_with_every_algorithm_and_policy_or_says_why_not(run):
+    """Never for a key that the run set for another component: tuning belongs to the component's own files."""
+    composed = 0
+    for group, names in (("algorithm", ALGORITHMS), ("policy", POLICIES)):
+        for name in names:
+            reason = compatible(run, group, name)
+            assert "unknown config key" not in reason, f"run={run} {group}={name}: {reason}"
+            if reason:  # what is wrong and what to do
+                assert any(word in reason for word in ("needs", "group_size")), reason
+                assert any(word in reason for word in (": use ", "Set ", "set ", ": give ")), reason
+            composed += not reason
+    assert composed >= 2  # its own, at least
+
+
+def test_the_pairs_that_a_user_would_try_first():
+    assert not compatible("quickstart", "algorithm", "filtered_bc") and not compatible("toy", "algorithm", "filtered_bc")
+    assert "rl.group_size=8" in compatible("quickstart", "algorithm", "grpo")
+    preflight.check_run(compose(["run=quickstart", "algorithm=grpo", "rl.group_size=8"]))
+    assert "use policy.type=small, or algorithm.type=ppo or filtered_bc" in compatible("quickstart", "algorithm", "td3")
+    assert "algorithm.type=td3" in compatible("quickstart", "policy", "small")

@@ -28,6 +28,21 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class PolicyEntry(Entry):
+    """A policy, and what it can do of what algorithms need (`AlgorithmEntry.needs`), known without importing it."""
+
+    can: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class AlgorithmEntry(Entry):
+    """An algorithm, and the capability of a policy that it works on: "likelihood", "imitation" or "regression"
+    (`LikelihoodPolicy`, `ImitationPolicy`, `RegressionPolicy` of `vla_rl.interfaces`)."""
+
+    needs: str = ""
+
+
+@dataclass(frozen=True)
 class EnvEntry(Entry):
     """An env and what comes with it: a new benchmark is one row.
 
@@ -46,17 +61,25 @@ class EnvEntry(Entry):
 
 REGISTRY: dict[str, dict[str, Entry]] = {
     "policy": {
-        "nano_vla": Entry("policies.nano_vla:NanoVLA", "policies.settings:NanoVLAConfig"),
-        "openvla": Entry("policies.openvla:OpenVLA", "policies.openvla.config:OpenVLAConfig"),
-        "openvla_l1": Entry("policies.openvla:OpenVLAL1", "policies.openvla.config:OpenVLAConfig"),
-        "denoising_vla": Entry(
-            "policies.denoising.policy:DenoisingVLA", "policies.denoising.settings:DenoisingVLAConfig"
+        "nano_vla": PolicyEntry(
+            "policies.nano_vla:NanoVLA", "policies.settings:NanoVLAConfig", ("likelihood", "imitation")
         ),
-        "consistency_vla": Entry(
+        "openvla": PolicyEntry(
+            "policies.openvla:OpenVLA", "policies.openvla.config:OpenVLAConfig", ("likelihood", "imitation")
+        ),
+        "openvla_l1": PolicyEntry("policies.openvla:OpenVLAL1", "policies.openvla.config:OpenVLAConfig", ("imitation",)),
+        "denoising_vla": PolicyEntry(
+            "policies.denoising.policy:DenoisingVLA",
+            "policies.denoising.settings:DenoisingVLAConfig",
+            ("likelihood", "imitation"),
+        ),
+        "consistency_vla": PolicyEntry(
             "policies.denoising.consistency:ConsistencyVLA", "policies.denoising.settings:ConsistencyConfig"
         ),
-        "lerobot": Entry("policies.lerobot.policy:LeRobotPolicy", "policies.settings:LeRobotConfig"),
-        "small": Entry("policies.small:SmallPolicy", "policies.settings:SmallConfig"),
+        "lerobot": PolicyEntry(  # (the likelihood of those that denoise; ACT has none, which it says itself)
+            "policies.lerobot.policy:LeRobotPolicy", "policies.settings:LeRobotConfig", ("likelihood", "imitation")
+        ),
+        "small": PolicyEntry("policies.small:SmallPolicy", "policies.settings:SmallConfig", ("regression", "imitation")),
     },
     "env": {
         "tabletop": EnvEntry(
@@ -92,11 +115,11 @@ REGISTRY: dict[str, dict[str, Entry]] = {
         "vlac": Entry("reward_models.vlac:VLAC", "reward_models.settings:VLACConfig"),
     },
     "algorithm": {
-        "ppo": Entry("vla_rl.algorithms.ppo:PPO", "vla_rl.algorithms.settings:PPOConfig"),
-        "filtered_bc": Entry(
-            "vla_rl.algorithms.filtered_bc:FilteredBC", "vla_rl.algorithms.settings:FilteredBCConfig"
+        "ppo": AlgorithmEntry("vla_rl.algorithms.ppo:PPO", "vla_rl.algorithms.settings:PPOConfig", "likelihood"),
+        "filtered_bc": AlgorithmEntry(
+            "vla_rl.algorithms.filtered_bc:FilteredBC", "vla_rl.algorithms.settings:FilteredBCConfig", "imitation"
         ),
-        "td3": Entry("vla_rl.algorithms.td3:TD3", "vla_rl.algorithms.settings:TD3Config"),
+        "td3": AlgorithmEntry("vla_rl.algorithms.td3:TD3", "vla_rl.algorithms.settings:TD3Config", "regression"),
     },
     "critic": {
         "none": Entry("vla_rl.build:no_critic"),
@@ -153,6 +176,25 @@ def config_class(group: str, name: str) -> type:
 def implementation(group: str, name: str) -> Any:
     """The class (or factory) itself."""
     return attribute(entry(group, name).target)
+
+
+def require_fit(algorithm: str, policy: str) -> None:
+    """Raise `ConfigError` where the algorithm needs of a policy what this one cannot do.
+
+    Users' own classes say so themselves when they are made.
+    """
+    wants, has = entry("algorithm", algorithm), entry("policy", policy)
+    if not isinstance(wants, AlgorithmEntry) or not isinstance(has, PolicyEntry) or wants.needs in has.can:
+        return
+    fit = sorted(name for name, row in REGISTRY["policy"].items() if isinstance(row, PolicyEntry) and wants.needs in row.can)
+    other = [
+        name for name, row in REGISTRY["algorithm"].items() if isinstance(row, AlgorithmEntry) and row.needs in has.can
+    ]
+    also = f", or algorithm.type={' or '.join(other)}" if other else ""
+    raise ConfigError(
+        f"algorithm.type={algorithm} needs a policy with a {wants.needs} capability, and policy.type={policy} has none: use "
+        f"policy.type={' or '.join(fit)}{also}"
+    )
 
 
 def env_entry(name: str) -> EnvEntry:

@@ -34,6 +34,10 @@ from vla_rl.evaluate import EvaluationResult, compare, comparison_text, evaluate
 from vla_rl.files import check_checkpoint, read_json
 from vla_rl.guard import NO_SUCCESS, Finding, Guard, advice
 from vla_rl.interfaces import AlgorithmContext, Env
+from vla_rl.learning.learners import learner_for
+from vla_rl.learning.online import OnlineRL
+from vla_rl.learning.plan import UNLIMITED
+from vla_rl.learning.sft import train_sft
 from vla_rl.metrics import BEST_FILE, METRICS_FILE, MemoryWatch, MetricsLogger, Progress, versions, write_json
 from vla_rl.preflight import fallback_config, is_sparse
 from vla_rl.reporting import words
@@ -54,7 +58,6 @@ from vla_rl.rewards import (
 from vla_rl.robustness import choose, compare_robustness, run_robustness
 from vla_rl.rollout import RolloutEngine
 from vla_rl.sinks import sinks
-from vla_rl.trainer import UNLIMITED, train_rl, train_sft
 from vla_rl.types import EmbodimentSpec, TaskSpec, Trajectory
 
 REWARD_FOLDER = "reward"
@@ -357,6 +360,13 @@ def reward_demonstrations(run: Run) -> list[Trajectory]:
     return demonstration_trajectories(dataset, stride=check.stride, limit=check.demonstrations, seed=c.seed)
 
 
+def _shown(run: Run, policy: Any) -> list[Trajectory]:
+    """The demonstrations in the policy's own chunks, for a replay; none where the run has no dataset."""
+    if not (run.config.dataset or (run.dir / "dataset").is_dir()):
+        return []
+    return demonstration_trajectories(_split_demonstrations(run)[0], stride=policy.chunk_length)
+
+
 def _reward_context(run: Run, policy: Any) -> RewardContext:
     """A copy of the policy serves image features: those of the policy itself would drift while it learns."""
     frozen = copy.deepcopy(policy) if reads_policy(run.config.reward) else None
@@ -389,21 +399,19 @@ def phase_rl(run: Run) -> dict[str, Any]:
 
     reward = rl_reward(run, policy)
     guard, on_finding = rl_guard(run, policy, reward)
-    counters = train_rl(
+    loop = OnlineRL(
         c.rl,
         run.engine(policy),
-        algorithm,
+        learner_for(algorithm, run.dir / "replay", c.seed, lambda: _shown(run, policy)),
         reward,
         Curriculum(c.curriculum, items),
         run.train_tasks,
-        seed=c.seed,
-        folder=run.dir / "checkpoints" / "rl",
-        logger=run.logger,
-        progress=run.progress,
+        c.seed,
         evaluate=held_out_check,
         guard=guard,
         on_finding=on_finding,
     )
+    counters = loop.run(run.dir / "checkpoints" / "rl", run.logger, run.progress)
     return {
         "episodes": counters.episodes, "control_steps": counters.control_steps, "iterations": counters.iteration,
         "seconds": counters.seconds,
@@ -468,7 +476,7 @@ def _checked_env(config: RunConfig, resources: contextlib.ExitStack) -> Env:
             f"held_out_tasks={list(config.held_out_tasks)} leaves no task to train on. This env has: "
             f"{', '.join(t.task_id for t in env.tasks)}"
         )
-    if config.dataset and config.env_type not in build.REGISTRY["demonstrations"]:
+    if config.dataset and not build.env_entry(config.env_type).demonstrations:
         check_dataset(config.dataset, env.embodiment)
     if config.checkpoint:
         own = check_checkpoint(Path(config.checkpoint))

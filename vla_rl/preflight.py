@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl import build, files
+from vla_rl.algorithms.settings import advantage_entry
 from vla_rl.config import PHASES, RunConfig, checked
 from vla_rl.devices import check_device
 from vla_rl.errors import ConfigError, UserError
@@ -139,9 +140,12 @@ def check_run(config: RunConfig) -> None:
     """Raise `ConfigError` for an online phase that could learn nothing, before any phase runs."""
     if "rl" not in config.phases or not config.rl.iterations:
         return
+    if not config.checkpoint:  # which brings its own policy
+        build.require_fit(config.algorithm_type, config.policy_type)
     advantage, virtual = (getattr(config.algorithm, name, "none") for name in ("advantage", "virtual_best"))
-    compared = advantage == "rloo" or (advantage == "grpo" and virtual == "none")  # a virtual sample joins groups of one
-    if compared and config.rl.group_size < 2:
+    grouped = advantage != "none" and advantage_entry(advantage).grouped
+    joined = advantage == "grpo" and virtual != "none"  # a virtual sample joins groups of one
+    if grouped and not joined and config.rl.group_size < 2:
         raise ConfigError(
             f"rl.group_size={config.rl.group_size} with algorithm.advantage={advantage}: a group of one has nothing to be "
             f"compared with, so every advantage would be 0 and nothing would be learned. Set rl.group_size=8 (at least 2; "
@@ -171,10 +175,11 @@ def _check_values(config: RunConfig, open_phases: list[str]) -> None:
     has_head = getattr(config.policy, "value_head", None)
     if "rl" not in open_phases or config.critic_type != "none" or has_head is not False or config.checkpoint:
         return
-    if getattr(config.algorithm, "advantage", "") == "gae":
+    advantage = getattr(config.algorithm, "advantage", "")
+    if advantage and advantage_entry(advantage).needs_value:
         raise ConfigError(
-            "algorithm.advantage=gae needs values, and there is neither a critic nor a value head: set critic=privileged or "
-            "policy.value_head=true, or algorithm.advantage=grpo with rl.group_size=8"
+            f"algorithm.advantage={advantage} needs values, and there is neither a critic nor a value head: set "
+            "critic=privileged or policy.value_head=true, or algorithm.advantage=grpo with rl.group_size=8"
         )
 
 

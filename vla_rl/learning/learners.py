@@ -1,0 +1,132 @@
+"""How scored episodes reach an algorithm: as one batch that is then forgotten, or through a replay."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from vla_rl.data.replay import Replay
+from vla_rl.errors import ConfigError
+from vla_rl.interfaces import Algorithm, OnPolicy, Replayed
+from vla_rl.types import RolloutBatch, Trajectory
+
+
+class Learner(Protocol):
+    """What the loop does with the episodes of an iteration."""
+
+    algorithm: Algorithm
+
+    def learn(
+        self, trajectories: Sequence[Trajectory], rewards: Sequence[Tensor], named: Tensor | Mapping[str, Tensor]
+    ) -> dict[str, float]:
+        """``rewards``: [t] per trajectory; ``named``: the same flat [n], or {name: [n]} of several. Returns metrics."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class BatchLearner:
+    """For an `OnPolicy` algorithm."""
+
+    def __init__(self, algorithm: OnPolicy) -> None:
+        self.algorithm = algorithm
+
+    def learn(
+        self, trajectories: Sequence[Trajectory], rewards: Sequence[Tensor], named: Tensor | Mapping[str, Tensor]
+    ) -> dict[str, float]:
+        return self.algorithm.update(RolloutBatch.from_trajectories(trajectories), named) if trajectories else {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.algorithm.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.algorithm.load_state_dict(state)
+
+
+class ReplayLearner:
+    """For a `Replayed` algorithm: episodes are kept in ``folder``, and so are ``demonstrations``, before the first of them.
+
+    Each new decision earns ``config.updates_per_decision`` updates, from ``config.start_decisions`` of them on.
+    """
+
+    def __init__(
+        self, algorithm: Replayed, folder: Path, seed: int, demonstrations: Callable[[], Sequence[Trajectory]] = tuple
+    ) -> None:
+        self.algorithm, self._folder, self._demonstrations = algorithm, folder, demonstrations
+        self._generator = torch.Generator().manual_seed(seed)
+        self._replay: Replay | None = None
+        self._owed = 0.0  # updates
+
+    @property
+    def replay(self) -> Replay:
+        if self._replay is None:  # a new run; one that goes on has loaded its state
+            self._replay = Replay(self._folder)
+            for trajectory in self._demonstrations():
+                self._add(trajectory, trajectory.rewards.sum(1), "demonstrations")
+        return self._replay
+
+    def learn(
+        self, trajectories: Sequence[Trajectory], rewards: Sequence[Tensor], named: Tensor | Mapping[str, Tensor]
+    ) -> dict[str, float]:
+        config, replay = self.algorithm.config, self.replay
+        for trajectory, reward in zip(trajectories, rewards, strict=True):
+            self._add(trajectory, reward, "online")
+        figures = {"replay/episodes": float(replay.episodes), "replay/decisions": float(len(replay)), "replay/updates": 0.0}
+        if replay.count("online") < config.start_decisions:
+            return figures
+        self._owed += config.updates_per_decision * sum(len(t) for t in trajectories)
+        sums: dict[str, list[float]] = {}
+        draw = functools.partial(replay.draw, generator=self._generator)
+        while self._owed >= 1.0:
+            for name, value in self.algorithm.update(draw).items():
+                sums.setdefault(name, []).append(value)
+            self._owed -= 1.0
+            figures["replay/updates"] += 1.0
+        return figures | {name: sum(values) / len(values) for name, values in sums.items()}
+
+    def _add(self, trajectory: Trajectory, rewards: Tensor, source: str) -> None:
+        slim = replace(  # a robot shows no privileged state, and what acting left behind is on-policy's
+            trajectory,
+            observations=trajectory.observations.without_privileged(),
+            final_observation=trajectory.final_observation.without_privileged(),
+            replay={},
+            value=None,
+        )
+        self.replay.add(slim, rewards, source, self.algorithm.annotate(slim))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The replay itself lies in its folder: a checkpoint keeps how far it was."""
+        return {
+            "algorithm": self.algorithm.state_dict(),
+            "episodes": self.replay.episodes,
+            "generator": self._generator.get_state(),
+            "owed": self._owed,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.algorithm.load_state_dict(state["algorithm"])
+        self._replay = Replay(self._folder, episodes=int(state["episodes"]))
+        self._generator.set_state(state["generator"].cpu())
+        self._owed = float(state["owed"])
+
+
+def learner_for(
+    algorithm: Any, folder: Path, seed: int, demonstrations: Callable[[], Sequence[Trajectory]] = tuple
+) -> Learner:
+    """The way in which ``algorithm`` learns. Raises `ConfigError` for one that is neither `OnPolicy` nor `Replayed`."""
+    if isinstance(algorithm, Replayed):
+        return ReplayLearner(algorithm, folder, seed, demonstrations)
+    if isinstance(algorithm, OnPolicy):
+        return BatchLearner(algorithm)
+    raise ConfigError(
+        f"{type(algorithm).__name__} is no algorithm: it needs update, state_dict and load_state_dict (OnPolicy), and "
+        "annotate to learn from a replay (Replayed)"
+    )

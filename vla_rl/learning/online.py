@@ -1,0 +1,186 @@
+"""Online RL: gather, learn, save, ``config.iterations`` times; the same loop for every algorithm and collector.
+
+It resumes: its state (algorithm, counters, random generators, curriculum, waiting groups, learned reward, guard) is part of
+the checkpoint, and training N iterations equals training k, resuming, and training N − k.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vla_rl.algorithms.curriculum import Curriculum
+from vla_rl.checkpoint import keep_numbered, load_training_state, load_weights, restoring, save_checkpoint
+from vla_rl.config import RLConfig
+from vla_rl.guard import Finding, Guard
+from vla_rl.interfaces import Collector, RewardModel
+from vla_rl.learning.counters import Counters
+from vla_rl.learning.figures import add_figures, rollout_metrics
+from vla_rl.learning.groups import GroupBuffer
+from vla_rl.learning.learners import Learner
+from vla_rl.learning.plan import propose_episodes, record_outcomes
+from vla_rl.metrics import MetricsLogger, Progress
+from vla_rl.rewards import RewardScorer
+from vla_rl.rollout import pooled_stats
+from vla_rl.types import TaskSpec, Trajectory
+
+
+@dataclass
+class _Gathered:
+    """An iteration's episodes: all that were rolled out, those that are learned from, and their rewards."""
+
+    rolled_out: list[Trajectory] = field(default_factory=list)
+    chosen: list[Trajectory] = field(default_factory=list)
+    rewards: list[Tensor] = field(default_factory=list)  # [t] per chosen one
+    named: Any = None  # the same, flat [n], or {name: [n]}
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class OnlineRL:
+    """What online RL is made of. What the ``guard`` finds goes to ``on_finding``, which returns how many (episodes, control
+    steps) it spent on that; ``evaluate(iteration)`` returns metrics of held-out episodes."""
+
+    config: RLConfig
+    collector: Collector
+    learner: Learner
+    reward: RewardModel
+    curriculum: Curriculum
+    tasks: Sequence[TaskSpec]
+    seed: int
+    evaluate: Callable[[int], dict[str, float]] | None = None
+    guard: Guard | None = None
+    on_finding: Callable[[Finding], tuple[int, int]] | None = None
+
+    def __post_init__(self) -> None:
+        c = self.config
+        self.counters = Counters()
+        self._buffer = GroupBuffer(c.success_low, c.success_high, c.max_staleness) if c.dynamic_sampling else None
+        self._scored: dict[str, Tensor] = {}  # rollout id → rewards, where groups are chosen by them
+
+    def run(self, folder: Path, logger: MetricsLogger, progress: Progress) -> Counters:
+        """Train; checkpoints go to ``folder``, which is resumed from where it holds a state."""
+        config, counters = self.config, self.counters
+        if (folder / "training_state").exists():
+            self._restore(folder)
+        started = begun = time.perf_counter()
+        started -= counters.seconds
+        total = config.iterations
+        with progress.task("RL", total, start=counters.iteration) as bar, RewardScorer(self.reward) as scorer:
+            while counters.iteration < total:
+                metrics = self._evaluated()
+                got = self._gather(scorer, bar.inner, metrics)
+                metrics |= self._learn(got)
+                counters.seconds = time.perf_counter() - started
+                now = time.perf_counter()  # writing this iteration's line and checkpoint belongs to the next one
+                begun, metrics["time/iteration"] = now, now - begun
+                found, figures = None, {}
+                if self.guard is not None:
+                    found, figures = self.guard.look(counters.iteration, len(got.rolled_out), metrics)
+                logger.log("rl", counters.iteration, metrics | figures)
+                bar.update(counters.iteration, success=metrics["rollout/success"])
+                if found is not None and self.on_finding is not None:
+                    episodes, steps = self.on_finding(found)
+                    counters.episodes, counters.control_steps = counters.episodes + episodes, counters.control_steps + steps
+                    self._scored.clear()  # the reward may be another now
+                if found or counters.iteration % config.checkpoint_every == 0 or counters.iteration == total:
+                    self._save(folder)
+                if found is not None and self.guard is not None:
+                    self.guard.enforce(folder)
+        return counters
+
+    # ---------------------------------------------------------------------------------------------------- one iteration
+    def _evaluated(self) -> dict[str, float]:
+        started, metrics = time.perf_counter(), {}
+        every = self.config.eval_every
+        if self.evaluate is not None and every and self.counters.iteration % every == 0:
+            metrics = self.evaluate(self.counters.iteration)
+        return metrics | {"time/evaluate": time.perf_counter() - started}
+
+    def _gather(self, scorer: RewardScorer, inner: Callable[[int, int, int], None], metrics: dict[str, float]) -> _Gathered:
+        """Roll out what the curriculum proposes, in rounds while groups are chosen and too few are left, and score it."""
+        config, buffer, got = self.config, self._buffer, _Gathered(metrics=metrics)
+        iteration, groups = self.counters.iteration, config.episodes_per_iteration // config.group_size
+        self.collector.publish(iteration)
+        stats: list[dict[str, float]] = []
+        for sampling_round in range(config.max_sampling_rounds if buffer is not None else 1):
+            plan = propose_episodes(config, self.curriculum, self.tasks, iteration, sampling_round, self.seed)
+            result = self.collector.collect(plan, progress=inner, on_trajectory=scorer.begin)
+            got.rolled_out += result.trajectories
+            stats.append(result.stats)
+            record_outcomes(self.curriculum, result.trajectories)
+            if buffer is not None:
+                buffer.add(result.trajectories, self._group_scores(result.trajectories, scorer, metrics))
+                if len(buffer) >= groups:
+                    break
+        got.chosen = got.rolled_out if buffer is None else buffer.take(groups, iteration)
+        if got.chosen and all(t.rollout_id in self._scored for t in got.chosen):
+            got.rewards = [self._scored.pop(t.rollout_id) for t in got.chosen]
+            got.named = torch.cat(got.rewards)
+        else:  # (also the groups that a resumed run kept)
+            names = getattr(getattr(self.learner.algorithm, "config", None), "reward_names", ())
+            got.rewards, got.named, figures = scorer.score(got.chosen, names)
+            add_figures(metrics, figures)
+        metrics |= rollout_metrics(got.rolled_out, pooled_stats(stats))
+        metrics |= {"rollout/reward": sum(float(r.sum()) for r in got.rewards) / max(1, len(got.rewards))}
+        metrics |= {"rollout/learned_share": len(got.chosen) / len(got.rolled_out), "rollout/rounds": len(stats)}
+        return got
+
+    def _group_scores(
+        self, trajectories: Sequence[Trajectory], scorer: RewardScorer, metrics: dict[str, float]
+    ) -> dict[str, float] | None:
+        """What groups are chosen by: None for success; else rewards, which are kept for learning."""
+        if self.config.dynamic_sampling_by != "reward":
+            return None
+        rewards, _, figures = scorer.score(trajectories)
+        add_figures(metrics, figures)
+        self._scored |= {t.rollout_id: r for t, r in zip(trajectories, rewards)}
+        return {t.rollout_id: float(r.sum()) for t, r in zip(trajectories, rewards)}
+
+    def _learn(self, got: _Gathered) -> dict[str, float]:
+        """Update the policy, the curriculum and the counters; returns the iteration's metrics."""
+        started, counters = time.perf_counter(), self.counters
+        metrics = got.metrics | self.learner.learn(got.chosen, got.rewards, got.named)
+        metrics |= {"time/update": time.perf_counter() - started} | self.curriculum.metrics()
+        self.curriculum.tick()
+        counters.iteration += 1
+        counters.episodes += len(got.rolled_out)
+        counters.control_steps += sum(t.num_control_steps for t in got.rolled_out)
+        return metrics | {"episodes": counters.episodes, "control_steps": counters.control_steps}
+
+    # ------------------------------------------------------------------------------------------------------- checkpoints
+    def _save(self, folder: Path) -> None:
+        state = {
+            "algorithm": self.learner.state_dict(),
+            "curriculum": self.curriculum.state_dict(),
+            "buffer": None if self._buffer is None else self._buffer.state_dict(),
+            "reward": self.reward.state_dict() if hasattr(self.reward, "state_dict") else None,
+            "guard": None if self.guard is None else self.guard.state_dict(),
+            "counters": dict(vars(self.counters)),
+        }
+        save_checkpoint(folder, self.collector.policy, state)
+        if self.config.keep_checkpoints:
+            keep_numbered(folder, self.counters.iteration, self.config.keep_checkpoints)
+
+    def _restore(self, folder: Path) -> None:
+        load_weights(folder, self.collector.policy)
+        state: Mapping[str, Any] = load_training_state(folder)
+        with restoring(folder):
+            if state.get("critic") is not None:  # of before algorithms owned their critics
+                state["algorithm"]["critic"]["weights"] = state["critic"]
+            self.learner.load_state_dict(state["algorithm"])
+            self.curriculum.load_state_dict(state["curriculum"])
+            if self._buffer is not None:
+                self._buffer.load_state_dict(state["buffer"])
+            if state.get("reward") is not None:
+                self.reward.load_state_dict(state["reward"])
+            if self.guard is not None and state.get("guard") is not None:
+                self.guard.load_state_dict(state["guard"])
+                self.guard.enforce(folder)
+            vars(self.counters).update(vars(Counters(**state["counters"])))

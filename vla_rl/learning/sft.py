@@ -1,0 +1,98 @@
+"""Supervised fine-tuning: the loop. It resumes: training N updates equals training k, resuming, and training N − k."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from torch import Tensor
+
+from vla_rl.algorithms.imitation import Imitation
+from vla_rl.algorithms.validation import described, input_use, verdict
+from vla_rl.checkpoint import load_training_state, load_weights, restoring, save_checkpoint
+from vla_rl.learning.counters import Counters
+from vla_rl.metrics import MetricsLogger, Progress
+from vla_rl.types import Observation
+
+
+@contextlib.contextmanager
+def postponed_interrupts() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and SIGTERM do not break into the block, which asks whether one came; a second one does break in.
+
+    Where Python does not handle these signals, and outside the main thread, nothing changes.
+    """
+    came: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        if came:
+            raise KeyboardInterrupt
+        came.append(number)
+
+    main = threading.current_thread() is threading.main_thread()
+    handled = [s for s in (signal.SIGINT, signal.SIGTERM) if main and callable(signal.getsignal(s))]
+    before = {s: signal.signal(s, note) for s in handled}
+    try:
+        yield lambda: bool(came)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def train_sft(
+    imitation: Imitation,
+    *,
+    folder: Path,
+    logger: MetricsLogger,
+    progress: Progress,
+    validation: tuple[Observation, Tensor, Tensor] | None = None,
+) -> Counters:
+    """Supervised fine-tuning (behaviour cloning) up to ``imitation.config.updates`` updates.
+
+    ``validation`` are decisions that are not trained on: with each checkpoint they show the loss and whether the policy
+    looks at its images (`algorithms.validation.input_use`), and at the end a policy that does not is warned about.
+    The checkpoint with its training state (the sampler's included) is written to ``folder`` at intervals, at the end, and
+    on Ctrl-C after the present update; an existing one there is resumed.
+    """
+    counters = Counters()
+    if (folder / "training_state").exists():
+        load_weights(folder, imitation.policy)
+        state = load_training_state(folder)
+        with restoring(folder):
+            imitation.load_state_dict(state["algorithm"])
+            imitation.sampler.load_state_dict(state["sampler"])
+            counters = Counters(**state["counters"])
+    total, every = imitation.config.updates, imitation.config.checkpoint_every
+    started = time.perf_counter() - counters.seconds
+    with progress.task("SFT", total, start=counters.iteration) as bar, postponed_interrupts() as interrupted:
+        while counters.iteration < total:
+            metrics = imitation.update()
+            counters.iteration += 1
+            counters.seconds = time.perf_counter() - started
+            last, stop = counters.iteration == total, interrupted()
+            if counters.iteration % 10 == 0 or last:
+                logger.log("sft", counters.iteration, metrics)
+                bar.update(counters.iteration, loss=metrics["sft/loss"])
+            if validation is not None and (counters.iteration % every == 0 or last):
+                use = input_use(imitation.policy, *validation)
+                logger.log("sft", counters.iteration, {f"validation/{name}": x for name, x in use.items()})
+                if last:
+                    progress.say(described(use))
+                if last and (warning := verdict(use)):
+                    progress.say(f"warning: {warning}")
+            if counters.iteration % every == 0 or last or stop:
+                state = {
+                    "algorithm": imitation.state_dict(),
+                    "sampler": imitation.sampler.state_dict(),
+                    "counters": dict(vars(counters)),
+                }
+                save_checkpoint(folder, imitation.policy, state)
+            if stop:
+                progress.say(f"SFT is saved at update {counters.iteration} of {total}")
+                break
+        if interrupted():
+            raise KeyboardInterrupt
+    return counters
