@@ -19,15 +19,17 @@ from vla_rl import cli, preflight
 from vla_rl.config import compose
 from vla_rl.pipeline import run_pipeline
 
-TOY = ["run=toy", "collect.episodes_per_task=2", "sft.validation_episodes=1", "sft.updates=4", "slots.slots_per_worker=2"]
+TOY = [
+    "run=toy", "collect.episodes_per_task=2", "sft.validation_episodes=1", "sft.updates=4", "slots.slots_per_worker=2",
+    "evaluate.episodes_per_task=2", "evaluate.video_episodes=0",
+]  # fmt: skip
 TRAIN = ("train", *TOY, "output_dir={out}")
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
     """A toy run of SFT alone, on a handful of demonstrations."""
-    small = ["phases=[collect,sft,eval_sft]", "evaluate.episodes_per_task=2", "evaluate.video_episodes=0"]
-    return run_pipeline(compose([*TOY, *small, f"output_dir={tmp_path_factory.mktemp('bad')}"]))
+    return run_pipeline(compose([*TOY, "phases=[collect,sft,eval_sft]", f"output_dir={tmp_path_factory.mktemp('bad')}"]))
 
 
 @pytest.fixture
@@ -129,7 +131,10 @@ VALUES: list[tuple[str, tuple[str, ...]]] = [
     ("algorithm.epochs=0", ("algorithm.epochs=0 is out of range",)),
     ("algorithm.advantage=magic", ("algorithm.advantage='magic'", "grpo")),
     ("algorithm.reward_names=[success]", ("algorithm.reward_names=['success']", "one weight per name")),
-    ("algorithm=filtered_bc algorithm.augment.crop=2", ("algorithm.augment.crop=2.0 is out of range",)),
+    (
+        "algorithm=filtered_bc ~algorithm.gamma ~algorithm.critic_warmup_iterations algorithm.augment.crop=2",
+        ("algorithm.augment.crop=2.0 is out of range",),
+    ),
     ("critic.hidden=[]", ("critic.hidden=[]", "at least one width")),
     ("critic.hidden=[0]", ("critic.hidden=[0]",)),
     ("curriculum.strategy=best", ("curriculum.strategy='best'", "frontier")),
@@ -177,7 +182,7 @@ VALUES: list[tuple[str, tuple[str, ...]]] = [
     ("reward=process reward.weight_decay=-1", ("reward.weight_decay=-1.0",)),
     ("reward=process reward.device=gpu", ("reward.device=gpu is no device",)),
     ("reward=process reward.shaping.weight=0 reward.shaping.success_coefficient=0", ("nothing is paid",)),
-    ("reward=combined reward.parts={success:{weight:0}}", ("reward.parts success", "weight 0")),
+    ("reward=combined reward.parts.success.weight=0 reward.parts.srpo.weight=0", ("reward.parts success", "weight 0")),
     ("reward=combined reward.parts={success:{weight:much}}", ("reward.parts.success.weight is 'much'",)),
     ("reward=combined reward.parts={srpo:{scale:7}}", ("reward.parts.srpo.scale=7",)),
     ("seed=-1", ("seed=-1 must be 0 or more",)),
@@ -233,7 +238,6 @@ VALUES: list[tuple[str, tuple[str, ...]]] = [
     ("dataset={data} env.image_size=8", ("camera top", "[8, 8, 3]", "[16, 16, 3]")),
     ("reward=process reward.checkpoint={missing}", ("reward.checkpoint={missing}", "no such file")),
     ("reward=preference reward.comparisons={missing}", ("reward.comparisons={missing}",)),
-    ("policy=openvla policy.checkpoint={missing}", ("policy.checkpoint={missing}",)),
 ]
 
 
@@ -251,6 +255,10 @@ COMMANDS: list[tuple[str, tuple[str, ...]]] = [
     ("quickstart --seeds 1 1", ("--seeds 1 1: name each seed once",)),
     ("quickstart --seeds -1", ("--seeds -1: give 0 or more",)),
     ("quickstart --seeds one", ("invalid int value: 'one'",)),
+    (
+        "train ~run env=toy policy=openvla policy.checkpoint={missing} phases=[eval_sft] output_dir={out}",
+        ("policy.checkpoint={missing}", "no such file or folder"),
+    ),
     ("collect run=toy collect.horizon=-1", ("collect.horizon=-1",)),
     ("eval", ("checkpoint",)),
     ("eval {missing} --suite toy", ("there is no checkpoint at {missing}",)),
@@ -265,7 +273,7 @@ COMMANDS: list[tuple[str, tuple[str, ...]]] = [
     ("eval {sft} --split test", ("invalid choice: 'test'",)),
     ("eval {sft} --levels 1", ("--levels belongs to --perturb",)),
     ("eval {sft} --levels 0 --perturb all", ("--levels 0: give 1 or more",)),
-    ("eval {sft} --perturb camera", ("camera", "toy")),
+    ("eval {sft} --perturb camera", ("--perturb", "toy has no perturbations")),
     ("eval {sft} --compare {missing}", ("there is no checkpoint at {missing}",)),
     ("eval {sft} --json {out}", ("--json {out}", "is a folder")),
     ("eval {sft} --json {file}/x.json", ("--json {file}/x.json", "is a file")),
@@ -307,7 +315,7 @@ COMMANDS: list[tuple[str, tuple[str, ...]]] = [
     ("bench sim --steps 0", ("--steps 0",)),
     ("bench sim --workers 0", ("--workers 0",)),
     ("bench policy --preset huge", ("'huge'", "nano")),
-    ("bench policy --device gpu", ("--device gpu is no device",)),
+    ("bench policy --device gpu", ("--device=gpu is no device",)),
     ("bench policy run=toy", ("run=toy", "--dry-run")),
     ("bench learn", ("name run folders",)),
     ("bench learn {run} --level 2", ("--level 2.0",)),
@@ -456,7 +464,7 @@ DAMAGE += [
         ("info.json", folder, "info.json cannot be read"), ("info.json", key("features", [1]), "info.json is damaged"),
         ("info.json", key("codebase_version", "v2.1"), "version v2.1"),
         ("info.json", key("fps", "fast"), "incomplete or damaged"),
-        ("info.json", key("features/action/shape", 3), "dataset"),
+        ("info.json", key("features/action/names", ["up"]), "action names"),
         ("embodiment.json", emptied, "embodiment.json is damaged"),
         ("embodiment.json", key("cameras", 3), "describes no robot"),
         ("tasks.parquet", cut, "incomplete or damaged"), ("tasks.parquet", gone, "incomplete or damaged"),

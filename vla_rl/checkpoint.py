@@ -158,8 +158,8 @@ def load_policy(
     config = _read_json(path / CONFIG)
     if not isinstance(config.get("format", 0), int) or config.get("format", 0) > FORMAT:
         raise CheckpointError(
-            f"{path} has checkpoint format {config['format']} (vla_rl {config.get('vla_rl_version')}), this is vla_rl "
-            f"{vla_rl.__version__}, which reads up to format {FORMAT}: update vla_rl"
+            f"{path / CONFIG} has checkpoint format {config['format']} (vla_rl {config.get('vla_rl_version')}), this is "
+            f"vla_rl {vla_rl.__version__}, which reads up to format {FORMAT}: update vla_rl"
         )
     remedy = "use another checkpoint, such as *.last_good beside it"
     embodiment = read_embodiment(path / EMBODIMENT, remedy, CheckpointError)
@@ -169,10 +169,10 @@ def load_policy(
         policy = _build(path, config, embodiment, factory, changes or {})
     except KeyError as error:
         raise CheckpointError(f"{path} lacks {error}: its {CONFIG} or its text files are incomplete") from error
-    except ConfigError as error:
-        if changes:
+    except UserError as error:
+        if changes or type(error) not in (UserError, ConfigError):
             raise
-        raise CheckpointError(f"{path / CONFIG}: {error}") from error
+        raise type(error)(f"{path / CONFIG}: {error}") from error
     except (TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RuntimeError) as error:
         first = (str(error) or type(error).__name__).splitlines()[0]
         raise CheckpointError(

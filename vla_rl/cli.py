@@ -538,6 +538,10 @@ def run_bench_policy(arguments: argparse.Namespace) -> None:
     if not arguments.dry_run:
         if arguments.overrides:
             raise ConfigError(f"{arguments.overrides[0]}: config overrides describe a run, which goes with --dry-run")
+        from vla_rl.devices import check_device, pick_device
+
+        check_device(arguments.device, "--device")
+        pick_device(arguments.device, "--device")
         bench = build.attribute("policies.bench:bench_policy")
         _write(arguments.json, bench(arguments.preset, device=arguments.device, compiled=arguments.compile))
         return

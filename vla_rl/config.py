@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -313,7 +314,7 @@ def _long(overrides: Sequence[str]) -> list[str]:
 
 def _require_key_value(overrides: Sequence[str]) -> None:
     for text in overrides:
-        if "=" not in text and not text.startswith("~"):
+        if ("=" not in text and not text.startswith("~")) or not text.partition("=")[0].strip("+~. "):
             raise ConfigError(f"{text!r} is not an override of the form key=value. {_EXAMPLE}")
 
 
@@ -400,7 +401,7 @@ def checked(schema: type, values: dict[str, Any], where: str) -> Any:
 
     _refuse_unknown(schema, values, where)
     try:
-        found = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), values))
+        found = OmegaConf.to_object(OmegaConf.merge(_structured(schema), values))
     except ConfigError as error:
         raise ConfigError(_with_its_key(str(error), schema, values, where)) from None
     except OmegaConfBaseException as error:
@@ -423,30 +424,33 @@ def _with_its_key(text: str, schema: type, values: dict[str, Any], where: str) -
     for place, usual, here in _MOVED:
         if where.startswith(place):
             text = re.sub(rf"(?<![\w.]){re.escape(usual)}(?=[. ])", where if here == "*" else here, text)
-    path: list[str] = []
-    rest: Any = values
-    while isinstance(rest, dict):  # which key alone, left at its default, makes it right?
-        found = [key for key in rest if _fits(schema, _without(values, [*path, key]))]
-        if len(found) != 1:
-            break
-        path, rest = [*path, str(found[0])], rest[found[0]]
-    key = ".".join(name for name in (where, *path) if name)
-    if not path or isinstance(rest, dict) or f"{key}=" in text or f"{key} is" in text:
+    names = "|".join(re.escape(f"{where}.{name}" if where else str(name)) for name in values)
+    if re.match(rf"({names})[\w.]*(=| is )", text):
         return text
-    return f"{key}={rest}: {text}"
+    if any(f.default is f.default_factory is dataclasses.MISSING for f in dataclasses.fields(schema)):
+        return text  # a user's own, without defaults to compare with
+    path: list[str] = []
+    rest, default = values, dataclasses.asdict(schema())
+    while isinstance(rest, dict) and isinstance(default, dict):  # which key alone, left at its default, makes it right?
+        changed = [key for key in rest if rest[key] != default.get(key)]
+        found = [key for key in changed if _fits(schema, _without(values, [*path, key]))]
+        if len(found) != 1:
+            return text
+        path, rest, default = [*path, found[0]], rest[found[0]], default.get(found[0])
+    return f"{'.'.join([where, *path] if where else path)}={rest}: {text}"
 
 
 def _without(values: dict[str, Any], path: Sequence[str]) -> dict[str, Any]:
     if len(path) == 1:
-        return {key: value for key, value in values.items() if str(key) != path[0]}
-    return {key: _without(value, path[1:]) if str(key) == path[0] else value for key, value in values.items()}
+        return {key: value for key, value in values.items() if key != path[0]}
+    return {key: _without(value, path[1:]) if key == path[0] else value for key, value in values.items()}
 
 
 def _fits(schema: type, values: dict[str, Any]) -> bool:
     from omegaconf import OmegaConf
 
     try:
-        OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), values))
+        OmegaConf.to_object(OmegaConf.merge(_structured(schema), values))
     except ConfigError:
         return False
     return True
@@ -464,6 +468,14 @@ def _numbers(value: Any, path: str) -> Iterator[tuple[str, float]]:
             yield from _numbers(inner, f"{path}[{i}]")
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield path, value
+
+
+@functools.cache
+def _structured(schema: type) -> Any:
+    """OmegaConf's form of a dataclass, which takes long to make; `OmegaConf.merge` works on a copy."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.structured(schema)
 
 
 def _at(values: Any, path: str) -> Any:

@@ -806,7 +806,7 @@ def check_dataset(path: str | Path, embodiment: EmbodimentSpec) -> None:
     with _damage(path):
         keys = {c.name: image_key(c.name) for c in embodiment.cameras}
         _require_fit(path, info, read_embodiment(path), embodiment, keys, compare_names=True)
-        rows = 0
+        _read_instructions(path, pa)
         for folder in ("data", "meta/episodes"):
             files = sorted((path / folder).glob("*/*.parquet"))
             rows = sum(pa.parquet.read_metadata(file).num_rows for file in files)

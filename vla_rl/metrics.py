@@ -156,7 +156,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """The records of a ``metrics.jsonl`` in order; lines that are not whole JSON objects, and what is no number in the
     others, are left out."""
     path = Path(path)
-    if not path.exists():
+    if not os.path.lexists(path):
         return []
     records = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():

@@ -40,13 +40,13 @@ def check(config: RunConfig, *, fresh: bool = False) -> None:
     threads(config)
     check_device(config.device)
     _check_workers(config)
+    files.require_writable(config.run_dir, f"output_dir={config.output_dir} name={config.name}")
     open_phases = pending(config, fresh)
     _check_inputs(config, open_phases, fresh)
     _check_rewards(config, open_phases, fresh)
     _check_values(config, open_phases)
     if "rl" in config.phases and not config.checkpoint and hasattr(config.algorithm, "check_policy"):
         config.algorithm.check_policy(config.policy)  # the algorithm asks the policy itself again
-    files.require_writable(config.run_dir, f"output_dir={config.output_dir} name={config.name}")
     if open_phases:
         _check_places(config)
         _check_space(config, open_phases)
