@@ -18,11 +18,11 @@ import torch.nn.functional as F
 from contracts import check_policy, random_observation
 from openvla_checkpoints import IMAGE, STATISTICS, libero_like, random_weights, write_checkpoint
 from PIL import Image
-from transformers import LlamaForCausalLM
 
 from policies.openvla import OpenVLA, OpenVLAConfig, OpenVLAL1
 from policies.openvla import images as image_path
 from policies.openvla.bench import generate_tokens, tokens_without_reuse
+from policies.openvla.model import stock_llama
 from policies.openvla.tokens import ActionCodec, PromptTokenizer
 from vla_rl.errors import ConfigError, EmbodimentMismatch, MissingPackage, UserError
 from vla_rl.types import Observation
@@ -327,8 +327,7 @@ def test_features_are_those_of_timms_second_to_last_block(folder):
 def reference_logits(policy: OpenVLA, observation: Observation, tokens: torch.Tensor | None = None) -> torch.Tensor:
     """Row by row, without padding, through transformers' own Llama: logits float32 [b h a 256]."""
     n, rows = policy.action_tokens, []
-    llama = LlamaForCausalLM(policy.language_model.config).eval()
-    llama.load_state_dict(policy.language_model.state_dict())
+    llama = stock_llama(policy.language_model)
     embed = llama.model.embed_tokens
     for i in range(len(observation)):
         row = observation[i : i + 1]
@@ -413,7 +412,8 @@ def test_cached_decoding_equals_transformers_generate(tmp_path):
     assert len(set(mine[0].tolist())) > 2  # no trivial sequence
     for i in range(3):
         for plain in (generate_tokens, tokens_without_reuse):
-            assert plain(policy, observation[i : i + 1])[0].tolist() == mine[i].tolist()
+            tokens = plain(policy, stock_llama(policy.language_model), observation[i : i + 1])
+            assert tokens[0].tolist() == mine[i].tolist()
 
 
 @pytest.mark.parametrize("options", [{}, {"value_head": True}, AUTOREGRESSIVE], ids=["parallel", "value", "autoregressive"])

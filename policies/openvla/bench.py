@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import LogitsProcessor
+from transformers import LlamaForCausalLM, LogitsProcessor
 
 from policies.normalization import VectorStats
 from policies.openvla.config import OpenVLAConfig
+from policies.openvla.model import stock_llama
 from policies.openvla.policy import OpenVLA
 from policies.openvla.tokens import STOP_ID
 from vla_rl.types import EmbodimentSpec, Observation
@@ -45,16 +46,16 @@ class OnlyActions(LogitsProcessor):
 
 
 @torch.no_grad()
-def generate_tokens(policy: OpenVLA, observation: Observation) -> torch.Tensor:
+def generate_tokens(policy: OpenVLA, llama: LlamaForCausalLM, observation: Observation) -> torch.Tensor:
     """Greedy action tokens int64 [b n] by transformers' ``generate``: the plain form of autoregressive `OpenVLA.act`.
 
-    The prompts of the batch need one length.
+    ``llama`` is the policy's `stock_llama`. The prompts of the batch need one length.
     """
     with policy._autocast():
         prefix = policy._prefix(observation)
         if prefix.padded:
             raise ValueError("generate_tokens needs prompts of one length")
-        ids = policy.language_model.generate(
+        ids = llama.generate(
             inputs_embeds=prefix.x,
             attention_mask=prefix.valid.long(),
             max_new_tokens=policy.action_tokens,
@@ -67,17 +68,17 @@ def generate_tokens(policy: OpenVLA, observation: Observation) -> torch.Tensor:
 
 
 @torch.no_grad()
-def tokens_without_reuse(policy: OpenVLA, observation: Observation) -> torch.Tensor:
+def tokens_without_reuse(policy: OpenVLA, llama: LlamaForCausalLM, observation: Observation) -> torch.Tensor:
     """Greedy action tokens int64 [b n] by transformers' forward over the whole sequence for every token.
 
-    The prompts of the batch need one length. Images pass the vision towers once.
+    ``llama`` is the policy's `stock_llama`. The prompts of the batch need one length. Images pass the vision towers once.
     """
     first, bins = policy.architecture.first_action_id, policy.architecture.action_bins
     tokens = []
     with policy._autocast():
         x = policy._prefix(observation).x
         for _ in range(policy.action_tokens):
-            logits = policy.language_model(inputs_embeds=x, use_cache=False, logits_to_keep=1).logits[:, -1]
+            logits = llama(inputs_embeds=x, use_cache=False, logits_to_keep=1).logits[:, -1]
             tokens.append(logits[:, first : first + bins].argmax(-1))
             x = torch.cat([x, policy._embed_actions(tokens[-1][:, None])], dim=1)
     return torch.stack(tokens, dim=1)
@@ -101,6 +102,7 @@ def bench_decoding(
     """
     one_step = random_policy(embodiment, architecture, device, decoding="autoregressive", chunk_length=1)
     parallel = random_policy(embodiment, architecture, device, chunk_length=8)
+    llama = stock_llama(one_step.language_model)
     result: dict[str, Any] = {"architecture": architecture, "parameters": one_step.num_parameters(), "batches": {}}
     for batch in batch_sizes:
         observation = make_observation(embodiment, batch)
@@ -110,10 +112,10 @@ def bench_decoding(
             kept["cached"] = one_step.act(o, deterministic=True).replay["action_tokens"].flatten(1).long().cpu()
 
         def rows(o: Observation = observation, kept: dict = tokens) -> None:
-            kept["one_row"] = torch.cat([generate_tokens(one_step, o[i : i + 1]) for i in range(len(o))]).cpu()
+            kept["one_row"] = torch.cat([generate_tokens(one_step, llama, o[i : i + 1]) for i in range(len(o))]).cpu()
 
         def again(o: Observation = observation, kept: dict = tokens) -> None:
-            kept["no_reuse"] = tokens_without_reuse(one_step, o).cpu()
+            kept["no_reuse"] = tokens_without_reuse(one_step, llama, o).cpu()
 
         def at_once(o: Observation = observation) -> None:
             parallel.act(o, deterministic=True).chunk.actions.cpu()

@@ -189,7 +189,7 @@ class ValueHead(nn.Module):
 def make_llama(architecture: Architecture) -> LlamaForCausalLM:
     """transformers' Llama with every size stated: an absent key of the checkpoint means the values of `Architecture`.
 
-    Its layers are `OpenVLABlock`s, which `run_llama` calls; transformers' own forward does not work on them.
+    Its layers are `OpenVLABlock`s, which `run_llama` calls; for transformers' own forward see `stock_llama`.
     """
     config = LlamaConfig(
         **architecture.text, tie_word_embeddings=False, pad_token_id=None, bos_token_id=1, eos_token_id=2,
@@ -200,6 +200,15 @@ def make_llama(architecture: Architecture) -> LlamaForCausalLM:
     heads = (config.num_attention_heads, config.num_key_value_heads)
     llama.model.layers = nn.ModuleList(OpenVLABlock(layer, *heads) for layer in llama.model.layers)
     return llama
+
+
+def stock_llama(llama: LlamaForCausalLM) -> LlamaForCausalLM:
+    """transformers' own model, with its forward and ``generate``, on the very weights of ``llama`` (without adapters)."""
+    with torch.device("meta"):
+        stock = LlamaForCausalLM(llama.config)
+    stock.load_state_dict(llama.state_dict(), assign=True)
+    stock.model.rotary_emb = type(stock.model.rotary_emb)(llama.config).to(llama.lm_head.weight.device)
+    return stock.eval()
 
 
 @dataclass

@@ -87,7 +87,7 @@ class Ranks:
 
     def main(self, x: Tensor) -> Tensor:
         """The main rank's ``x`` (of one shape on all), without gradient."""
-        if self.size == 1:
+        if self.group is None or self.size == 1:
             return x
         out = x.detach().to(self._device(), copy=True).contiguous()
         dist.broadcast(out, src=dist.get_global_rank(self.group, 0), group=self.group)
@@ -154,7 +154,7 @@ def shard(policy: Any, ranks: Ranks | None = None, mode: str = "sharded") -> Any
     ranks = ranks or Ranks.present()
     if mode not in MODES:
         raise ConfigError(f"the sharding mode {mode!r} is not a choice; use one of: {', '.join(MODES)}")
-    if ranks.size == 1:
+    if ranks.group is None or ranks.size == 1:
         return policy
     with torch.no_grad():
         for x in (*policy.parameters(), *policy.buffers()):
@@ -190,7 +190,8 @@ def gathered(x: Tensor) -> Tensor:
     if not is_sharded(x):
         return x
     whole = x.detach().full_tensor()  # type: ignore[attr-defined]
-    return whole.cpu() if x.device_mesh.get_rank() == int(x.device_mesh.mesh.flatten()[0]) else whole.new_empty(0)
+    ranks = x.device_mesh.mesh  # type: ignore[attr-defined]
+    return whole.cpu() if dist.get_rank() == int(ranks[0]) else whole.new_empty(0)
 
 
 def spread_like(x: Tensor, other: Tensor) -> Tensor:
