@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
+import yaml
 
+import vla_rl
 from vla_rl import cli, pipeline
 from vla_rl.errors import UserError
 from vla_rl.pipeline import run_pipeline
+from vla_rl.reward_data import load_source
 
 TOY = ["run=toy", "slots.slots_per_worker=4"]
+SMALL = ["collect.episodes_per_task=2", "sft.updates=4", "phases=[collect,sft,eval_sft]", "evaluate.episodes_per_task=2"]
 
 
 @pytest.fixture(scope="module")
@@ -19,8 +25,7 @@ def run_folder(tmp_path_factory) -> Path:
     """A toy run of SFT alone, on a handful of demonstrations."""
     from vla_rl.config import compose
 
-    small = ["collect.episodes_per_task=2", "sft.updates=4", "phases=[collect,sft,eval_sft]", "evaluate.episodes_per_task=2"]
-    return run_pipeline(compose([*TOY, *small, f"output_dir={tmp_path_factory.mktemp('cli')}"]))
+    return run_pipeline(compose([*TOY, *SMALL, f"output_dir={tmp_path_factory.mktemp('cli')}"]))
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +168,28 @@ def test_collect_runs_that_phase_alone(composed, capsys):
     assert composed[0][0].phases == ["collect"] and "dataset" in capsys.readouterr().out
 
 
+def test_version(capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--version"])
+    assert caught.value.code == 0 and capsys.readouterr().out == f"vla-rl {vla_rl.__version__}\n"
+
+
+def test_a_dry_run_prints_config_and_plan_and_writes_nothing(run_folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train", *TOY, "rl.iterations=7", "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    tree = yaml.safe_load(text.partition("\nwould ")[0])
+    assert tree["rl"]["iterations"] == 7 and tree["policy"]["type"] == "nano_vla"
+    assert "would write to outputs/toy:" in text and "complete" not in text and "  rl        online RL" in text
+    here = [f"output_dir={run_folder.parent}", *SMALL]
+    assert cli.main(["train", *TOY, *here, "phases=[collect,sft,rl]", "--dry-run"]) == 0
+    assert "  sft       complete, skipped\n  rl        online RL" in capsys.readouterr().out
+    assert "another config" in failure(capsys, "train", *TOY, *here, "seed=4", "--dry-run")
+    assert cli.main(["train", *TOY, *here, "seed=4", "--fresh", "--dry-run"]) == 0
+    assert "start over" in capsys.readouterr().out and (run_folder / "checkpoints" / "sft").is_dir()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_quickstart_seeds_get_a_folder_each(composed):
     assert cli.main(["quickstart", "rl.iterations=1", "--seeds", "0", "1", "2"]) == 0
     assert [config.seed for config, _ in composed] == [0, 1, 2]
@@ -257,6 +284,34 @@ def test_report_command(run_folder, capsys):
     (run_folder / "report.html").unlink()
     assert cli.main(["report", str(run_folder)]) == 0
     assert (run_folder / "report.html").is_file() and "report.html" in capsys.readouterr().out
+
+
+def test_report_compares_runs_that_are_named(run_folder, tmp_path, capsys):
+    a, b = (Path(shutil.copytree(run_folder, tmp_path / name)) for name in ("a", "b"))
+    assert cli.main(["report", str(a), str(b)]) == 0
+    page = tmp_path / "comparison" / "report.html"
+    assert str(page) in capsys.readouterr().out and "../a/report.html" in page.read_text()
+    assert len(json.loads((tmp_path / "comparison" / "summary.json").read_text())["runs"]) == 2
+    assert cli.main(["report", str(a), str(b), str(a), "--out", str(tmp_path / "c")]) == 0
+    assert len(json.loads((tmp_path / "c" / "summary.json").read_text())["runs"]) == 2
+    assert "is a run" in failure(capsys, "report", str(a), str(b), "--out", str(a))
+    assert "several runs" in failure(capsys, "report", str(a), "--out", str(b))
+
+
+def test_rerun_shows_every_control_step_of_a_dataset(run_folder, tmp_path, capsys):
+    rerun = pytest.importorskip("rerun")
+    target = tmp_path / "new" / "data.rrd"
+    assert cli.main(["export-rerun", str(run_folder / "dataset"), str(target), "--limit", "2"]) == 0
+    assert f"wrote {target}" in capsys.readouterr().out and [p.name for p in target.parent.iterdir()] == ["data.rrd"]
+    episodes = load_source(run_folder / "dataset", stride=1, limit=2).trajectories
+    view = rerun.dataframe.load_recording(target).view(index="step", contents="/**")
+    rows = view.select().read_all().to_pydict()
+    assert rows["episode"] == [i for i, t in enumerate(episodes) for _ in range(t.num_control_steps + 1)]
+    actions = [x for x in rows["/action:Scalars:scalars"] if x is not None]
+    assert actions == torch.cat([t.actions.flatten(0, 1) for t in episodes]).tolist()
+    assert all(x is not None for x in rows["/camera/top:EncodedImage:blob"])
+    assert sum(x[0] for x in rows["/reward:Scalars:scalars"] if x is not None) == 2
+    assert ".rrd" in failure(capsys, "export-rerun", str(run_folder / "dataset"), str(tmp_path / "x.txt"))
 
 
 def test_advise_reads_a_run_and_rolls_it_out(run_folder, tmp_path, capsys):
