@@ -10,7 +10,7 @@ HDF5, one file ``<task>_demo.hdf5`` per task, robomimic's layout: ``data/demo_<i
 
 Images are stored as the simulator renders them, upside down and mirrored; here they are turned by 180°, as every published
 evaluation and this project's LIBERO env do. LeRobot conversions hold them turned already, under several names, and note
-10 Hz although the demonstrations ran at 20 Hz. Needs h5py for HDF5; LeRobot folders are read by `vla_rl.dataset`.
+10 Hz although the demonstrations ran at 20 Hz. Needs h5py for HDF5; `vla_rl.data` reads LeRobot folders.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def moving_steps(actions: np.ndarray) -> np.ndarray:
 
 
 class LiberoDemonstrations:
-    """What `vla_rl.dataset.load_published` needs to know about the published files."""
+    """What `vla_rl.data.published.load_published` needs to know about the published files."""
 
     moving_steps = staticmethod(moving_steps)
 

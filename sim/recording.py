@@ -16,7 +16,7 @@ def record_demonstration(
     act: Callable[[], np.ndarray],
     execute: Callable[[np.ndarray], SlotStep],
 ) -> dict[str, Any]:
-    """Run one episode from its first ``observation`` to its end and return it as `vla_rl.collect` writes it.
+    """Run one episode from its first ``observation`` to its end and return it as `vla_rl.data.collect` writes it.
 
     ``act`` gives the label [a] of the present state, ``execute`` does it for one control step, with noise if it likes (the
     label stays clean: DART, Laskey et al. 2017, arXiv 1703.09327). Arrays of the result have one row per control step.

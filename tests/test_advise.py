@@ -8,9 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.advise import BAD, GOOD, WATCH, Check, Figures, Rate, checks, group_episodes, overall, read_figures, render
 from vla_rl.config import RunConfig, compose
-from vla_rl.metrics import MetricsLogger
+from vla_rl.evaluation.advise import (
+    BAD,
+    GOOD,
+    WATCH,
+    Check,
+    Figures,
+    Rate,
+    checks,
+    group_episodes,
+    overall,
+    read_figures,
+    render,
+)
+from vla_rl.reporting.metrics import MetricsLogger
 from vla_rl.types import TaskSpec
 
 RUN = Path("outputs/mine")

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl import cli, preflight
+from vla_rl import cli
 from vla_rl.config import compose
-from vla_rl.pipeline import run_pipeline
+from vla_rl.run import preflight
+from vla_rl.run.pipeline import run_pipeline
 
 TOY = [
     "run=toy", "collect.episodes_per_task=2", "sft.validation_episodes=1", "sft.updates=4", "slots.slots_per_worker=2",

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl import cli, pipeline
-from vla_rl.bench_learn import PARTS, against_text, bench_runs, compared, learning_of, run_text, split_overrides
+from vla_rl import cli
 from vla_rl.config import compose
-from vla_rl.evaluate import EpisodeOutcome, EvaluationResult
+from vla_rl.evaluation.bench_learn import PARTS, against_text, bench_runs, compared, learning_of, run_text, split_overrides
+from vla_rl.evaluation.outcome import EpisodeOutcome, EvaluationResult
 from vla_rl.learning.figures import add_figures
-from vla_rl.metrics import read_metrics
-from vla_rl.pipeline import run_pipeline
+from vla_rl.reporting.metrics import read_metrics
+from vla_rl.run import context
+from vla_rl.run.pipeline import run_pipeline
 
 TOY = [
     "run=toy", "collect.episodes_per_task=2", "sft.updates=4", "slots.slots_per_worker=8", "rl.episodes_per_iteration=8",
@@ -160,13 +161,13 @@ def test_the_command_compares_two_settings(tmp_path, capsys):
 
 
 def test_the_loop_times_its_parts_and_its_evaluation(tmp_path, monkeypatch):
-    plain = pipeline.evaluate
+    plain = context.evaluate
 
     def slow(*arguments, **options):
         time.sleep(0.05)
         return plain(*arguments, **options)
 
-    monkeypatch.setattr(pipeline, "evaluate", slow)
+    monkeypatch.setattr(context, "evaluate", slow)
     folder = run_pipeline(compose([*TOY, "rl.iterations=3", "rl.eval_every=2", f"output_dir={tmp_path}"]))
     rows = [r for r in read_metrics(folder / "metrics.jsonl") if r["phase"] == "rl"]
     for row in rows:

@@ -20,17 +20,16 @@ from vla_rl import checkpoint
 from vla_rl.checkpoint import (
     CheckpointError,
     DiskFull,
-    RunLock,
     load_policy,
-    load_state,
     load_training_state,
     load_weights,
     restore_rng_state,
     rng_state,
     save_checkpoint,
-    save_state,
 )
 from vla_rl.errors import ConfigError, EmbodimentMismatch, UserError
+from vla_rl.run.lock import RunLock
+from vla_rl.storage import load_state, save_state
 from vla_rl.types import CameraSpec, EmbodimentSpec
 
 SPEC = EmbodimentSpec(

@@ -11,10 +11,11 @@ import torch
 import yaml
 
 import vla_rl
-from vla_rl import cli, pipeline
+from vla_rl import cli
 from vla_rl.errors import UserError
-from vla_rl.pipeline import run_pipeline
-from vla_rl.reward_data import load_source
+from vla_rl.rewards.sources import load_source
+from vla_rl.run import pipeline
+from vla_rl.run.pipeline import run_pipeline
 
 TOY = ["run=toy", "slots.slots_per_worker=4"]
 SMALL = ["collect.episodes_per_task=2", "sft.updates=4", "phases=[collect,sft,eval_sft]", "evaluate.episodes_per_task=2"]

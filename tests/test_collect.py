@@ -7,8 +7,8 @@ import os
 import pytest
 
 from sim import toy
-from vla_rl.collect import collect_demonstrations
 from vla_rl.config import CollectConfig
+from vla_rl.data.collect import collect_demonstrations
 from vla_rl.errors import MissingPackage, UserError
 
 

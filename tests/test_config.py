@@ -13,7 +13,7 @@ from vla_rl.cli import _eval_config
 from vla_rl.config import RunConfig, compose, from_tree, load, override, save, to_tree
 from vla_rl.errors import ConfigError
 from vla_rl.paths import config_dir
-from vla_rl.preflight import check_run
+from vla_rl.run.preflight import check_run
 
 RUNS = sorted(path.stem for path in (config_dir() / "run").glob("*.yaml"))
 OPTIONS = sorted((path.parent.name, path.stem) for path in config_dir().glob("*/*.yaml") if path.parent.name != "run")

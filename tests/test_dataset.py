@@ -10,15 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from vla_rl.dataset import (
-    DatasetError,
-    DemonstrationWriter,
-    encode_png,
-    feature_statistics,
-    image_statistics,
-    load_demonstrations,
-    read_embodiment,
-)
+from vla_rl.data.lerobot_format import DatasetError
+from vla_rl.data.lerobot_reader import load_demonstrations, read_embodiment
+from vla_rl.data.lerobot_writer import DemonstrationWriter, encode_png, feature_statistics, image_statistics
 from vla_rl.errors import ConfigError, EmbodimentMismatch
 from vla_rl.types import CameraSpec, EmbodimentSpec
 
@@ -173,7 +167,7 @@ def test_we_load_what_lerobot_writes(tmp_path, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         lerobot = pytest.importorskip("lerobot.datasets.lerobot_dataset")
-        from vla_rl.dataset import lerobot_features
+        from vla_rl.data.lerobot_format import lerobot_features
 
         features = {k: v for k, v in lerobot_features(SPEC).items() if k.startswith(("observation", "action"))}
         features = {k: v | {"shape": tuple(v["shape"])} for k, v in features.items()}

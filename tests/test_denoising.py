@@ -20,7 +20,7 @@ from vla_rl.checkpoint import load_policy, save_checkpoint
 from vla_rl.config import compose
 from vla_rl.errors import ConfigError, EmbodimentMismatch
 from vla_rl.interfaces import DistillablePolicy, ImitationPolicy, LikelihoodPolicy
-from vla_rl.pipeline import run_pipeline
+from vla_rl.run.pipeline import run_pipeline
 from vla_rl.types import CameraSpec, EmbodimentSpec, EpisodeSpec, Observation, RolloutBatch, Trajectory
 
 SPEC = EmbodimentSpec(

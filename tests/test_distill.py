@@ -20,11 +20,12 @@ from vla_rl import config as configs
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.checkpoint import load_policy, save_checkpoint
 from vla_rl.cli import main
-from vla_rl.distill import DistillConfig, train_student
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import DistillablePolicy, LikelihoodPolicy
-from vla_rl.metrics import Progress
-from vla_rl.pipeline import open_env, policy_factory, run_pipeline
+from vla_rl.reporting.progress import Progress
+from vla_rl.run.distill import DistillConfig, train_student
+from vla_rl.run.opening import open_env, policy_factory
+from vla_rl.run.pipeline import run_pipeline
 
 
 def test_student_of_a_flow_starts_as_one_euler_step_of_its_teacher():
@@ -271,15 +272,15 @@ def test_distill_goes_on_with_the_same_teacher_and_settings_alone(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("vla_rl.distill.train_student", cut)
+        patch.setattr("vla_rl.run.distill.train_student", cut)
         main([*command, "4"])
     assert (partial / "rollouts" / "state.json").exists() and not checkpoint.with_name("sft_student1").exists()
     with monkeypatch.context() as patch:
-        patch.setattr("vla_rl.distill.roll_out", cut)  # the teacher's episodes are there already
+        patch.setattr("vla_rl.run.distill.roll_out", cut)  # the teacher's episodes are there already
         assert main([*command, "4"]) == 0
     assert "going on from" in capsys.readouterr().out and not partial.exists()
     with monkeypatch.context() as patch:
-        patch.setattr("vla_rl.distill.train_student", cut)
+        patch.setattr("vla_rl.run.distill.train_student", cut)
         main([*command, "4"])
     assert main([*command, "5"]) == 0
     assert "going on from" not in capsys.readouterr().out

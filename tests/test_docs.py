@@ -13,7 +13,7 @@ from contracts import check_policy, check_simulator
 from vla_rl import build
 from vla_rl.config import CollectConfig, compose
 from vla_rl.interfaces import Critic, RewardModel
-from vla_rl.preflight import check_run
+from vla_rl.run.preflight import check_run
 from vla_rl.specs import EpisodeSpec
 from vla_rl.types import Observation, Trajectory
 

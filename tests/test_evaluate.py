@@ -13,25 +13,22 @@ import torch
 from sim.inline import InlineEnv
 from sim.toy import ToyConfig, ToyReach
 from vla_rl.errors import ConfigError, UserError
-from vla_rl.evaluate import (
+from vla_rl.evaluation.clips import make_clips, write_failure_videos, write_videos
+from vla_rl.evaluation.evaluate import evaluate, evaluation_episodes
+from vla_rl.evaluation.outcome import (
     EpisodeOutcome,
-    EvaluateConfig,
     EvaluationResult,
     compare,
     comparison_text,
     count_failures,
-    evaluate,
-    evaluation_episodes,
     jerk_unit,
-    make_clips,
     mean_jerk,
-    write_failure_videos,
-    write_videos,
 )
-from vla_rl.rollout import RolloutConfig, RolloutEngine
-from vla_rl.statistics import wilson_interval
+from vla_rl.evaluation.statistics import wilson_interval
+from vla_rl.evaluation.video import FAILURE, SUCCESS, Clip, grid, upscale, write_mp4
+from vla_rl.rollout.engine import RolloutConfig, RolloutEngine
+from vla_rl.settings import EvaluateConfig
 from vla_rl.types import ActionChunk, Observation, PolicyOutput
-from vla_rl.video import FAILURE, SUCCESS, Clip, grid, upscale, write_mp4
 
 
 class Seeker:
@@ -103,7 +100,7 @@ def test_figures(results):
 
 
 def test_progress_counts_over_portions(monkeypatch):
-    import vla_rl.evaluate as module
+    import vla_rl.evaluation.evaluate as module
 
     monkeypatch.setattr(module, "_PORTION_BYTES", 1)  # as many episodes at once as there are slots
     engine, seen = make_engine(slots=3), []
@@ -135,7 +132,7 @@ def test_failures_are_counted_in_order():
 def test_one_clip_of_each_failure(monkeypatch, tmp_path):
     """The first episode of a kind, in whichever portion it ran; with episodes that are in the grid, too."""
     pytest.importorskip("av")
-    import vla_rl.evaluate as module
+    import vla_rl.evaluation.evaluate as module
 
     monkeypatch.setattr(module, "_PORTION_BYTES", 1)
     engine = make_engine(ignore_text=True, slots=2)

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from vla_rl import build
 from vla_rl.algorithms.filtered_bc import FilteredBC, FilteredBCConfig, kept_decisions
-from vla_rl.checkpoint import load_state, save_state
 from vla_rl.config import compose
 from vla_rl.errors import ConfigError, TrainingDiverged
+from vla_rl.storage import load_state, save_state
 from vla_rl.types import EpisodeSpec, Observation, RolloutBatch, Trajectory
 
 H, A, P = 2, 1, 1

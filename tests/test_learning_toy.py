@@ -7,8 +7,8 @@ import json
 import pytest
 
 from vla_rl.config import compose
-from vla_rl.metrics import read_metrics
-from vla_rl.pipeline import run_pipeline
+from vla_rl.reporting.metrics import read_metrics
+from vla_rl.run.pipeline import run_pipeline
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from sim.toy import ToyConfig, ToyReach, collect_episode
 from vla_rl import cli
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.checkpoint import load_policy, save_checkpoint
-from vla_rl.dataset import DemonstrationWriter
+from vla_rl.data.lerobot_writer import DemonstrationWriter
 from vla_rl.errors import ConfigError, EmbodimentMismatch, MissingDependency, MissingPackage, UserError
 from vla_rl.types import CameraSpec, EmbodimentSpec, EpisodeSpec, Observation, RolloutBatch, Trajectory
 

@@ -12,10 +12,13 @@ import pytest
 import torch
 
 from sim.libero_demos import LiberoDemonstrations, moving_steps
-from vla_rl import pipeline
 from vla_rl.config import CollectConfig, RunConfig
-from vla_rl.dataset import DatasetError, DemonstrationDataset, DemonstrationWriter, load_published
+from vla_rl.data.demonstrations import DemonstrationDataset
+from vla_rl.data.lerobot_format import DatasetError
+from vla_rl.data.lerobot_writer import DemonstrationWriter
+from vla_rl.data.published import load_published
 from vla_rl.errors import EmbodimentMismatch, UserError
+from vla_rl.run.context import demonstrations
 from vla_rl.types import CameraSpec, EmbodimentSpec, TaskSpec
 
 h5py = pytest.importorskip("h5py", reason="h5py is not installed: pip install 'vla-rl[libero]'")
@@ -229,6 +232,6 @@ def test_a_run_reads_its_training_tasks(tmp_path: Path) -> None:
     )
     task = TaskSpec("libero_object/0", TEXTS[:1], (), 280)
     run = SimpleNamespace(config=config, env=SimpleNamespace(embodiment=SPEC), dir=tmp_path, train_tasks=[task])
-    dataset = pipeline._demonstrations(run)
+    dataset = demonstrations(run)
     assert [e.task_id for e in dataset.episodes] == [TASKS[0]] * 2 and dataset.chunk_length == 4
     assert [e.length for e in dataset.episodes] == [6, 6]  # of 8 rows, without those whose next action does nothing

@@ -7,20 +7,15 @@ import json
 import math
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from vla_rl import metrics as module
-from vla_rl.metrics import (
-    MemoryWatch,
-    MetricsLogger,
-    Progress,
-    finite,
-    memory_bytes,
-    read_metrics,
-    versions,
-    write_json,
-)
+from vla_rl.reporting import machine
+from vla_rl.reporting import progress as progress_module
+from vla_rl.reporting.machine import MemoryWatch, memory_bytes, versions
+from vla_rl.reporting.metrics import MetricsLogger, finite, read_metrics, write_json
+from vla_rl.reporting.progress import Progress
 
 
 def lines(folder):
@@ -114,7 +109,7 @@ def test_lines_are_rare_and_the_end_is_always_shown():
 def test_eta_counts_this_session_without_its_start(monkeypatch):
     """30 s until the first sign of progress say nothing of the pace; half a step in 10 s after it does."""
     now = [100.0]
-    monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(progress_module.time, "perf_counter", lambda: now[0])
     stream = io.StringIO()
     with Progress(every=0.0, stream=stream) as progress, progress.task("RL", 20, start=10) as bar:
         assert bar.eta_s is None
@@ -184,26 +179,24 @@ def test_versions_are_json_and_name_no_path():
     found = versions()
     assert {"torch", "numpy"} <= set(found["packages"]) and found["cpu_cores"] >= 1
     text = json.dumps(found)
-    assert str(module.Path.home()) + "/" not in text and str(module.Path(module.__file__).parent) not in text
+    assert str(Path.home()) + "/" not in text and str(Path(machine.__file__).parent) not in text
 
 
 def test_a_containers_quota_and_omp_num_threads_limit_the_threads(tmp_path, monkeypatch):
-    from vla_rl import metrics
-
-    assert metrics.cgroup_quota(tmp_path) == 0.0  # no cgroup: no limit
+    assert machine.cgroup_quota(tmp_path) == 0.0  # no cgroup: no limit
     (tmp_path / "cpu").mkdir()
     (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("-1\n")
     (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
-    assert metrics.cgroup_quota(tmp_path) == 0.0
+    assert machine.cgroup_quota(tmp_path) == 0.0
     (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("150000\n")
-    assert metrics.cgroup_quota(tmp_path) == 1.5
+    assert machine.cgroup_quota(tmp_path) == 1.5
     (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert metrics.cgroup_quota(tmp_path) == 0.0
+    assert machine.cgroup_quota(tmp_path) == 0.0
     (tmp_path / "cpu.max").write_text("250000 100000\n")
-    assert metrics.cgroup_quota(tmp_path) == 2.5
-    monkeypatch.setattr(metrics.os, "sched_getaffinity", lambda _: range(16), raising=False)
-    monkeypatch.setattr(metrics, "cgroup_quota", lambda _: 2.5)
-    assert metrics.available_cores() == 3
+    assert machine.cgroup_quota(tmp_path) == 2.5
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: range(16), raising=False)
+    monkeypatch.setattr(machine, "cgroup_quota", lambda _: 2.5)
+    assert machine.available_cores() == 3
     for text, threads in (("", 3), ("1", 1), ("8", 3), ("2,1", 2), ("0", 3), ("many", 3)):
         monkeypatch.setenv("OMP_NUM_THREADS", text)
-        assert metrics.default_threads() == threads
+        assert machine.default_threads() == threads

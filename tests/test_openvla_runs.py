@@ -17,7 +17,7 @@ from policies.openvla.memory import estimate, skeleton
 from vla_rl.cli import main
 from vla_rl.config import compose
 from vla_rl.errors import ConfigError
-from vla_rl.pipeline import run_pipeline
+from vla_rl.run.pipeline import run_pipeline
 
 NANO = OpenVLAConfig(architecture="nano", weights="bfloat16")
 

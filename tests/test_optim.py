@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adamw, optimizer_state
-from vla_rl.checkpoint import load_state, save_state
 from vla_rl.errors import NoGradient
+from vla_rl.storage import load_state, save_state
 
 
 def network(layout: torch.memory_format) -> nn.Module:

@@ -18,20 +18,25 @@ import pytest
 import torch
 from reward_helpers import trajectory
 
-from vla_rl import checkpoint, cli, pipeline
+from vla_rl import checkpoint, cli, storage
 from vla_rl import config as configs
 from vla_rl.algorithms.imitation import Imitation
 from vla_rl.algorithms.ppo import PPO
-from vla_rl.checkpoint import DiskFull, RunLock, load_policy, load_training_state
+from vla_rl.checkpoint import DiskFull, load_policy, load_training_state
 from vla_rl.config import RunConfig, compose
 from vla_rl.errors import ConfigError, EmbodimentMismatch, TrainingDiverged, UserError
+from vla_rl.evaluation.checkpoints import evaluate_checkpoints
+from vla_rl.evaluation.video import have_video
 from vla_rl.learning.figures import rollout_metrics
 from vla_rl.learning.sft import postponed_interrupts
-from vla_rl.metrics import read_metrics
-from vla_rl.pipeline import evaluate_checkpoints, policy_factory, run_pipeline
-from vla_rl.rollout import RolloutEngine
+from vla_rl.reporting.metrics import read_metrics
+from vla_rl.rollout.engine import RolloutEngine
+from vla_rl.run import context, opening, pipeline, reward_phases, rl_phase
+from vla_rl.run import phases as phase_module
+from vla_rl.run.lock import RunLock
+from vla_rl.run.opening import policy_factory
+from vla_rl.run.pipeline import run_pipeline
 from vla_rl.specs import FAILURE_KINDS
-from vla_rl.video import have_video
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = [
@@ -47,7 +52,7 @@ def small(folder: Path, *overrides: str) -> RunConfig:
 
 
 def weights(folder: Path, phase: str = "rl") -> dict[str, torch.Tensor]:
-    return checkpoint._load_tensors(folder / "checkpoints" / phase / "model.safetensors")
+    return storage.load_tensors(folder / "checkpoints" / phase / "model.safetensors")
 
 
 def assert_same_weights(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
@@ -144,10 +149,9 @@ def test_rl_changes_the_policy_and_counts_what_it_did(whole):
 
 
 def test_running_a_complete_run_again_only_writes_the_report(copy, tmp_path, monkeypatch, capsys):
-    for name in ("phase_collect", "phase_sft", "phase_eval", "phase_rl"):
-        assert hasattr(pipeline, name)
-    for name in ("collect_demonstrations", "train_sft", "train_rl", "evaluate", "open_env"):
-        monkeypatch.setattr(pipeline, name, lambda *_, **__: pytest.fail("a complete phase ran again"))
+    work = [(phase_module, "collect_demonstrations"), (phase_module, "train_sft"), (rl_phase.OnlineRL, "run")]
+    for owner, name in [*work, (context, "evaluate"), (opening, "open_env"), (context, "open_env")]:
+        monkeypatch.setattr(owner, name, lambda *_, **__: pytest.fail("a complete phase ran again"))
     kept = {p: p.stat().st_mtime_ns for p in copy.rglob("*.safetensors")}
     (copy / "report.html").unlink()
     assert run_pipeline(small(tmp_path)) == copy
@@ -300,7 +304,7 @@ def test_a_run_goes_on_with_progress_and_resumes_with_it(whole, tmp_path, monkey
     folder = guarded(whole, tmp_path, *PROGRESS).run_dir
     state = load_training_state(folder / "checkpoints" / "rl")
     assert state["counters"]["iteration"] == 2 and state["reward"]["switched"] is True
-    monkeypatch.setattr(pipeline, "fit_and_judge", lambda *_: pytest.fail("the reward was there already"))
+    monkeypatch.setattr(reward_phases, "fit_and_judge", lambda *_: pytest.fail("the reward was there already"))
     run_pipeline(guarded(whole, tmp_path, *PROGRESS))
     assert_same_weights(weights(straight), weights(folder))
     plain = run_pipeline(guarded(whole, tmp_path, "name=plain", "rl.iterations=4"))
@@ -308,13 +312,13 @@ def test_a_run_goes_on_with_progress_and_resumes_with_it(whole, tmp_path, monkey
 
 
 def test_a_progress_reward_that_is_not_good_enough_ends_the_run(whole, tmp_path, monkeypatch):
-    plain = pipeline.fit_and_judge
+    plain = reward_phases.fit_and_judge
 
     def judged_badly(*arguments):
         quality, figures = plain(*arguments)
         return dataclasses.replace(quality, verdict="bad", reasons=["it is made up"]), figures
 
-    monkeypatch.setattr(pipeline, "fit_and_judge", judged_badly)
+    monkeypatch.setattr(reward_phases, "fit_and_judge", judged_badly)
     with pytest.raises(UserError, match=r"it is made up.*reward_check\.on_bad=warn"):
         run_pipeline(guarded(whole, tmp_path, *PROGRESS, "reward_check.on_bad=stop"))
 
@@ -378,7 +382,7 @@ def test_a_failure_after_something_was_made_keeps_it(copy, tmp_path, monkeypatch
 def test_a_copied_folder_goes_on_under_its_new_name(copy, tmp_path, monkeypatch):
     renamed = copy.rename(tmp_path / "renamed")
     for name in ("collect_demonstrations", "train_sft"):
-        monkeypatch.setattr(pipeline, name, lambda *_, **__: pytest.fail("a complete phase ran again"))
+        monkeypatch.setattr(phase_module, name, lambda *_, **__: pytest.fail("a complete phase ran again"))
     assert run_pipeline(small(tmp_path, "name=renamed", "rl.iterations=4")) == renamed
     assert load_training_state(renamed / "checkpoints" / "rl")["counters"]["iteration"] == 4
     assert configs.load(renamed / "config.yaml").name == "renamed" and not copy.exists()
@@ -386,14 +390,15 @@ def test_a_copied_folder_goes_on_under_its_new_name(copy, tmp_path, monkeypatch)
 
 # ----------------------------------------------------------------------------------------------- best and numbered policies
 def test_the_best_policy_and_the_last_ones_are_kept(whole, tmp_path, monkeypatch, capsys):
-    plain, wins = pipeline._evaluate, iter([1, 1, 4, 3, 4])  # SFT; before iterations 1, 2 and 3; RL
+    plain, wins = context.evaluate_held_out, iter([1, 1, 4, 3, 4])  # SFT; before iterations 1, 2 and 3; RL
 
     def evaluate(*arguments, **changes):
         result, k = plain(*arguments, **changes), next(wins)
         outcomes = [dataclasses.replace(o, success=i < k) for i, o in enumerate(result.outcomes)]
         return dataclasses.replace(result, outcomes=outcomes)
 
-    monkeypatch.setattr(pipeline, "_evaluate", evaluate)
+    for owner in (phase_module, rl_phase):
+        monkeypatch.setattr(owner, "evaluate_held_out", evaluate)
     start = f"checkpoint={whole / 'checkpoints' / 'sft'}"
     folder = run_pipeline(small(tmp_path, start, "rl.eval_every=1", "rl.keep_checkpoints=2"))
     assert [p.name for p in sorted((folder / "checkpoints").glob("rl_*"))] == ["rl_2", "rl_3"]
@@ -495,7 +500,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_the_last_good_checkpoint(be
 
 def test_a_full_disk_is_named_and_the_run_resumes(before_rl, tmp_path, monkeypatch, whole):
     with monkeypatch.context() as patch:
-        interrupt(patch, checkpoint, "_save_tensors", 3, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        interrupt(patch, checkpoint, "save_tensors", 3, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
         with pytest.raises(DiskFull, match=r"the disk is full: .*rl could not be written.*resumes"):
             run_pipeline(small(tmp_path))
     assert load_training_state(before_rl / "checkpoints" / "rl")["counters"]["iteration"] == 1

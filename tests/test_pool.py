@@ -17,7 +17,7 @@ from sim.inline import InlineEnv
 from sim.pool import ProcessPool
 from sim.toy import ToyConfig, ToyReach
 from vla_rl.errors import ConfigError, UserError
-from vla_rl.rollout import RolloutConfig, RolloutEngine
+from vla_rl.rollout.engine import RolloutConfig, RolloutEngine
 from vla_rl.types import ActionChunk, EpisodeSpec, PolicyOutput
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="looks into /proc")

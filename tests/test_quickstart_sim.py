@@ -10,11 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from vla_rl import cli, pipeline
+from vla_rl import build, cli
+from vla_rl.algorithms.curriculum import Curriculum
 from vla_rl.config import load
-from vla_rl.evaluate import evaluation_episodes
-from vla_rl.learning.plan import propose_episodes
-from vla_rl.metrics import read_metrics
+from vla_rl.evaluation.evaluate import evaluation_episodes
+from vla_rl.learning.online import OnlineRL
+from vla_rl.learning.plan import UNLIMITED, propose_episodes
+from vla_rl.reporting.metrics import read_metrics
+from vla_rl.run import context, phases
+from vla_rl.run.opening import select_tasks
 from vla_rl.types import EpisodeSpec
 
 pytestmark = [pytest.mark.real_sim, pytest.mark.slow]
@@ -84,11 +88,11 @@ def test_training_and_evaluation_start_from_different_states(run_folder):
     """Of the very episodes that this config runs: the objects lie elsewhere in all of them."""
     config = load(run_folder / "config.yaml")
     config.slots.workers = 0
-    simulator = pipeline.build.implementation("env", config.env_type)(config.env)
+    simulator = build.implementation("env", config.env_type)(config.env)
     try:
-        tasks = pipeline.select_tasks(simulator.tasks, config.tasks)
-        items = [(task.task_id, pipeline.UNLIMITED) for task in tasks]
-        curriculum = pipeline.Curriculum(config.curriculum, items)
+        tasks = select_tasks(simulator.tasks, config.tasks)
+        items = [(task.task_id, UNLIMITED) for task in tasks]
+        curriculum = Curriculum(config.curriculum, items)
         rl = propose_episodes(config.rl, curriculum, tasks, 0, 0, config.seed)
         collected = [EpisodeSpec(tasks[0].task_id, i, split="train") for i in range(DEMONSTRATIONS + VALIDATION)]
         held_out = evaluation_episodes(tasks, config.evaluate)
@@ -106,8 +110,8 @@ def test_training_and_evaluation_start_from_different_states(run_folder):
 
 
 def test_the_same_command_again_skips_what_is_complete(run_folder, monkeypatch, capsys):
-    for name in ("collect_demonstrations", "train_sft", "train_rl", "evaluate", "open_env"):
-        monkeypatch.setattr(pipeline, name, lambda *_, **__: pytest.fail("a complete phase ran again"))
+    for owner, name in ((phases, "collect_demonstrations"), (phases, "train_sft"), (OnlineRL, "run"), (context, "evaluate")):
+        monkeypatch.setattr(owner, name, lambda *_, **__: pytest.fail("a complete phase ran again"))
     assert start(run_folder.parent) == 0
     text = capsys.readouterr().out
     assert all(f"{name}: complete" in text for name in ("collect", "sft", "eval_sft", "rl", "eval_rl"))

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from vla_rl.errors import UserError
-from vla_rl.evaluate import EpisodeOutcome, EvaluationResult
-from vla_rl.metrics import MetricsLogger, write_json
+from vla_rl.evaluation.outcome import EpisodeOutcome, EvaluationResult
+from vla_rl.evaluation.statistics import mean_interval, wilson_interval
+from vla_rl.evaluation.video import Clip, have_video
 from vla_rl.reporting.charts import (
     Interval,
     Series,
@@ -29,11 +30,10 @@ from vla_rl.reporting.charts import (
 )
 from vla_rl.reporting.diagnostics import warnings
 from vla_rl.reporting.figures import learning_curve, paired, verdict
+from vla_rl.reporting.metrics import MetricsLogger, write_json
 from vla_rl.reporting.page import summary, write_report
 from vla_rl.reporting.runs import find_runs, load_run
 from vla_rl.reporting.study import group_runs, median_curve, spread
-from vla_rl.statistics import mean_interval, wilson_interval
-from vla_rl.video import Clip, have_video
 
 TASKS = ("lift_cube", "stack <b>")
 
@@ -88,7 +88,7 @@ def make_run(path, before=20, after=45, seed=0, iterations=12, video=False, conf
     )
     (path / "config.yaml").write_text(f"name: test\nseed: {seed}\nnote: a < b & c\n{config}")
     if video and have_video():
-        from vla_rl.evaluate import write_videos
+        from vla_rl.evaluation.clips import write_videos
 
         clip = Clip(np.full((6, 16, 16, 3), 90, np.uint8), 10.0, True, "lift_cube #0")
         write_videos(evaluation(20, clips=[clip]), path / "videos" / "sft.mp4")

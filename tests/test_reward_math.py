@@ -15,8 +15,8 @@ from reward_models import milestones as ms
 from reward_models import progress_math as pm
 from reward_models.shaping import ShapingConfig, potential_rewards, shaped_reward
 from reward_models.value_progress import two_hot
-from vla_rl import reward_quality as q
 from vla_rl.errors import ConfigError
+from vla_rl.rewards import quality as q
 
 CRITICS = [20, 15, -10, 60, -30, 40]
 

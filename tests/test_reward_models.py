@@ -28,7 +28,7 @@ from reward_models.value_progress import ValueProgress, ValueProgressConfig
 from reward_models.vlac import VLAC, InternVLBackend, Question, VLACConfig, parse_done, parse_score, rich_number
 from vla_rl.config import compose
 from vla_rl.errors import ConfigError, MissingDependency, UserError
-from vla_rl.reward_quality import judge, spearman
+from vla_rl.rewards.quality import judge, spearman
 
 SMALL = {"updates": 70, "batch_size": 24, "learning_rate": 4e-3}
 MODELS = {

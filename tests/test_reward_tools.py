@@ -19,7 +19,7 @@ from reward_models.pairwise import PairwiseConfig
 from reward_models.process import ProcessConfig
 from reward_models.shaping import ShapedProgress, ShapingConfig, shaped_reward
 from reward_models.success import TaskSuccess, TaskSuccessConfig
-from vla_rl import cli, pipeline, reward_data, reward_tools
+from vla_rl import cli
 from vla_rl.algorithms.advantages import decision_discounts, discounted_returns
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.checkpoint import CheckpointError
@@ -27,15 +27,11 @@ from vla_rl.config import compose
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.interfaces import FittedReward, ProgressReward, RewardModel
 from vla_rl.learning.groups import GroupBuffer
-from vla_rl.metrics import MetricsLogger, read_metrics
-from vla_rl.pipeline import run_pipeline
-from vla_rl.reward_quality import Figures, RewardCheckConfig, backwards, decide, judge, render_quality, write_quality
-from vla_rl.rewards import (
-    CoEvolvingReward,
-    CombinedConfig,
-    CombinedReward,
+from vla_rl.reporting.metrics import MetricsLogger, read_metrics
+from vla_rl.rewards import sources as reward_data
+from vla_rl.rewards import tools as reward_tools
+from vla_rl.rewards.build import (
     RewardContext,
-    RewardScorer,
     build_reward,
     fit_updates,
     is_fitted,
@@ -43,6 +39,12 @@ from vla_rl.rewards import (
     load_reward,
     save_reward,
 )
+from vla_rl.rewards.combined import CombinedReward
+from vla_rl.rewards.quality import Figures, RewardCheckConfig, backwards, decide, judge, render_quality, write_quality
+from vla_rl.rewards.scorer import CoEvolvingReward, RewardScorer
+from vla_rl.run import reward_phases
+from vla_rl.run.pipeline import run_pipeline
+from vla_rl.settings import CombinedConfig
 from vla_rl.splits import stable_seed
 from vla_rl.types import RolloutBatch
 
@@ -421,7 +423,7 @@ def test_a_bad_reward_stops_a_run(run, tmp_path, monkeypatch):
         quality, figures = reward_tools.fit_and_judge(*arguments)
         return dataclasses.replace(quality, verdict="bad", reasons=["it is made up"]), figures
 
-    monkeypatch.setattr(pipeline, "fit_and_judge", judged_badly)
+    monkeypatch.setattr(reward_phases, "fit_and_judge", judged_badly)
     start = [f"checkpoint={run / 'checkpoints' / 'sft'}", f"dataset={run / 'dataset'}", "phases=[reward]"]
     config = compose([*TOY, *PAIRWISE, *start, f"output_dir={tmp_path}", "reward_check.on_bad=stop"])
     with pytest.raises(UserError, match=r"it is made up.*reward_check.on_bad=warn"):

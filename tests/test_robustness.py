@@ -14,13 +14,16 @@ from test_evaluate import Seeker
 from policies.nano_vla import NanoVLA
 from policies.normalization import VectorStats
 from sim.inline import InlineEnv
-from vla_rl import cli, pipeline
+from vla_rl import cli
 from vla_rl.checkpoint import save_checkpoint
 from vla_rl.config import compose
 from vla_rl.errors import ConfigError
-from vla_rl.evaluate import EvaluateConfig, EvaluationResult, evaluate, evaluation_episodes, task_gap
-from vla_rl.robustness import choose, compare_robustness, perturbed_episodes, run_robustness
-from vla_rl.rollout import RolloutEngine
+from vla_rl.evaluation.evaluate import evaluate, evaluation_episodes
+from vla_rl.evaluation.outcome import EvaluationResult, task_gap
+from vla_rl.evaluation.robustness import choose, compare_robustness, perturbed_episodes, run_robustness
+from vla_rl.rollout.engine import RolloutEngine
+from vla_rl.run.pipeline import run_pipeline
+from vla_rl.settings import EvaluateConfig
 from vla_rl.specs import EpisodeSpec
 
 DECLARED = PerturbedToy.perturbations
@@ -123,7 +126,7 @@ def checkpoint(tmp_path_factory):
     spec = PerturbedToy().embodiment
     stats = [VectorStats.identity(dim).to_dict() for dim in (spec.action_dim, spec.proprio_dim)]
     save_checkpoint(Path(config.checkpoint), NanoVLA.from_statistics(config.policy, spec, *stats), keep_last_good=False)
-    pipeline.run_pipeline(config)
+    run_pipeline(config)
     return Path(config.checkpoint)
 
 

@@ -13,7 +13,7 @@ from sim.inline import InlineEnv
 from sim.pool import ProcessPool
 from sim.toy import CAMERA, ToyConfig, ToyReach
 from vla_rl.errors import ConfigError, EmbodimentMismatch, UserError
-from vla_rl.rollout import RolloutConfig, RolloutEngine, pooled_stats
+from vla_rl.rollout.engine import RolloutConfig, RolloutEngine, pooled_stats
 from vla_rl.splits import stable_seed
 from vla_rl.types import (
     ActionChunk,

@@ -8,10 +8,11 @@ from statistics import mean
 import numpy as np
 import pytest
 
-from vla_rl import build, preflight
+from vla_rl import build
 from vla_rl.config import RunConfig, compose
 from vla_rl.errors import ConfigError
 from vla_rl.paths import config_dir
+from vla_rl.run import preflight
 from vla_rl.types import EpisodeSpec
 
 RUNS = sorted(path.stem for path in (config_dir() / "run").glob("*.yaml"))

@@ -10,11 +10,11 @@ import types
 
 import pytest
 
-from vla_rl import sinks as module
 from vla_rl.config import compose
 from vla_rl.errors import ConfigError, MissingPackage
-from vla_rl.metrics import MetricsLogger
-from vla_rl.sinks import WandbConfig, sinks, wandb_mode
+from vla_rl.reporting import sinks as module
+from vla_rl.reporting.metrics import MetricsLogger
+from vla_rl.reporting.sinks import WandbConfig, sinks, wandb_mode
 
 
 def logger(folder, say=print, name="toy", tensorboard=False, tree=None, **wandb):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vla_rl.statistics import (
+from vla_rl.evaluation.statistics import (
     clopper_pearson_interval,
     compare_paired,
     difference_interval,

@@ -103,7 +103,7 @@ REGISTRY: dict[str, dict[str, Entry]] = {
     },
     "reward": {
         "success": Entry("reward_models.success:TaskSuccess", "reward_models.settings:TaskSuccessConfig"),
-        "combined": Entry("vla_rl.rewards:CombinedReward", "vla_rl.settings:CombinedConfig"),
+        "combined": Entry("vla_rl.rewards.combined:CombinedReward", "vla_rl.settings:CombinedConfig"),
         "srpo": Entry("reward_models.srpo:SRPO", "reward_models.settings:SRPOConfig"),
         "pairwise": Entry("reward_models.pairwise:PairwiseCritic", "reward_models.settings:PairwiseConfig"),
         "process": Entry("reward_models.process:ProcessReward", "reward_models.settings:ProcessConfig"),

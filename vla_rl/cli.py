@@ -268,12 +268,12 @@ def run_collect(arguments: argparse.Namespace) -> None:
 
 
 def _run(overrides: Sequence[str], arguments: argparse.Namespace, report: bool = True) -> None:
-    from vla_rl import preflight
     from vla_rl.config import compose
+    from vla_rl.run import preflight
 
     config = compose(overrides)
     preflight.check(config, fresh=arguments.fresh)  # before the seconds that torch takes to import
-    from vla_rl.pipeline import plan, run_pipeline
+    from vla_rl.run.pipeline import plan, run_pipeline
 
     if arguments.dry_run:
         print(plan(config, fresh=arguments.fresh))
@@ -283,7 +283,7 @@ def _run(overrides: Sequence[str], arguments: argparse.Namespace, report: bool =
 
 
 def run_eval(arguments: argparse.Namespace) -> None:
-    from vla_rl import preflight
+    from vla_rl.run import preflight
 
     config = _eval_config(arguments.checkpoint, arguments.suite, arguments.overrides)
     own = arguments.suite is None and _recorded(arguments.checkpoint).is_file()
@@ -302,7 +302,7 @@ def run_eval(arguments: argparse.Namespace) -> None:
         raise ConfigError("--levels belongs to --perturb: add --perturb all, or leave it out")
     for path in paths:
         preflight.check_start(config, path)
-    from vla_rl.pipeline import evaluate_checkpoints
+    from vla_rl.evaluation.checkpoints import evaluate_checkpoints
 
     document = evaluate_checkpoints(
         config,
@@ -357,7 +357,7 @@ def _eval_config(checkpoint: Path, suite: str | None, overrides: Sequence[str]) 
 
 
 def run_distill(arguments: argparse.Namespace) -> None:
-    from vla_rl import preflight
+    from vla_rl.run import preflight
     from vla_rl.settings import DistillConfig
 
     names = ("steps", "method", "episodes", "updates", "learning_rate", "evaluate_episodes", "seed")
@@ -366,7 +366,7 @@ def run_distill(arguments: argparse.Namespace) -> None:
     folder = arguments.out or checkpoint.with_name(f"{checkpoint.name}_student{settings.steps}")
     config = _eval_config(checkpoint, None, arguments.overrides)
     preflight.check_start(config, checkpoint)
-    from vla_rl.distill import distill
+    from vla_rl.run.distill import distill
 
     document = distill(config, checkpoint, settings, folder)
     print(f"wrote {folder}")
@@ -377,7 +377,7 @@ def run_export(arguments: argparse.Namespace) -> None:
     from vla_rl.files import check_checkpoint
 
     check_checkpoint(arguments.checkpoint)
-    from vla_rl.pipeline import export_policy
+    from vla_rl.run.opening import export_policy
 
     export_policy(arguments.checkpoint, arguments.folder)
     print(f"wrote {arguments.folder}")
@@ -395,8 +395,8 @@ def run_report(arguments: argparse.Namespace) -> None:
 
 
 def run_export_rerun(arguments: argparse.Namespace) -> None:
-    from vla_rl.rerun_export import export_rerun
-    from vla_rl.reward_data import load_source
+    from vla_rl.data.rerun_export import export_rerun
+    from vla_rl.rewards.sources import load_source
 
     if arguments.limit < 0 or arguments.episodes < 1:
         raise ConfigError("export-rerun needs --limit >= 0 and --episodes >= 1")
@@ -406,7 +406,7 @@ def run_export_rerun(arguments: argparse.Namespace) -> None:
 
 
 def run_advise(arguments: argparse.Namespace) -> None:
-    from vla_rl.advise import advise
+    from vla_rl.evaluation.advise import advise
 
     _write(arguments.json, advise(arguments.run, rollouts=arguments.rollouts, overrides=arguments.overrides))
 
@@ -441,7 +441,7 @@ def _reward_sources(arguments: argparse.Namespace) -> tuple[Any, list[Any]]:
         raise UserError("name what to read: a dataset, a run or rollouts (vla-rl reward score FOLDER reward=NAME)")
     options = [o for o in arguments.overrides if "=" in o and not o.startswith("data=")]
     config = compose([*([] if any(o.startswith("run=") for o in options) else ["~run"]), *options])
-    from vla_rl.reward_data import load_source
+    from vla_rl.rewards.sources import load_source
 
     reading = {"limit": arguments.limit, "episodes": arguments.episodes, "checkpoint": arguments.policy}
     return config, [load_source(folder, stride=config.reward_check.stride, **reading) for folder in folders]
@@ -467,7 +467,7 @@ def _reward_folder(arguments: argparse.Namespace, config: Any) -> Path:
 
 
 def run_reward_score(arguments: argparse.Namespace) -> None:
-    from vla_rl.reward_tools import run_score
+    from vla_rl.rewards.tools import run_score
 
     config, sources = _reward_sources(arguments)
     options = {"videos": arguments.videos, "preferences": arguments.preferences}
@@ -475,9 +475,9 @@ def run_reward_score(arguments: argparse.Namespace) -> None:
 
 
 def run_reward_fit(arguments: argparse.Namespace) -> None:
-    from vla_rl.metrics import Progress
-    from vla_rl.reward_tools import run_fit
-    from vla_rl.rewards import fit_updates
+    from vla_rl.reporting.progress import Progress
+    from vla_rl.rewards.build import fit_updates
+    from vla_rl.rewards.tools import run_fit
 
     config, sources = _reward_sources(arguments)
     folder = _reward_folder(arguments, config)
@@ -495,7 +495,7 @@ def run_reward_fit(arguments: argparse.Namespace) -> None:
 
 
 def run_reward_quality(arguments: argparse.Namespace) -> int:
-    from vla_rl.reward_tools import run_quality
+    from vla_rl.rewards.tools import run_quality
 
     config, sources = _reward_sources(arguments)
     folder = _reward_folder(arguments, config)
@@ -505,7 +505,7 @@ def run_reward_quality(arguments: argparse.Namespace) -> int:
 
 def run_bench_reward(arguments: argparse.Namespace) -> None:
     from vla_rl.config import compose
-    from vla_rl.reward_tools import BENCHED, bench_reward
+    from vla_rl.rewards.tools import BENCHED, bench_reward
 
     named = [o for o in arguments.overrides if o.startswith("reward=")]
     options = [o for o in arguments.overrides if not o.startswith("reward=")]
@@ -522,7 +522,7 @@ def run_bench_reward(arguments: argparse.Namespace) -> None:
 
 
 def run_bench_learn(arguments: argparse.Namespace) -> None:
-    from vla_rl.bench_learn import bench_against, bench_runs, split_overrides
+    from vla_rl.evaluation.bench_learn import bench_against, bench_runs, split_overrides
 
     if arguments.against:
         against = split_overrides(arguments.against)
@@ -561,7 +561,7 @@ def run_bench_policy(arguments: argparse.Namespace) -> None:
 
 def _write(path: Path | None, document: Any) -> None:
     if path is not None:
-        from vla_rl.metrics import write_json
+        from vla_rl.reporting.metrics import write_json
 
         write_json(path, document)
         print(f"wrote {path}")

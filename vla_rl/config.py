@@ -20,8 +20,8 @@ from vla_rl import build
 from vla_rl.algorithms.settings import CurriculumConfig, ImitationConfig
 from vla_rl.errors import ConfigError
 from vla_rl.paths import config_dir
+from vla_rl.reporting.sinks import WandbConfig
 from vla_rl.settings import EvaluateConfig, RewardCheckConfig, RolloutConfig
-from vla_rl.sinks import WandbConfig
 
 PHASES = ("collect", "sft", "eval_sft", "reward", "rl", "eval_rl", "report")
 # What may differ when a run is resumed, and between the runs of a study: it says how and where to compute, not what.

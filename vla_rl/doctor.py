@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vla_rl import build
-from vla_rl.metrics import available_cores, cpu_name, total_memory_bytes
+from vla_rl.reporting.machine import available_cores, cpu_name, total_memory_bytes
 
 OK, FAIL, MISSING = "ok", "fail", "missing"
 GL_BACKENDS = ("egl", "osmesa", "glfw")

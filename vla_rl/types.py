@@ -212,7 +212,7 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class RolloutResult:
-    """``trajectories`` in the order of the episodes; ``stats`` as `vla_rl.rollout.RolloutEngine.collect` describes them."""
+    """``trajectories`` in the order of the episodes; ``stats`` as `RolloutEngine.collect` describes them."""
 
     trajectories: list[Trajectory]
     stats: dict[str, float | int]

@@ -201,7 +201,7 @@ class ConsistencyVLA(DenoisingBase):
         return self._target[0]
 
     def distillation_state(self) -> dict[str, Any]:
-        """What distillation needs to go on, besides the weights: fit for `vla_rl.checkpoint.save_state`."""
+        """What distillation needs to go on, besides the weights: fit for `vla_rl.storage.save_state`."""
         return {"target": [dict(target.state_dict()) for target in self._target]}
 
     def load_distillation_state(self, state: Mapping[str, Any]) -> None:

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vla_rl.checkpoint import load_state, save_state
 from vla_rl.data.codec import trajectory_from_state, trajectory_state
 from vla_rl.errors import UserError
+from vla_rl.storage import load_state, save_state
 from vla_rl.types import Observation, Trajectory, Transitions
 
 

@@ -15,7 +15,8 @@ from vla_rl.algorithms.imitation import Imitation
 from vla_rl.algorithms.validation import described, input_use, verdict
 from vla_rl.checkpoint import load_training_state, load_weights, restoring, save_checkpoint
 from vla_rl.learning.counters import Counters
-from vla_rl.metrics import MetricsLogger, Progress
+from vla_rl.reporting.metrics import MetricsLogger
+from vla_rl.reporting.progress import Progress
 from vla_rl.types import Observation
 
 

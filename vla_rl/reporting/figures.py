@@ -7,11 +7,11 @@ from typing import Any
 
 from vla_rl.algorithms import validation
 from vla_rl.errors import UserError
-from vla_rl.evaluate import EpisodeOutcome, compare, summarise, task_gap
+from vla_rl.evaluation.outcome import EpisodeOutcome, compare, summarise, task_gap
+from vla_rl.evaluation.statistics import PairedComparison
 from vla_rl.reporting import words
 from vla_rl.reporting.charts import percent
 from vla_rl.reporting.runs import RunData
-from vla_rl.statistics import PairedComparison
 
 _VALIDATION = "validation/"
 

@@ -1,4 +1,4 @@
-"""``report.html`` and ``summary.json`` of a run folder (see `vla_rl.metrics` for what one holds) or of a folder of runs.
+"""``report.html`` and ``summary.json`` of a run folder (`metrics.py` says what one holds) or of a folder of runs.
 
 The page is one file that asks the network for nothing: style, charts (SVG) and videos (base64) are inside.
 """
@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.errors import UserError
-from vla_rl.evaluate import summarise, task_gap_text
-from vla_rl.metrics import write_json
+from vla_rl.evaluation.outcome import summarise, task_gap_text
 from vla_rl.reporting import figures, sections, study_page, words
 from vla_rl.reporting.charts import Interval, Series, episode_squares, interval_chart, line_chart, percent, short
 from vla_rl.reporting.diagnostics import DIAGNOSTICS, warnings
+from vla_rl.reporting.metrics import write_json
 from vla_rl.reporting.runs import RunData, find_runs, is_run, load_run
 from vla_rl.reporting.study import group_runs
 

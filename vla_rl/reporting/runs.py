@@ -1,4 +1,4 @@
-"""Reading run folders (see `vla_rl.metrics` for what one holds): what is missing stays empty, what is damaged is noted."""
+"""Reading run folders (see `metrics.py` for what one holds): what is missing stays empty, what is damaged is noted."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.errors import UserError
-from vla_rl.evaluate import EvaluationResult
-from vla_rl.metrics import BEST_FILE, METRICS_FILE, read_metrics
+from vla_rl.evaluation.outcome import EvaluationResult
 from vla_rl.reporting import words
+from vla_rl.reporting.metrics import BEST_FILE, METRICS_FILE, read_metrics
 
 _DEPTH = 3  # folders below the one named in which runs are looked for
 _SET_ASIDE = re.compile(r"\.\d{8}-\d{6}$")  # what --fresh moved away

@@ -15,11 +15,11 @@ from statistics import fmean, median
 from typing import Any
 
 from vla_rl.config import MACHINE_KEYS
-from vla_rl.evaluate import summarise
+from vla_rl.evaluation.outcome import summarise
+from vla_rl.evaluation.statistics import compare_paired, mean_interval, wilson_interval
 from vla_rl.reporting import figures, words
 from vla_rl.reporting.charts import percent
 from vla_rl.reporting.runs import RunData
-from vla_rl.statistics import compare_paired, mean_interval, wilson_interval
 
 _PATHS = ("checkpoint", "dataset")  # may name the seed's own folder
 _SHOWN = 8  # differing keys in a headline

@@ -16,10 +16,11 @@ from typing import Any
 
 from vla_rl.algorithms.validation import BLIND, WEAK
 from vla_rl.config import RunConfig
-from vla_rl.dataset import episode_lengths
+from vla_rl.data.lerobot_reader import episode_lengths
 from vla_rl.errors import ConfigError, UserError
-from vla_rl.evaluate import EvaluationResult
-from vla_rl.guard import (
+from vla_rl.evaluation.outcome import EvaluationResult
+from vla_rl.evaluation.statistics import difference_interval, wilson_interval
+from vla_rl.learning.guard import (
     Guard,
     advice,
     better_start,
@@ -27,10 +28,9 @@ from vla_rl.guard import (
     image_figures,
     more_exploration,
 )
-from vla_rl.metrics import METRICS_FILE, read_metrics
-from vla_rl.preflight import check_run, is_sparse
+from vla_rl.reporting.metrics import METRICS_FILE, read_metrics
+from vla_rl.run.preflight import check_run, is_sparse
 from vla_rl.splits import stable_seed
-from vla_rl.statistics import difference_interval, wilson_interval
 from vla_rl.types import EpisodeSpec, TaskSpec
 
 GOOD, WATCH, BAD = "good", "watch", "bad"
@@ -355,15 +355,18 @@ def group_episodes(tasks: Sequence[TaskSpec], episodes: int, size: int, seed: in
 
 def roll_out_groups(figures: Figures, config: RunConfig, checkpoint: Path, episodes: int) -> None:
     """Roll out the start with sampled actions; fills ``sampled``, ``mixed`` and ``group_size``."""
-    from vla_rl import pipeline
+    from vla_rl.devices import pick_device
+    from vla_rl.reporting.progress import Progress
+    from vla_rl.rollout.engine import RolloutEngine
+    from vla_rl.run import opening
 
     size = config.rl.group_size if config.rl.group_size > 1 else GROUP
-    with contextlib.closing(pipeline.open_env(config)) as env, pipeline.Progress() as progress:
-        policy = pipeline.acting_policy(config, checkpoint, env.embodiment).to(pipeline.pick_device(config.device))
-        tasks = pipeline.select_tasks(env.tasks, config.tasks, exclude=config.held_out_tasks)
+    with contextlib.closing(opening.open_env(config)) as env, Progress() as progress:
+        policy = opening.acting_policy(config, checkpoint, env.embodiment).to(pick_device(config.device))
+        tasks = opening.select_tasks(env.tasks, config.tasks, exclude=config.held_out_tasks)
         specs = group_episodes(tasks, episodes, size, config.seed)
         with progress.task("rollouts", len(specs)) as bar:
-            engine = pipeline.RolloutEngine(env, policy, config.rollout)
+            engine = RolloutEngine(env, policy, config.rollout)
             wins = [t.success for t in engine.collect(specs, progress=bar.update).trajectories]
     groups = [wins[i : i + size] for i in range(0, len(wins), size)]
     figures.sampled, figures.sampled_by = Rate(sum(wins), len(wins)), "the rollouts just made"

@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 
-from vla_rl.checkpoint import load_state, save_state
 from vla_rl.data.codec import trajectory_from_state, trajectory_state
-from vla_rl.dataset import DemonstrationDataset, load_demonstrations
+from vla_rl.data.demonstrations import DemonstrationDataset
+from vla_rl.data.lerobot_reader import load_demonstrations
 from vla_rl.errors import UserError
 from vla_rl.splits import stable_seed
+from vla_rl.storage import load_state, save_state
 from vla_rl.types import EmbodimentSpec, EpisodeSpec, Observation, TaskSpec, Trajectory
 
 ROLLOUTS = "rollouts"
@@ -180,7 +181,10 @@ def _fingerprint(config: Any, checkpoint: Path) -> str:
 
 def _of_run(folder: Path, episodes: int, checkpoint: str, overrides: Sequence[str]) -> Source:
     from vla_rl import config as configs
-    from vla_rl import pipeline
+    from vla_rl.devices import pick_device
+    from vla_rl.reporting.progress import Progress
+    from vla_rl.rollout.engine import RolloutEngine
+    from vla_rl.run import opening
 
     config = configs.override(configs.load(folder / "config.yaml"), list(overrides))
     names = [checkpoint] if checkpoint else ["rl", "sft"]
@@ -196,12 +200,12 @@ def _of_run(folder: Path, episodes: int, checkpoint: str, overrides: Sequence[st
     if (kept / "state.json").is_file():
         trajectories = load_rollouts(kept)
         return Source(trajectories, None, config, f"{len(trajectories)} rollouts kept in {kept}")
-    with contextlib.closing(pipeline.open_env(config)) as env, pipeline.Progress() as progress:
-        policy = pipeline.acting_policy(config, found, env.embodiment)
-        policy.to(pipeline.pick_device(config.device))
-        tasks = pipeline.select_tasks(env.tasks, config.tasks, exclude=config.held_out_tasks)
+    with contextlib.closing(opening.open_env(config)) as env, Progress() as progress:
+        policy = opening.acting_policy(config, found, env.embodiment)
+        policy.to(pick_device(config.device))
+        tasks = opening.select_tasks(env.tasks, config.tasks, exclude=config.held_out_tasks)
         with progress.task("rollouts", episodes) as bar:
-            engine = pipeline.RolloutEngine(env, policy, config.rollout)
+            engine = RolloutEngine(env, policy, config.rollout)
             trajectories, _ = roll_out(engine, tasks, episodes, config.seed, bar.update)
         embodiment = env.embodiment
     save_rollouts(kept, trajectories)

@@ -27,10 +27,10 @@ import torch
 from torch import Tensor
 
 from vla_rl.errors import UserError
-from vla_rl.metrics import write_json
+from vla_rl.evaluation.statistics import wilson_interval
 from vla_rl.reporting.charts import Series, line_chart, percent
+from vla_rl.reporting.metrics import write_json
 from vla_rl.settings import RewardCheckConfig
-from vla_rl.statistics import wilson_interval
 from vla_rl.types import Observation, Trajectory
 
 BINS = 10

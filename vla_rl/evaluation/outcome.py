@@ -1,38 +1,23 @@
-"""Evaluation: success on fixed initial states, with intervals; two results compare pairwise, episode by episode.
-
-Episode i of a task is initial state i of the split (training never sees the held-out split), with the split's
-instructions in turn. The outcome depends on that and on the policy alone, so two policies, or one policy before and
-after training, meet exactly the same episodes.
-"""
+"""How episodes went: one by one, summed up, and compared."""
 
 from __future__ import annotations
 
 import json
-import logging
-import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from vla_rl.errors import ConfigError, UserError
-from vla_rl.interfaces import Env
-from vla_rl.metrics import write_json
-from vla_rl.rollout import RolloutEngine
-from vla_rl.settings import EvaluateConfig
+from vla_rl.errors import UserError
+from vla_rl.evaluation.statistics import PairedComparison, compare_paired, difference_interval, wilson_interval
+from vla_rl.evaluation.video import Clip
+from vla_rl.reporting.metrics import write_json
 from vla_rl.specs import FAILURE_KINDS
-from vla_rl.splits import stable_seed
-from vla_rl.statistics import PairedComparison, compare_paired, difference_interval, wilson_interval
-from vla_rl.types import EmbodimentSpec, EpisodeSpec, TaskSpec, Trajectory
-from vla_rl.video import Clip, grid, have_video, write_mp4
+from vla_rl.types import EmbodimentSpec, Trajectory
 
 NOT_TOLD = "not told"  # how an episode failed
-_PORTION_BYTES = 2**30
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -260,117 +245,6 @@ def task_gap_text(gap: Mapping[str, Any]) -> str:
     )
 
 
-# -------------------------------------------------------------------------------------------------------------- running
-def evaluation_episodes(tasks: Sequence[TaskSpec], config: EvaluateConfig) -> list[EpisodeSpec]:
-    """The fixed episodes of an evaluation: initial states 0, 1, 2 … of the split, tasks and instructions in turn."""
-    episodes = []
-    for i in range(config.episodes_per_task):
-        for task in tasks:
-            texts = task.held_out_instructions if config.split == "held_out" else task.instructions
-            seed = stable_seed("evaluate", config.seed, task.task_id, i)
-            episodes.append(
-                EpisodeSpec(
-                    task_id=task.task_id,
-                    init_state_id=i,
-                    split=config.split,
-                    seed=seed,
-                    group_id=len(episodes),
-                    instruction_index=i % max(1, len(texts)),
-                    rollout_id=f"evaluate-{config.split}-{config.seed}-{task.task_id}-{i}",
-                )
-            )
-    return episodes
-
-
-def evaluate(
-    engine: RolloutEngine,
-    tasks: Sequence[TaskSpec],
-    config: EvaluateConfig | None = None,
-    *,
-    progress: Callable[[int, int, int], None] | None = None,
-    episodes: Sequence[EpisodeSpec] | None = None,
-) -> EvaluationResult:
-    """Run ``config.episodes_per_task`` episodes of every task, or the given ``episodes`` of them, and say how they went.
-
-    ``progress`` gets (episodes finished, all episodes, successes). Episodes run in portions whose images fit in 1 GiB.
-
-    Raises:
-        ConfigError: no task is given.
-    """
-    config = config or EvaluateConfig()
-    if not tasks:
-        raise ConfigError("there is no task to evaluate on; name at least one")
-    env, spec = engine.env, engine.env.embodiment
-    episodes = evaluation_episodes(tasks, config) if episodes is None else episodes
-    portion = _portion(engine, tasks)
-    outcomes: list[EpisodeOutcome] = []
-    clips: list[Clip] = []
-    failure_clips: dict[str, Clip] = {}
-    totals: dict[str, float] = {}
-    first: Trajectory | None = None
-    started = time.perf_counter()
-    for start in range(0, len(episodes), portion):
-        finished, won = len(outcomes), sum(o.success for o in outcomes)
-
-        def report(done: int, _: int, successes: int, finished: int = finished, won: int = won) -> None:
-            if progress is not None:
-                progress(finished + done, len(episodes), won + successes)
-
-        result = engine.collect(episodes[start : start + portion], deterministic=config.deterministic, progress=report)
-        first = first or result.trajectories[0]
-        outcomes += [outcome(t, spec) for t in result.trajectories]
-        for name in ("decisions", "control_steps", "policy_seconds", "wait_seconds", "seconds", "retries"):
-            totals[name] = totals.get(name, 0.0) + float(result.stats.get(name, 0.0))
-        if config.video_episodes and have_video():
-            shown = result.trajectories[: config.video_episodes - len(clips)]
-            fresh = [t for t in _first_failures(result.trajectories) if t.failure not in failure_clips]
-            chosen = {id(t): t for t in [*shown, *fresh]}  # each is replayed once
-            made = dict(zip(chosen, make_clips(env, list(chosen.values()))))
-            clips += [made[id(t)] for t in shown]
-            failure_clips |= {t.failure: made[id(t)] for t in fresh}
-    seconds = time.perf_counter() - started
-    decisions = max(1.0, totals["decisions"])
-    assert first is not None
-    return EvaluationResult(
-        outcomes=outcomes,
-        split=config.split,
-        seed=config.seed,
-        deterministic=config.deterministic,
-        control_hz=spec.control_hz,
-        jerk_unit=jerk_unit(spec),
-        seconds=seconds,
-        seconds_per_decision=totals["policy_seconds"] / decisions,
-        latency_s=_latency(engine, first, config.deterministic),
-        engine=totals,
-        clips=clips,
-        failure_clips={kind: failure_clips[kind] for kind in FAILURE_KINDS if kind in failure_clips},
-    )
-
-
-def _first_failures(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """The first episode of each kind of failure."""
-    return list({t.failure: t for t in reversed(trajectories) if t.failure}.values())
-
-
-def _portion(engine: RolloutEngine, tasks: Sequence[TaskSpec]) -> int:
-    executed = engine.config.replan_steps or engine.policy.chunk_length
-    decisions = math.ceil(max(task.horizon for task in tasks) / executed) + 1
-    image_bytes = sum(c.height * c.width * 3 for c in engine.env.embodiment.cameras)
-    return max(engine.env.num_slots, _PORTION_BYTES // max(1, decisions * image_bytes))
-
-
-def _latency(engine: RolloutEngine, trajectory: Trajectory, deterministic: bool, repeats: int = 5) -> float:
-    """Median seconds of a decision for one observation alone (after a first, uncounted one)."""
-    observation = trajectory.observations[:1].without_privileged()
-    times = []
-    with torch.inference_mode():
-        for _ in range(repeats + 1):
-            started = time.perf_counter()
-            engine.policy.act(observation, deterministic=deterministic, seeds=[0]).chunk.actions.cpu()
-            times.append(time.perf_counter() - started)
-    return float(np.median(times[1:]))
-
-
 def outcome(trajectory: Trajectory, spec: EmbodimentSpec) -> EpisodeOutcome:
     """The figures of one finished episode."""
     return EpisodeOutcome(
@@ -412,103 +286,6 @@ def mean_jerk(actions: np.ndarray, spec: EmbodimentSpec) -> float | None:
 def jerk_unit(spec: EmbodimentSpec) -> str:
     units = list(dict.fromkeys(spec.action_units[i] for i in _moving_dims(spec)))
     return " & ".join(units) + "/s³"
-
-
-# --------------------------------------------------------------------------------------------------------------- videos
-def make_clips(env: Env, trajectories: Sequence[Trajectory]) -> list[Clip]:
-    """A clip per episode from its first camera.
-
-    A rollout keeps images only at decisions. In a simulator an episode is determined by its initial state and actions,
-    so an env whose attribute ``repeatable`` is True steps it again, one control step at a time, for the images in
-    between; where that does not end the same way, and on a real robot, the images at decisions have to do.
-    """
-    hz, camera = env.embodiment.control_hz, env.embodiment.camera_names[0]
-    again = _replay(env, trajectories, camera) if getattr(env, "repeatable", False) else {}
-    clips = []
-    for i, t in enumerate(trajectories):
-        decisions = torch.cat([t.observations.images[camera], t.final_observation.images[camera]]).cpu().numpy()
-        frames = again.get(i)
-        if frames is not None and len(frames) == t.num_control_steps + 1 and np.array_equal(frames[-1], decisions[-1]):
-            clips.append(Clip(np.stack(frames), hz, t.success, _label(t)))
-        else:
-            clips.append(Clip(decisions, hz * len(t) / t.num_control_steps, t.success, _label(t)))
-    return clips
-
-
-def _label(t: Trajectory) -> str:
-    how = f" · {t.failure.replace('_', ' ')}" if t.failure else ""
-    return f"{t.episode.task_id} #{t.episode.init_state_id} · {t.num_control_steps} steps{how}"
-
-
-def _replay(env: Env, trajectories: Sequence[Trajectory], camera: str) -> dict[int, list[np.ndarray]]:
-    """Images uint8 [H W 3] at every control step of the episodes (by index), in all slots at once.
-
-    An episode that fails is missing. Always waits for every request it made, so that no event is left for others.
-    """
-    todo = list(range(len(trajectories)))[::-1]
-    live: dict[int, tuple[int, Iterator[np.ndarray]]] = {}  # slot → episode, actions still to do
-    frames: dict[int, list[np.ndarray]] = {}
-
-    def take_next(slot: int) -> None:
-        if todo:
-            index = todo.pop()
-            live[slot], frames[index] = (index, iter(executed_actions(trajectories[index]))), []
-            env.start(slot, trajectories[index].episode)
-
-    for slot in range(env.num_slots):
-        take_next(slot)
-    while live:
-        for event in env.poll(None):
-            index, actions = live.pop(event.slot)
-            if event.error is not None or event.observation is None:
-                del frames[index]
-                take_next(event.slot)
-                continue
-            frames[index].append(event.observation.images[camera].copy())  # a pool reuses its memory
-            ended = event.step is not None and (event.step.terminated or event.step.truncated)
-            action = None if ended else next(actions, None)
-            if action is None:
-                take_next(event.slot)
-            else:
-                live[event.slot] = (index, actions)
-                env.step(event.slot, action[None])
-    return frames
-
-
-def write_videos(result: EvaluationResult, path: str | Path, *, control_hz: float | None = None) -> Path | None:
-    """Write the result's clips as one grid video in real time; None (with a warning) where none were recorded.
-
-    ``control_hz`` caps the frame rate at 30; it defaults to the result's own.
-    """
-    if not result.clips:
-        _log.warning(
-            "no video %s: %s", path, "PyAV is not installed" if not have_video() else "no episode was recorded"
-        )
-        return None
-    return _write_grid(path, result.clips, control_hz or result.control_hz)
-
-
-def write_failure_videos(result: EvaluationResult, path: str | Path) -> dict[str, Path]:
-    """Write one video per kind of failure that occurred, beside the grid ``path``: ``<its stem>_failure_<kind>.mp4``.
-
-    Returns {kind: file}. What an earlier evaluation of that name has left of other kinds is removed.
-    """
-    path, written = Path(path), {}
-    for kind in FAILURE_KINDS:
-        target = path.with_name(f"{path.stem}_failure_{kind}{path.suffix}")
-        if kind in result.failure_clips:
-            written[kind] = _write_grid(target, [result.failure_clips[kind]], result.control_hz)
-        else:
-            target.unlink(missing_ok=True)
-    return written
-
-
-def _write_grid(path: str | Path, clips: Sequence[Clip], most_hz: float) -> Path:
-    frames, hz = grid(clips)
-    if hz > 30:
-        skip = math.ceil(hz / 30)
-        frames, hz = (f for i, f in enumerate(frames) if i % skip == 0), hz / skip
-    return write_mp4(path, frames, min(hz, most_hz))
 
 
 # ------------------------------------------------------------------------------------------------------------ comparing

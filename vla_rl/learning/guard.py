@@ -15,9 +15,9 @@ from typing import Any
 from vla_rl.algorithms.validation import verdict
 from vla_rl.config import RLConfig, RunConfig
 from vla_rl.errors import UserError
-from vla_rl.metrics import METRICS_FILE, read_metrics
-from vla_rl.preflight import reads_rewards
-from vla_rl.statistics import wilson_interval
+from vla_rl.evaluation.statistics import wilson_interval
+from vla_rl.reporting.metrics import METRICS_FILE, read_metrics
+from vla_rl.run.preflight import reads_rewards
 
 NO_SUCCESS, STILL = "no_success", "still"
 STILL_KL = 1e-6  # per entry: an update of any use moves the policy by more, and float32 noise by less

@@ -16,12 +16,13 @@ from torch import Tensor
 
 from vla_rl import build
 from vla_rl.errors import ConfigError, UserError
-from vla_rl.metrics import METRICS_FILE, read_metrics, write_json
-from vla_rl.reward_data import Source
-from vla_rl.reward_quality import Quality, RewardCheckConfig, judge, write_quality
-from vla_rl.rewards import CoEvolvingReward, RewardContext, build_reward, is_fitted, is_learned, save_reward
+from vla_rl.evaluation.video import Clip, grid, have_video, write_mp4
+from vla_rl.reporting.metrics import METRICS_FILE, read_metrics, write_json
+from vla_rl.rewards.build import RewardContext, build_reward, is_fitted, is_learned, save_reward
+from vla_rl.rewards.quality import Quality, RewardCheckConfig, judge, write_quality
+from vla_rl.rewards.scorer import CoEvolvingReward
+from vla_rl.rewards.sources import Source
 from vla_rl.types import EpisodeSpec, Observation, Trajectory
-from vla_rl.video import Clip, grid, have_video, write_mp4
 
 Progress = Callable[[int, float], None]
 BENCHED = ("success", "srpo", "pairwise", "process", "classifier", "value_progress")

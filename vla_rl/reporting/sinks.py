@@ -1,7 +1,7 @@
 """Where metrics go besides ``metrics.jsonl``: CSV files, TensorBoard, Weights & Biases.
 
-`sinks` names those that a run asks for. `vla_rl.metrics.MetricsLogger` opens them when there is something to log, so that a
-run that never gets so far leaves nothing behind, and gives them what earlier sessions had logged.
+`sinks` names those that a run asks for. `MetricsLogger` opens them when there is something to log, so that a run that never
+gets so far leaves nothing behind, and gives them what earlier sessions had logged.
 """
 
 from __future__ import annotations

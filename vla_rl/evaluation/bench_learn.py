@@ -19,10 +19,11 @@ from typing import Any
 from vla_rl import config as configs
 from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError, UserError
-from vla_rl.evaluate import EvaluationResult
+from vla_rl.evaluation.outcome import EvaluationResult
 from vla_rl.files import read_json
-from vla_rl.metrics import METRICS_FILE, read_metrics, versions
-from vla_rl.pipeline import run_pipeline
+from vla_rl.reporting.machine import versions
+from vla_rl.reporting.metrics import METRICS_FILE, read_metrics
+from vla_rl.run.pipeline import run_pipeline
 
 PARTS = ("simulate", "act", "score", "update", "critic", "rest")
 RULE = "the first held-out evaluation at or above the level after which none fell below it"

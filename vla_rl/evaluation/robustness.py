@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from vla_rl.errors import ConfigError
-from vla_rl.evaluate import EpisodeOutcome, EvaluateConfig, EvaluationResult, evaluate, evaluation_episodes, summarise
-from vla_rl.rollout import RolloutEngine
+from vla_rl.evaluation.evaluate import evaluate, evaluation_episodes
+from vla_rl.evaluation.outcome import EpisodeOutcome, EvaluationResult, summarise
+from vla_rl.evaluation.statistics import PairedComparison, compare_paired
+from vla_rl.rollout.engine import RolloutEngine
+from vla_rl.settings import EvaluateConfig
 from vla_rl.specs import EpisodeSpec, Perturbation, TaskSpec
-from vla_rl.statistics import PairedComparison, compare_paired
 
 ALL = "all"
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vla_rl.dataset import encode_png
+from vla_rl.data.lerobot_writer import encode_png
 from vla_rl.errors import MissingPackage, UserError
-from vla_rl.reward_data import Source
+from vla_rl.rewards.sources import Source
 from vla_rl.types import Observation, Trajectory
 
 

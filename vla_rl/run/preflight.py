@@ -19,7 +19,7 @@ from vla_rl.algorithms.settings import advantage_entry
 from vla_rl.config import PHASES, RunConfig, checked
 from vla_rl.devices import check_device
 from vla_rl.errors import ConfigError, UserError
-from vla_rl.metrics import available_cores, default_threads
+from vla_rl.reporting.machine import available_cores, default_threads
 from vla_rl.settings import refuse_potential_in_groups
 
 _MEGABYTE = 10**6

@@ -19,14 +19,18 @@ from torch import Tensor
 
 from vla_rl.algorithms.imitation import learning_rate_factor
 from vla_rl.algorithms.optim import GuardedStep, even_split, load_optimizer_state, make_adamw, optimizer_state
-from vla_rl.checkpoint import RunLock, load_training_state, load_weights, save_checkpoint
+from vla_rl.checkpoint import load_training_state, load_weights, save_checkpoint
 from vla_rl.config import RunConfig
+from vla_rl.devices import pick_device
 from vla_rl.errors import ConfigError
-from vla_rl.evaluate import EvaluationResult, compare, comparison_text, evaluate
-from vla_rl.metrics import Progress, write_json
-from vla_rl.pipeline import open_env, open_policy, pick_device, select_tasks
-from vla_rl.reward_data import load_rollouts, roll_out, save_rollouts
-from vla_rl.rollout import RolloutEngine
+from vla_rl.evaluation.evaluate import evaluate
+from vla_rl.evaluation.outcome import EvaluationResult, compare, comparison_text
+from vla_rl.reporting.metrics import write_json
+from vla_rl.reporting.progress import Progress
+from vla_rl.rewards.sources import load_rollouts, roll_out, save_rollouts
+from vla_rl.rollout.engine import RolloutEngine
+from vla_rl.run.lock import RunLock
+from vla_rl.run.opening import open_env, open_policy, select_tasks
 from vla_rl.settings import DistillConfig
 from vla_rl.types import Observation, TaskSpec
 

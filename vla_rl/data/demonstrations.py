@@ -1,0 +1,197 @@
+"""Demonstrations in memory: episodes, chunks to imitate, and how they are drawn."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vla_rl.data.lerobot_format import ACTION_KEY, STATE_KEY, DatasetError
+from vla_rl.data.lerobot_writer import feature_statistics
+from vla_rl.errors import ConfigError
+from vla_rl.types import EmbodimentSpec, Observation
+
+
+# -------------------------------------------------------------------------------------------------------------- reading
+@dataclass(frozen=True)
+class DemonstrationEpisode:
+    """What is known of one episode. ``success``, ``task_id`` and ``init_state_id`` are None in foreign datasets."""
+
+    start: int
+    length: int
+    instruction: str
+    success: bool | None = None
+    task_id: str | None = None
+    init_state_id: int | None = None
+
+
+class DemonstrationDataset:
+    """Demonstrations in memory: a decision at every control step, with the chunk of actions that followed.
+
+    ``images`` {camera: uint8 [n H W 3]}, ``proprio`` float32 [n p], ``actions`` float32 [n a] (physical units) hold all
+    n control steps of all episodes; ``statistics`` {"action" | "observation.state": {"min", "max", "mean", "std",
+    "q01", "q99", …: float32 [d]}} are computed from them.
+    """
+
+    def __init__(
+        self,
+        embodiment: EmbodimentSpec,
+        images: dict[str, Tensor],
+        proprio: Tensor,
+        actions: Tensor,
+        instruction_index: Tensor,
+        instructions: Sequence[str],
+        episodes: Sequence[DemonstrationEpisode],
+        chunk_length: int,
+    ):
+        if chunk_length < 1:
+            raise ConfigError(f"chunk_length={chunk_length} must be at least 1")
+        self.embodiment, self.chunk_length = embodiment, chunk_length
+        self.images, self.proprio, self.actions = images, proprio, actions
+        self.instructions, self.episodes = tuple(instructions), tuple(episodes)
+        self._instruction_index = instruction_index
+        self._end = torch.empty(len(actions), dtype=torch.long)
+        for e in episodes:
+            self._end[e.start : e.start + e.length] = e.start + e.length
+        self.statistics = {
+            key: {k: v.astype(np.float32) for k, v in feature_statistics(values.numpy()).items() if k != "count"}
+            for key, values in ((STATE_KEY, proprio), (ACTION_KEY, actions))
+        }
+
+    def __len__(self) -> int:
+        """Control steps."""
+        return len(self.actions)
+
+    @property
+    def action_stats(self) -> dict[str, list[float]]:
+        """``low, high, mean, std, q01, q99`` per action dimension, in physical units: what normalisation needs."""
+        return _short_stats(self.statistics[ACTION_KEY])
+
+    @property
+    def proprio_stats(self) -> dict[str, list[float]]:
+        """``low, high, mean, std, q01, q99`` per proprio dimension, in physical units."""
+        return _short_stats(self.statistics[STATE_KEY])
+
+    def at(self, index: Tensor) -> tuple[Observation, Tensor, Tensor]:
+        """Rows ``index`` int64 [b] → (Observation [b], actions float32 [b h a], valid bool [b h]).
+
+        Chunk t is the actions of control steps t … t+h−1; past the episode's end the last action repeats and
+        ``valid`` is False.
+        """
+        index = torch.as_tensor(index, dtype=torch.long)
+        steps = index[:, None] + torch.arange(self.chunk_length)
+        valid = steps < self._end[index][:, None]
+        steps = torch.minimum(steps, self._end[index][:, None] - 1)
+        observation = Observation(
+            images={name: frames[index] for name, frames in self.images.items()},
+            proprio=self.proprio[index],
+            instruction=tuple(self.instructions[i] for i in self._instruction_index[index].tolist()),
+        )
+        return observation, self.actions[steps], valid
+
+    def subset(self, keep: Sequence[Tensor | None]) -> DemonstrationDataset:
+        """Only the control steps that ``keep`` marks: bool [length] per episode, or None to leave the episode out.
+
+        Raises `DatasetError` where nothing remains.
+        """
+        rows, episodes, start = [], [], 0
+        for episode, mask in zip(self.episodes, keep, strict=True):
+            if mask is None or not mask.any():
+                continue
+            rows.append(episode.start + torch.nonzero(mask).flatten())
+            episodes.append(dataclasses.replace(episode, start=start, length=len(rows[-1])))
+            start += len(rows[-1])
+        if not rows:
+            raise DatasetError("No demonstration remains after filtering; ask for other tasks, or keep more of the data.")
+        index = torch.cat(rows)
+        return DemonstrationDataset(
+            self.embodiment, {k: v[index] for k, v in self.images.items()}, self.proprio[index], self.actions[index],
+            self._instruction_index[index], self.instructions, episodes, self.chunk_length,
+        )  # fmt: skip
+
+    def split(
+        self, validation_episodes: int, largest_share: float = 0.2
+    ) -> tuple[DemonstrationDataset, DemonstrationDataset | None]:
+        """What to train on, and the last ``validation_episodes`` of each task, which are kept out (at most ``largest_share``
+        of the task's; None where that leaves none). Tasks are told apart by ``task_id``, else by instruction."""
+        by_task: dict[str, list[int]] = {}
+        for i, e in enumerate(self.episodes):
+            by_task.setdefault(e.task_id or e.instruction, []).append(i)
+        kept_out: set[int] = set()
+        for rows in by_task.values():
+            kept_out |= set(rows[len(rows) - min(validation_episodes, int(largest_share * len(rows))) :])
+        if not kept_out:
+            return self, None
+        whole = [torch.ones(e.length, dtype=torch.bool) for e in self.episodes]
+        train = self.subset([None if i in kept_out else mask for i, mask in enumerate(whole)])
+        return train, self.subset([mask if i in kept_out else None for i, mask in enumerate(whole)])
+
+    def evenly(self, rows: int) -> tuple[Observation, Tensor, Tensor]:
+        """At most ``rows`` control steps spread evenly over all episodes; returns what `at` returns."""
+        return self.at(torch.linspace(0, len(self) - 1, min(rows, len(self))).round().long())
+
+    def sample(self, batch_size: int, generator: torch.Generator | None = None) -> tuple[Observation, Tensor, Tensor]:
+        """``batch_size`` control steps drawn uniformly with replacement; returns what `at` returns."""
+        return self.at(torch.randint(len(self), (batch_size,), generator=generator))
+
+    def batches(
+        self, batch_size: int, generator: torch.Generator | None = None
+    ) -> Iterator[tuple[Observation, Tensor, Tensor]]:
+        """One epoch in random order; the last batch may be smaller."""
+        for index in torch.randperm(len(self), generator=generator).split(batch_size):
+            yield self.at(index)
+
+
+class DatasetSampler:
+    """Draws batches of ``batch_size`` decisions from a `DemonstrationDataset` for ever (a `Sampler` for `Imitation`)."""
+
+    def __init__(self, dataset: DemonstrationDataset, batch_size: int, seed: int = 0):
+        self.dataset, self.batch_size = dataset, batch_size
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def next_batch(self) -> tuple[Observation, Tensor, Tensor]:
+        """Observation [b], actions float32 [b h a] in physical units, valid bool [b h]."""
+        return self.dataset.sample(self.batch_size, self.generator)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.generator.set_state(state["generator"].cpu())
+
+
+def _short_stats(stats: Mapping[str, np.ndarray]) -> dict[str, list[float]]:
+    names = {"low": "min", "high": "max", "mean": "mean", "std": "std", "q01": "q01", "q99": "q99"}
+    return {short: stats[name].tolist() for short, name in names.items()}
+
+
+def dataset_of_episodes(
+    episodes: Iterable[Mapping[str, Any]], embodiment: EmbodimentSpec, chunk_length: int = 1
+) -> DemonstrationDataset:
+    """A dataset of episodes as a collector returns them (see `DemonstrationWriter.add_episode`); takes their images away,
+    so that they are in memory once. Raises `DatasetError` where there is no episode.
+    """
+    kept, known, start = list(episodes), [], 0
+    if not kept:
+        raise DatasetError("There is no demonstration to read; ask for other tasks or another folder.")
+    instructions = list(dict.fromkeys(e["instruction"] for e in kept))
+    for e in kept:
+        fields = {name: e[name] for name in ("instruction", "success", "task_id", "init_state_id")}
+        known.append(DemonstrationEpisode(start, len(e["actions"]), **fields))
+        start += len(e["actions"])
+    proprio, actions = (
+        torch.from_numpy(np.concatenate([e[name] for e in kept]).astype(np.float32)) for name in ("proprio", "actions")
+    )
+    images = {}
+    for camera in embodiment.camera_names:
+        frames = np.empty((start, *kept[0]["images"][camera].shape[1:]), np.uint8)
+        for e, episode in zip(kept, known, strict=True):
+            frames[episode.start : episode.start + episode.length] = e["images"].pop(camera)
+        images[camera] = torch.from_numpy(frames)
+    index = torch.tensor([instructions.index(e.instruction) for e in known for _ in range(e.length)])
+    return DemonstrationDataset(embodiment, images, proprio, actions, index, instructions, known, chunk_length)

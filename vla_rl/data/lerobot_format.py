@@ -1,0 +1,65 @@
+"""LeRobotDataset v3, without the hub: what its reader and its writer share.
+
+Layout (v3.0): ``meta/info.json`` (features), ``meta/stats.json``, ``meta/tasks.parquet`` (instructions),
+``meta/episodes/chunk-*/file-*.parquet`` (one row an episode), ``data/chunk-*/file-*.parquet`` (one row a control step)
+and, where cameras are stored as video, ``videos/<camera>/chunk-*/file-*.mp4``. Ours adds ``meta/embodiment.json`` and,
+per episode, the columns ``success``, ``task_id`` and ``init_state_id``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vla_rl.errors import MissingPackage, UserError
+from vla_rl.types import EmbodimentSpec
+
+STATE_KEY, ACTION_KEY, IMAGE_PREFIX = "observation.state", "action", "observation.images."
+QUANTILES = (0.01, 0.10, 0.50, 0.90, 0.99)
+AGAIN = "write or fetch the dataset again"
+_FILE = "chunk-{chunk_index:03d}/file-{file_index:03d}"
+_DEFAULT_FEATURES = {
+    "timestamp": "float32", "frame_index": "int64", "episode_index": "int64", "index": "int64", "task_index": "int64"
+}  # fmt: skip
+
+
+class DatasetError(UserError):
+    """A dataset folder that cannot be written or read. The message names the folder and the remedy."""
+
+
+def image_key(camera: str) -> str:
+    return IMAGE_PREFIX + camera
+
+
+def pyarrow_package():
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise MissingPackage("pyarrow", "lerobot", "Reading and writing demonstration datasets") from None
+    return pyarrow
+
+
+def av_package():
+    try:
+        import av
+    except ImportError:
+        raise MissingPackage("av", "lerobot", "A dataset that stores its cameras as video") from None
+    return av
+
+
+def lerobot_features(embodiment: EmbodimentSpec, video: bool = False) -> dict[str, dict[str, Any]]:
+    """The ``features`` table of ``meta/info.json`` for an embodiment."""
+    kind = "video" if video else "image"
+    features: dict[str, dict[str, Any]] = {}
+    for c in embodiment.cameras:
+        shape = [c.height, c.width, 3]
+        features[image_key(c.name)] = {"dtype": kind, "shape": shape, "names": ["height", "width", "channels"]}
+        if kind == "video":
+            features[image_key(c.name)]["info"] = {
+                "video.height": c.height, "video.width": c.width, "video.codec": "h264", "video.pix_fmt": "yuv420p",
+                "video.is_depth_map": False, "video.fps": embodiment.control_hz, "video.channels": 3,
+                "has_audio": False,
+            }  # fmt: skip
+    for key, names in ((STATE_KEY, embodiment.proprio_names), (ACTION_KEY, embodiment.action_names)):
+        features[key] = {"dtype": "float32", "shape": [len(names)], "names": list(names)}
+    return features | {k: {"dtype": v, "shape": [1], "names": None} for k, v in _DEFAULT_FEATURES.items()}

@@ -1,0 +1,1 @@
+"""What a policy does on episodes that it was not trained on."""

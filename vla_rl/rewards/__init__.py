@@ -1,0 +1,1 @@
+"""Reward models at work: built, combined, fitted, judged, and scoring episodes."""

@@ -1,0 +1,151 @@
+"""Reward models: made from the config, linked to the algorithm, saved and loaded; and what may be asked of any of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vla_rl import build
+from vla_rl.checkpoint import CheckpointError, restoring
+from vla_rl.errors import ConfigError
+from vla_rl.interfaces import RewardModel
+from vla_rl.reporting.metrics import write_json
+from vla_rl.settings import refuse_potential_in_groups
+from vla_rl.storage import load_state, save_state
+from vla_rl.types import EmbodimentSpec
+
+REWARD_FILE, STATE_FOLDER = "reward.json", "state"
+
+
+# ------------------------------------------------------------------------------------------------------------- building
+@dataclass(frozen=True)
+class RewardContext:
+    """What surrounds a reward model: the algorithm's config, the robot, the policy RL starts from, and how far apart
+    (control steps) the frames of demonstrations are."""
+
+    algorithm: Any = None
+    embodiment: EmbodimentSpec | None = None
+    policy: Any = None
+    stride: int = 4
+
+
+def build_reward(kind: str, config: Any, context: RewardContext | None = None) -> RewardModel:
+    """The reward model ``kind`` of the config, its trained state loaded where ``config.checkpoint`` names one.
+
+    Raises `ConfigError` where the reward cannot work with this algorithm or policy, `CheckpointError` for a bad folder.
+    """
+    context = context or RewardContext()
+    config = linked_to_algorithm(config, context.algorithm)
+    target = build.implementation("reward", kind)
+    if kind == "combined":
+        model = target(config, lambda part, part_config: build_reward(part, part_config, context))
+    elif reads_policy(config):
+        model = target(config, image_features(context.policy))
+    else:
+        model = target(config)
+    if context.embodiment is not None and hasattr(model, "set_embodiment"):
+        model.set_embodiment(context.embodiment, context.stride)
+    if is_learned(model) and getattr(config, "checkpoint", ""):
+        load_reward(config.checkpoint, kind, model)
+    if getattr(config, "reference", "") and hasattr(model, "set_references"):
+        from vla_rl.rewards.sources import trajectories_of_dataset
+
+        model.set_references(trajectories_of_dataset(config.reference, context.embodiment, stride=context.stride))
+    return model
+
+
+def reads_policy(config: Any) -> bool:
+    """Whether a reward's config (or one of its parts) asks for the policy's own image features."""
+    parts = getattr(config, "parts", None) or {}
+    return getattr(getattr(config, "encoder", None), "type", "") == "policy" or any(
+        (part.get("encoder") or {}).get("type") == "policy" for part in parts.values()
+    )
+
+
+def image_features(policy: Any) -> Callable[[Tensor], Tensor]:
+    """The policy's own image features. Raises `ConfigError` where there is no policy, or it has none."""
+    if policy is None or not hasattr(policy, "image_features"):
+        who = "no policy is at hand" if policy is None else f"{type(policy).__name__} has none"
+        raise ConfigError(
+            f"reward.encoder.type=policy needs a policy with image_features(frames), and {who}: use the reward inside a run "
+            f"with such a policy, or choose reward.encoder.type=pooled, timm or vjepa2"
+        )
+    return policy.image_features
+
+
+def linked_to_algorithm(config: Any, algorithm: Any) -> Any:
+    """The reward's config with discount and end of episodes taken from the algorithm, where it leaves them open.
+
+    Raises `ConfigError` for a potential under group-relative advantages.
+    """
+    shaping = getattr(config, "shaping", None)
+    if shaping is None or algorithm is None or not hasattr(shaping, "truncated_end"):
+        return config
+    advantage = getattr(algorithm, "advantage", "gae")
+    refuse_potential_in_groups(shaping, algorithm)
+    changes: dict[str, Any] = {}
+    if shaping.gamma < 0:
+        changes["gamma"] = getattr(algorithm, "gamma", 1.0)
+        changes["gamma_per_control_step"] = getattr(algorithm, "gamma_per_control_step", False)
+    if shaping.truncated_end == "auto":
+        # Group-relative advantages and reinforce++ sum rewards to the end and never bootstrap there.
+        bootstraps = advantage == "gae" and getattr(algorithm, "bootstrap_truncated", True)
+        changes["truncated_end"] = "keep" if bootstraps else "zero"
+    return dataclasses.replace(config, shaping=dataclasses.replace(shaping, **changes))
+
+
+def is_learned(reward: Any) -> bool:
+    return bool(getattr(reward, "learned", False))
+
+
+def fit_updates(config: Any) -> int:
+    """How many updates `fit` makes (of several parts: the longest), for a progress bar."""
+    parts = [config.part(name, part)[1] for name, part in getattr(config, "parts", {}).items()]
+    return max([1, *[getattr(c, "updates", 1) for c in (config, *parts)]])
+
+
+def is_fitted(reward: Any) -> bool:
+    """Whether a learned reward can score already."""
+    parts = getattr(reward, "parts", None)
+    if parts is not None:
+        return all(is_fitted(p.reward) for p in parts.values() if is_learned(p.reward))
+    return bool(reward.state_dict().get("fitted", True))
+
+
+# --------------------------------------------------------------------------------------------------------------- saving
+def save_reward(folder: Path | str, kind: str, config: Any, reward: Any, figures: Mapping[str, Any] | None = None) -> None:
+    """Write a trained reward: ``reward.json`` (type, config, figures of the fit) and ``state/`` (no pickles)."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_state(folder / STATE_FOLDER, reward.state_dict())
+    write_json(folder / REWARD_FILE, {"type": kind, "config": dataclasses.asdict(config), "figures": dict(figures or {})})
+
+
+def load_reward(folder: Path | str, kind: str, reward: Any) -> None:
+    """Load what `save_reward` wrote into ``reward``. Raises `CheckpointError` that names the folder."""
+    folder = Path(folder)
+    try:
+        stored = json.loads((folder / REWARD_FILE).read_text(encoding="utf-8"))["type"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(
+            f"reward.checkpoint={folder} is no trained reward ({error}). Give a folder that 'vla-rl reward fit' wrote"
+        ) from error
+    if stored != kind:
+        raise CheckpointError(
+            f"reward.checkpoint={folder} holds a reward of type {stored!r}, the config asks for {kind!r}: use "
+            f"reward={stored}"
+        )
+    state = load_state(folder / STATE_FOLDER)
+    with restoring(folder, f"a trained reward of type {kind!r}"):
+        reward.load_state_dict(state)
+
+
+def metrics_of(reward: Any) -> dict[str, float]:
+    """What the reward model says of its last `score`; empty for one that says nothing."""
+    return reward.metrics() if hasattr(reward, "metrics") else {}

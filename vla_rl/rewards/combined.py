@@ -1,0 +1,140 @@
+"""A reward that is a weighted sum of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vla_rl.algorithms.advantages import RunningScale, decision_discounts, discounted_returns
+from vla_rl.errors import UserError
+from vla_rl.interfaces import RewardModel
+from vla_rl.rewards.build import build_reward, is_fitted, is_learned, metrics_of
+from vla_rl.settings import CombinedConfig
+from vla_rl.types import Trajectory
+
+
+# ------------------------------------------------------------------------------------------------------------- combined
+@dataclass
+class Part:
+    reward: RewardModel
+    weight: float
+    scale: RunningScale = field(default_factory=RunningScale)
+    largest: float = 0.0
+
+    def amounts(self, rewards: Sequence[Tensor], trajectories: Sequence[Trajectory]) -> Tensor:
+        """What says how much this part pays: its sum over each trajectory [m]; of a potential, which sums to −Φ of the
+        start whatever happens, the discounted reward to go of each decision [n], which is −Φ(s) beside the success."""
+        shaping = getattr(getattr(self.reward, "config", None), "shaping", None)
+        if getattr(shaping, "mode", "") != "potential":
+            return torch.stack([r.sum() for r in rewards])
+        gamma = shaping.gamma if shaping.gamma >= 0 else 1.0
+        valid = torch.cat([t.valid for t in trajectories])
+        discounts = decision_discounts(valid, gamma, shaping.gamma_per_control_step)
+        return discounted_returns(torch.cat(list(rewards)), discounts, torch.tensor([len(r) for r in rewards]))
+
+    def divisor(self, amounts: Tensor, normalise: str) -> float:
+        """What this part is divided by, statistics of its `amounts` taken in first; 1 while there is no spread."""
+        if normalise == "running_std":
+            value = self.scale.update(amounts - amounts.mean())
+        elif normalise == "range":
+            self.largest = value = max(self.largest, float(amounts.abs().max()))
+        else:
+            return 1.0
+        return value if value > 1e-6 else 1.0
+
+
+class CombinedReward:
+    """Weighted sum of reward models, each normalised for itself."""
+
+    def __init__(self, config: CombinedConfig, build_part: Callable[[str, Any], RewardModel] = build_reward):
+        self.config = config
+        self.parts: dict[str, Part] = {}
+        for name, options in config.parts.items():
+            kind, part_config, weight = config.part(name, options)
+            self.parts[name] = Part(build_part(kind, part_config), weight)
+        self._metrics: dict[str, float] = {}
+
+    @property
+    def learned(self) -> bool:
+        return any(is_learned(p.reward) for p in self.parts.values())
+
+    def score_parts(self, trajectories: Sequence[Trajectory]) -> dict[str, list[Tensor]]:
+        """Normalised, not yet weighted rewards per decision of each part."""
+        self._metrics = {}
+        out = {}
+        for name, part in self.parts.items():
+            rewards = part.reward.score(trajectories)
+            if rewards:
+                sums = torch.stack([r.sum() for r in rewards])
+                divisor = part.divisor(part.amounts(rewards, trajectories), self.config.normalise)
+                rewards = [r / divisor for r in rewards]
+                self._metrics |= {f"reward/{name}_mean": float(sums.mean()), f"reward/{name}_divisor": divisor}
+            out[name] = rewards
+            for key, value in metrics_of(part.reward).items():
+                self._metrics.setdefault(key, value)
+        return out
+
+    def score(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
+        """One float32 tensor [t] per trajectory."""
+        return self.total(self.score_parts(trajectories))
+
+    def total(self, parts: Mapping[str, Sequence[Tensor]]) -> list[Tensor]:
+        weighted = [[self.parts[name].weight * r for r in rewards] for name, rewards in parts.items()]
+        return [torch.stack(list(rows)).sum(0) for rows in zip(*weighted)]
+
+    def prepare(self, trajectory: Trajectory) -> None:
+        for part in self.parts.values():
+            if hasattr(part.reward, "prepare"):
+                part.reward.prepare(trajectory)
+
+    def metrics(self) -> dict[str, float]:
+        return dict(self._metrics)
+
+    @property
+    def wants_demonstrations(self) -> bool:
+        return any(getattr(p.reward, "wants_demonstrations", False) for p in self.parts.values())
+
+    def set_demonstrations(self, trajectories: Sequence[Trajectory]) -> None:
+        """Hand demonstrations to the parts that want some before RL."""
+        for part in self.parts.values():
+            if getattr(part.reward, "wants_demonstrations", False):
+                part.reward.set_demonstrations(trajectories)
+
+    def progress(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
+        """Weighted mean of what the parts that estimate progress say. Raises `UserError` where none does."""
+        able = [p for p in self.parts.values() if hasattr(p.reward, "progress") and p.weight > 0]
+        if not able:
+            raise UserError(
+                f"none of the parts {', '.join(self.parts)} with a positive weight estimates progress: judge a learned "
+                "reward"
+            )
+        total = sum(p.weight for p in able)
+        curves = [[p.weight / total * c for c in p.reward.progress(trajectories)] for p in able]
+        return [torch.stack(list(rows)).sum(0) for rows in zip(*curves)]
+
+    def fit(
+        self, trajectories: Sequence[Trajectory], progress: Callable[[int, float], None] | None = None
+    ) -> dict[str, float]:
+        """Train the parts that are not trained yet, or all learned ones where all are."""
+        able = {n: p.reward for n, p in self.parts.items() if is_learned(p.reward)}
+        chosen = {n: r for n, r in able.items() if not is_fitted(r)} or able
+        figures = {}
+        for name, reward in chosen.items():
+            figures |= {f"{name}_{k}": v for k, v in reward.fit(trajectories, progress).items()}
+        return figures
+
+    def state_dict(self) -> dict[str, Any]:
+        states = {n: p.reward.state_dict() for n, p in self.parts.items() if hasattr(p.reward, "state_dict")}
+        scales = {n: {"scale": p.scale.state_dict(), "largest": p.largest} for n, p in self.parts.items()}
+        return {"fitted": is_fitted(self), "parts": states, "scales": scales}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, inner in state["parts"].items():
+            self.parts[name].reward.load_state_dict(inner)
+        for name, saved in state["scales"].items():
+            self.parts[name].scale.load_state_dict(saved["scale"])
+            self.parts[name].largest = float(saved["largest"])

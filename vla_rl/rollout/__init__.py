@@ -1,0 +1,1 @@
+"""Episodes: the engine that runs them, and how they become trajectories."""

@@ -1,0 +1,1 @@
+"""A run: its folder, its phases, and what they open."""

@@ -1,0 +1,130 @@
+"""What the phases of a run share: config, logs, the open env, the start, the demonstrations, the held-out check."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vla_rl import build
+from vla_rl.checkpoint import save_checkpoint
+from vla_rl.config import RunConfig
+from vla_rl.data.demonstrations import DemonstrationDataset
+from vla_rl.data.lerobot_reader import load_demonstrations
+from vla_rl.data.published import load_published
+from vla_rl.devices import pick_device
+from vla_rl.evaluation.evaluate import evaluate
+from vla_rl.evaluation.outcome import EvaluationResult
+from vla_rl.files import read_json
+from vla_rl.interfaces import Env
+from vla_rl.reporting.metrics import BEST_FILE, MetricsLogger, write_json
+from vla_rl.reporting.progress import Progress
+from vla_rl.rollout.engine import RolloutEngine
+from vla_rl.run.opening import open_env, select_tasks
+from vla_rl.types import TaskSpec
+
+REWARD_FOLDER = "reward"
+
+
+@dataclass
+class Run:
+    """What the phases share. ``env`` is opened at first use and closed with the run."""
+
+    config: RunConfig
+    logger: MetricsLogger
+    progress: Progress
+    phases: dict[str, Any]
+    resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    @property
+    def dir(self) -> Path:
+        return self.config.run_dir
+
+    @functools.cached_property
+    def env(self) -> Env:
+        return self.resources.enter_context(contextlib.closing(open_env(self.config)))
+
+    @property
+    def train_tasks(self) -> list[TaskSpec]:
+        return select_tasks(self.env.tasks, self.config.tasks, exclude=self.config.held_out_tasks)
+
+    @property
+    def eval_tasks(self) -> list[TaskSpec]:
+        return self.train_tasks + self.held_out_tasks
+
+    @property
+    def held_out_tasks(self) -> list[TaskSpec]:
+        return select_tasks(self.env.tasks, self.config.held_out_tasks or None)
+
+    @property
+    def device(self) -> torch.device:
+        return pick_device(self.config.device)
+
+    def engine(self, policy: Any) -> RolloutEngine:
+        return RolloutEngine(self.env, policy, self.config.rollout)
+
+
+def keep_best(run: Run, policy: Any, iteration: int, result: EvaluationResult) -> dict[str, Any]:
+    """Keep the policy as ``checkpoints/best`` if more of the held-out episodes succeed than with any before; beside it,
+    ``best.json`` says which it is. All evaluations of a run meet the same episodes. Returns the note (empty: none)."""
+    c, note = run.config, run.dir / BEST_FILE
+    if "rl" not in c.phases or not c.rl.keep_best:
+        return {}
+    best = read_json(note, "remove it, and the next evaluation is the best") if note.exists() else {}
+    if not best or result.success_rate > best["success"]:
+        save_checkpoint(run.dir / "checkpoints" / "best", policy, keep_last_good=False)
+        best = {"iteration": iteration, "success": result.success_rate, "episodes": result.episodes}
+        write_json(note, best)
+    return best
+
+
+def start_checkpoint(run: Run) -> Path:
+    """Where evaluation and RL start: a checkpoint of this project, the result of SFT, or, where SFT is not among the phases,
+    the published checkpoint that the policy's own config names (kept in this project's form for the run)."""
+    c = run.config
+    trained, published = run.dir / "checkpoints" / "sft", run.dir / "checkpoints" / "published"
+    if c.checkpoint:
+        return Path(c.checkpoint)
+    if "sft" in c.phases or trained.exists() or not getattr(c.policy, "checkpoint", ""):
+        return trained
+    if not published.exists():
+        policy = build.implementation("policy", c.policy_type).from_published(c.policy, run.env.embodiment)
+        save_checkpoint(published, policy, keep_last_good=False)
+    return published
+
+
+def split_demonstrations(run: Run) -> tuple[DemonstrationDataset, DemonstrationDataset | None]:
+    """What SFT trains on and what it is checked on."""
+    collected = not run.config.dataset
+    return demonstrations(run).split(run.config.sft.validation_episodes, 1.0 if collected else 0.2)
+
+
+def demonstrations(run: Run) -> DemonstrationDataset:
+    """The data to imitate: what was collected, or ``dataset``, which may be in a form its benchmark published."""
+    c, embodiment = run.config, run.env.embodiment
+    form = build.env_entry(c.env_type).demonstrations
+    if not c.dataset or not form:
+        folder = Path(c.dataset) if c.dataset else run.dir / "dataset"
+        return load_demonstrations(folder, embodiment, chunk_length=c.policy.chunk_length)
+    return load_published(
+        build.attribute(form),
+        c.dataset,
+        embodiment,
+        c.policy.chunk_length,
+        instructions=[text for task in run.train_tasks for text in task.instructions],
+        episodes_per_task=c.collect.episodes_per_task,
+        keep_noops=c.collect.keep_noops,
+    )
+
+
+def evaluate_held_out(run: Run, policy: Any, label: str, **changes: Any) -> EvaluationResult:
+    settings = dataclasses.replace(run.config.evaluate, **changes)
+    with run.progress.task(f"evaluate {label}", len(run.eval_tasks) * settings.episodes_per_task) as bar:
+        result = evaluate(run.engine(policy), run.eval_tasks, settings, progress=bar.update)
+    result.held_out_tasks = [task.task_id for task in run.held_out_tasks]
+    return result

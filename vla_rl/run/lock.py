@@ -1,0 +1,60 @@
+"""One process per run folder."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from pathlib import Path
+
+from vla_rl.errors import UserError
+
+
+# ------------------------------------------------------------------------------------------------------------ run lock
+class RunLock:
+    """Holds a run folder for one process (``with RunLock(folder): ...``); a second one gets a `UserError`.
+
+    The kernel drops the lock when the process ends, however it ends. ``FILE`` stays behind and is harmless; a folder that
+    holds nothing else goes with it.
+    """
+
+    FILE = ".lock"
+
+    def __init__(self, folder: Path | str):
+        self.folder = Path(folder)
+        self._descriptor: int | None = None
+
+    def acquire(self) -> RunLock:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file = self.folder / self.FILE
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
+            os.close(descriptor)
+            raise UserError(
+                f"the run folder {self.folder} is in use by {owner}. Wait for that run to end, or give this one "
+                "another folder (name=...)"
+            ) from None
+        if not file.exists() or not os.path.samestat(os.fstat(descriptor), file.stat()):
+            os.close(descriptor)  # its owner took the folder away between our two calls
+            return self.acquire()
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        self._descriptor = descriptor
+        return self
+
+    def release(self) -> None:
+        if self._descriptor is not None:
+            if [path.name for path in self.folder.glob("*")] == [self.FILE]:
+                (self.folder / self.FILE).unlink()
+                self.folder.rmdir()
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> RunLock:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()

@@ -1,0 +1,103 @@
+"""A run: its folder, its phases, and how it picks up where it stopped.
+
+``outputs/<name>/`` holds ``config.yaml``, ``versions.json``, ``phases.json``, ``metrics.jsonl``, ``dataset/``,
+``reward/``, ``checkpoints/{sft,rl}``, ``eval_*.json``, ``videos/``, ``report.html`` and ``summary.json``. Each phase
+leaves its result there and is skipped once that is complete; an interrupted phase goes on from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from pathlib import Path
+
+import torch
+
+from vla_rl import config as configs
+from vla_rl.config import RunConfig
+from vla_rl.errors import TrainingDiverged
+from vla_rl.interfaces import Env
+from vla_rl.reporting.machine import MemoryWatch, versions
+from vla_rl.reporting.metrics import MetricsLogger, write_json
+from vla_rl.reporting.page import write_report
+from vla_rl.reporting.progress import Progress
+from vla_rl.reporting.sinks import sinks
+from vla_rl.run import preflight
+from vla_rl.run.context import Run
+from vla_rl.run.folder import changes, last_good_text, leave_no_name, produced, set_aside, take_folder
+from vla_rl.run.lock import RunLock
+from vla_rl.run.opening import checked_env
+from vla_rl.run.phases import DESCRIPTIONS, PHASE_FUNCTIONS
+
+
+def run_pipeline(config: RunConfig, *, fresh: bool = False) -> Path:
+    """Run every phase of ``config.phases`` that is not complete yet; returns the run folder."""
+    preflight.check(config, fresh=fresh)
+    folder, resources = config.run_dir, contextlib.ExitStack()
+    with resources:
+        env = checked_env(config, resources) if preflight.pending(config, fresh) else None
+        return _run_phases(config, folder, fresh, resources, env)
+
+
+def _run_phases(
+    config: RunConfig, folder: Path, fresh: bool, resources: contextlib.ExitStack, env: Env | None
+) -> Path:
+    """The phases of `run_pipeline`, with what its checks have opened."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with RunLock(folder), contextlib.ExitStack() as stack:
+        if fresh:
+            set_aside(folder)
+        stack.push(functools.partial(leave_no_name, folder))
+        take_folder(config, folder)
+        torch.set_num_threads(preflight.threads(config))
+        torch.manual_seed(config.seed)
+        phases = preflight.read_phases(folder)
+        write_json(folder / "versions.json", versions())
+        progress = stack.enter_context(Progress())
+        tree = configs.to_tree(config)
+        wanted = sinks(folder, config.name, config.wandb, config.tensorboard, tree, progress.say)
+        logger = stack.enter_context(MetricsLogger(folder, wanted))
+        memory = stack.enter_context(MemoryWatch(phases.get("peak_memory_bytes", 0)))
+        run = Run(config, logger, progress, phases, resources)
+        if env is not None:
+            run.env = env
+        for name in config.phases:
+            record = phases.setdefault(name, {"seconds": 0.0, "complete": False})
+            if record["complete"] and name != "report":
+                progress.say(f"{name}: complete ({record['seconds']:.0f} s), skipped")
+                continue
+            started, before = time.perf_counter(), record["seconds"]
+            progress.say(f"{name}: {DESCRIPTIONS[name]}")
+            counted = 0.0
+            try:
+                result = PHASE_FUNCTIONS[name](run) or {}
+                counted = result.pop("seconds", 0.0)  # by the phase itself; a killed process has not written them here
+                record |= result | {"complete": True}
+            except TrainingDiverged as error:
+                raise TrainingDiverged(f"{error}{last_good_text(folder, name)}") from error
+            finally:
+                record["seconds"] = max(counted, before + time.perf_counter() - started)
+                phases["peak_memory_bytes"] = memory.peak
+                write_json(folder / "phases.json", phases)
+        # The report's own seconds and the last peak are known only now.
+        write_report(folder)
+        progress.say(f"report: {folder / 'report.html'}")
+    return folder
+
+
+def plan(config: RunConfig, *, fresh: bool = False) -> str:
+    """The config and what `run_pipeline` would do with it, without doing or writing anything; raises as it would."""
+    preflight.check(config, fresh=fresh)
+    folder = config.run_dir
+    kept = produced(folder) and not fresh
+    if kept:
+        changes(config, folder)
+    phases = preflight.read_phases(folder) if kept else {}
+    state = "go on in" if kept else "start over in, with what is there kept aside:" if produced(folder) else "write to"
+    lines = [f"would {state} {folder}:"]
+    for name in config.phases:
+        record = phases.get(name, {})
+        done = record.get("complete") and name != "report"
+        lines.append(f"  {name:<9} {'complete, skipped' if done else DESCRIPTIONS[name]}")
+    return "\n".join([configs.to_yaml(config), *lines])

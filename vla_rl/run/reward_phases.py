@@ -1,0 +1,118 @@
+"""The reward of a run: made, trained and judged, guarded and replaced."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from vla_rl.learning.guard import NO_SUCCESS, Finding, Guard, advice
+from vla_rl.reporting.metrics import write_json
+from vla_rl.rewards.build import RewardContext, build_reward, fit_updates, is_learned, load_reward, reads_policy, save_reward
+from vla_rl.rewards.quality import Quality, write_quality
+from vla_rl.rewards.scorer import SwitchingReward
+from vla_rl.rewards.sources import ROLLOUTS, demonstration_trajectories, load_rollouts, roll_out, save_rollouts
+from vla_rl.rewards.tools import co_evolving, enforce, fit_and_judge, needs_judging
+from vla_rl.run.context import REWARD_FOLDER, Run, split_demonstrations, start_checkpoint
+from vla_rl.run.opening import acting_policy, seeded
+from vla_rl.run.preflight import fallback_config, is_sparse
+from vla_rl.types import Trajectory
+
+
+def phase_reward(run: Run) -> dict[str, Any]:
+    """Train a learned reward on demonstrations and rollouts of the starting policy, judge it on rollouts it has not
+    seen, and stop where it is not good enough. Other rewards need nothing of the kind."""
+    c = run.config
+    if not needs_judging(c.reward_type, c.reward):
+        return {"skipped": f"reward {c.reward_type} is not learned"}
+    policy = acting_policy(c, start_checkpoint(run), run.env.embodiment).to(run.device)
+    quality, episodes, steps = _train_reward(run, policy, start_reward(run, policy), c.reward_type, c.reward, "start")
+    return {"episodes": episodes, "control_steps": steps, "verdict": quality.verdict}
+
+
+def _train_reward(
+    run: Run, policy: Any, reward: Any, kind: str, config: Any, rollouts_name: str
+) -> tuple[Quality, int, int]:
+    """Train and judge a reward on demonstrations and new rollouts of the policy as it is: (judgement, episodes, control
+    steps). Raises `UserError` where it is not good enough (``reward_check.on_bad``)."""
+    check, seed = run.config.reward_check, run.config.seed
+    with run.progress.task("rollouts", check.episodes) as bar:
+        rollouts, steps = roll_out(run.engine(policy), run.train_tasks, check.episodes, seed, bar.update)
+    save_rollouts(run.dir / ROLLOUTS / rollouts_name, rollouts)
+    updates = fit_updates(config)
+    with run.progress.task("fit", updates) as bar:
+        quality, figures = fit_and_judge(
+            reward, reward_demonstrations(run), rollouts, check, kind, seed,
+            lambda done, loss: bar.update(min(done, updates), loss=loss),
+        )  # fmt: skip
+    page = write_quality(quality, run.dir)
+    if is_learned(reward):
+        save_reward(run.dir / REWARD_FOLDER, kind, config, reward, figures)
+    run.progress.say(quality.text())
+    enforce(quality, check, page)
+    return quality, len(rollouts), steps
+
+
+def start_reward(run: Run, policy: Any) -> Any:
+    """The configured reward, with the run's demonstrations where it wants some."""
+    c = run.config
+    reward = build_reward(c.reward_type, seeded(c.reward, c.seed), _reward_context(run, policy))
+    if getattr(reward, "wants_demonstrations", False):
+        reward.set_demonstrations(reward_demonstrations(run))
+    return reward
+
+
+def rl_reward(run: Run, policy: Any) -> Any:
+    """The reward of the phase rl: as phase reward trained it, refitted on the way where the config says so."""
+    c = run.config
+    reward = start_reward(run, policy)
+    if is_learned(reward) and (run.dir / REWARD_FOLDER).is_dir():
+        load_reward(run.dir / REWARD_FOLDER, c.reward_type, reward)
+    seeds = []
+    if c.reward_check.refit_every:
+        kept = run.dir / ROLLOUTS / "start"
+        seeds = [*reward_demonstrations(run), *(load_rollouts(kept) if kept.is_dir() else [])]
+    reward = co_evolving(reward, c.reward_check, seeds)
+    return reward if c.rl.fallback == "none" else SwitchingReward(reward, lambda: fallback_reward(run, policy))
+
+
+def fallback_reward(run: Run, policy: Any) -> Any:
+    """The progress reward of ``rl.fallback``, not trained yet."""
+    config = seeded(fallback_config(run.config), run.config.seed)
+    return build_reward("process", config, _reward_context(run, policy))
+
+
+def rl_guard(run: Run, policy: Any, reward: Any) -> tuple[Guard | None, Callable[[Finding], tuple[int, int]]]:
+    """The guard of RL (None: off), and what the run does with what it finds."""
+    c = run.config
+
+    def on_finding(found: Finding) -> tuple[int, int]:
+        run.phases.setdefault("rl", {})["guard"] = found.text
+        write_json(run.dir / "phases.json", run.phases)  # at once: the report of a run that is killed shows it too
+        run.progress.say(f"warning: {found.text}")
+        if found.kind != NO_SUCCESS or not isinstance(reward, SwitchingReward):
+            return 0, 0
+        progress = fallback_reward(run, policy)
+        _, episodes, steps = _train_reward(run, policy, progress, "process", fallback_config(c), "fallback")
+        reward.switch(progress)
+        return episodes, steps
+
+    if c.rl.guard == "off" or not c.rl.guard_iterations:
+        return None, on_finding
+    return Guard(c.rl, is_sparse(c), advice(c, run.dir)), on_finding
+
+
+def reward_demonstrations(run: Run) -> list[Trajectory]:
+    """The run's demonstrations as trajectories; none where it starts from a checkpoint without a dataset."""
+    c = run.config
+    if not c.reward_check.demonstrations or not (c.dataset or (run.dir / "dataset").is_dir()):
+        return []
+    dataset, _ = split_demonstrations(run)
+    check = c.reward_check
+    return demonstration_trajectories(dataset, stride=check.stride, limit=check.demonstrations, seed=c.seed)
+
+
+def _reward_context(run: Run, policy: Any) -> RewardContext:
+    """A copy of the policy serves image features: those of the policy itself would drift while it learns."""
+    frozen = copy.deepcopy(policy) if reads_policy(run.config.reward) else None
+    return RewardContext(run.config.algorithm, run.env.embodiment, frozen, run.config.reward_check.stride)

@@ -1,0 +1,194 @@
+"""Nested dicts of tensors, numbers and strings on disk without pickles, and folders that are swapped in as a whole."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import functools
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vla_rl.errors import CheckpointError, DiskFull
+from vla_rl.files import (
+    last_good,
+    read_json,
+)
+
+_TENSOR_KEY = "__tensor__"
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+# --------------------------------------------------------------------------------------------------------- nested state
+def save_state(folder: Path | str, state: Mapping[str, Any]) -> None:
+    """Write nested dicts (string keys) and lists of tensors, numbers, strings, booleans and None; tuples become lists.
+
+    ``state.json`` holds the structure and ``state.safetensors`` the tensors. Raises ``TypeError`` that names the place
+    of anything else.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, Tensor] = {}
+    structure = _split(state, "", tensors)
+    save_tensors(folder / "state.safetensors", tensors)
+    write_text(folder / "state.json", to_json(structure))
+
+
+def load_state(folder: Path | str) -> dict[str, Any]:
+    """Inverse of `save_state`; tensors come back on the CPU."""
+    folder = Path(folder)
+    return _join(read_object(folder / "state.json"), load_tensors(folder / "state.safetensors"), folder)
+
+
+def _split(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        tensors[place] = value.detach()
+        return {_TENSOR_KEY: place}
+    if isinstance(value, Mapping):
+        wrong = [key for key in value if not isinstance(key, str) or key == _TENSOR_KEY]
+        if wrong:
+            raise TypeError(
+                f"state at '{place or '/'}' has the key {wrong[0]!r}: keys are strings, and not {_TENSOR_KEY}"
+            )
+        return {key: _split(item, f"{place}/{key}", tensors) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_split(item, f"{place}/{i}", tensors) for i, item in enumerate(value)]
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    raise TypeError(
+        f"state at '{place or '/'}' is a {type(value).__name__}: use dicts, lists, tensors, numbers, strings and None"
+    )
+
+
+def _join(value: Any, tensors: Mapping[str, Tensor], folder: Path) -> Any:
+    if isinstance(value, dict):
+        if _TENSOR_KEY in value:
+            if value[_TENSOR_KEY] not in tensors:
+                raise CheckpointError(f"{folder} is damaged: state.safetensors lacks '{value[_TENSOR_KEY]}'")
+            return tensors[value[_TENSOR_KEY]]
+        return {key: _join(item, tensors, folder) for key, item in value.items()}
+    return [_join(item, tensors, folder) for item in value] if isinstance(value, list) else value
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+@contextlib.contextmanager
+def replacing(path: Path, keep_last_good: bool) -> Iterator[Path]:
+    """A new folder to fill, which takes the place of ``path`` if the block succeeds and vanishes if it fails."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for stale in path.parent.glob(f".{path.name}.part-*"):  # of a process that was killed while saving
+            shutil.rmtree(stale, ignore_errors=True)
+        part = path.with_name(f".{path.name}.part-{os.getpid()}")
+        part.mkdir()
+        try:
+            yield part
+            for folder in (part, *(p for p in part.rglob("*") if p.is_dir())):
+                fsync(folder)
+            _swap_in(part, path, keep_last_good)
+            fsync(path.parent)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+    except Exception as error:
+        # safetensors wraps the system's error and leaves its number in the text only.
+        numbers = [f"os error {number})" for number in _DISK_FULL]
+        if getattr(error, "errno", None) in _DISK_FULL or any(text in str(error) for text in numbers):
+            raise DiskFull(
+                f"the disk is full: {path} could not be written ({_free_megabytes(path.parent)} MB free). What was "
+                f"there before is unchanged. Free some space, then run the same command again: it resumes."
+            ) from error
+        raise
+
+
+def _swap_in(part: Path, path: Path, keep_last_good: bool) -> None:
+    if not path.exists():
+        part.rename(path)
+        return
+    kept = last_good(path)
+    if _exchange(part, path):  # `part` is the old checkpoint now
+        if keep_last_good:
+            shutil.rmtree(kept, ignore_errors=True)
+            part.rename(kept)
+        return
+    # Without an atomic exchange there is a moment without `path`; loading falls back on last_good.
+    shutil.rmtree(kept, ignore_errors=True)
+    path.rename(kept)
+    part.rename(path)
+    if not keep_last_good:
+        shutil.rmtree(kept, ignore_errors=True)
+
+
+@functools.cache
+def _renameat2() -> Any:
+    return getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+
+
+def _exchange(a: Path, b: Path) -> bool:
+    """Swap two folders in one step (Linux); False where the system or the file system cannot."""
+    at_cwd, exchange = -100, 2
+    function = _renameat2()
+    return function is not None and function(at_cwd, os.fsencode(a), at_cwd, os.fsencode(b), exchange) == 0
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    from safetensors.torch import save_file
+
+    seen: set[int] = set()
+    ready = {}
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        storage = tensor.untyped_storage()
+        if tensor.numel() and (storage.data_ptr() in seen or storage.nbytes() != tensor.nbytes):
+            tensor = tensor.clone()  # safetensors refuses views that share memory
+        seen.add(tensor.untyped_storage().data_ptr())
+        ready[name] = tensor
+    save_file(ready, path, metadata={"format": "pt"})
+    fsync(path)
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if not path.is_file():
+        raise CheckpointError(
+            f"{path} is missing: the checkpoint is incomplete, use another checkpoint, such as *.last_good beside it"
+        )
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"{path} is damaged ({error}): use another checkpoint, such as *.last_good beside it"
+        ) from error
+
+
+def write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+    fsync(path)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    remedy = "the checkpoint is incomplete, use another one, such as *.last_good beside it"
+    return read_json(path, remedy, CheckpointError)
+
+
+def to_json(value: Any) -> str:
+    return json.dumps(value, indent=1) + "\n"
+
+
+def fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _free_megabytes(folder: Path) -> int:
+    return math.floor(shutil.disk_usage(folder).free / 1e6)
