@@ -1,0 +1,117 @@
+"""``vla-rl bench``: measurements against a baseline, in one run."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from vla_rl.commands.shared import Add, write_result
+from vla_rl.errors import ConfigError
+
+
+def add(command: Add) -> None:
+    """``vla-rl bench sim``, ``learn``, ``reward`` and ``policy``."""
+    bench = command("bench", None, "measure against a baseline, in one run")
+    kinds = bench.add_subparsers(title="benchmarks", metavar="KIND", required=True)
+    sim = kinds.add_parser("sim", help="control steps/s of the simulator against its plain gym stepping")
+    sim.set_defaults(function=run_bench_sim)
+    sim.add_argument("--suite", default="tabletop", help="tabletop, libero_spatial, ...")
+    sim.add_argument("--tasks", nargs="+", metavar="TASK", help="default: lift_cube, or the suite's first task")
+    sim.add_argument("--look", choices=["light", "full"], help="of tabletop (default: light); LIBERO is measured in both")
+    sim.add_argument("--chunk", type=int, default=8, help="control steps per decision")
+    sim.add_argument("--steps", type=int, default=160, help="control steps per measurement")
+    sim.add_argument("--workers", type=int, nargs="+", help="worker processes of the pool to measure (1 2; LIBERO: 1 2 4)")
+    sim.add_argument("--json", type=Path, metavar="FILE")
+    learn = kinds.add_parser("learn", help="how soon runs reached a success rate, and where their seconds went")
+    learn.set_defaults(function=run_bench_learn)
+    learn.add_argument("overrides", nargs="*", metavar="RUN|key=value", help="run folders; with --against, a config")
+    learn.add_argument("--level", type=float, default=0.8, metavar="SHARE", help="of held-out episodes that succeed")
+    learn.add_argument("--against", metavar="OVERRIDES", help="measure a config with and without these (a=1,b=2), in turns")
+    learn.add_argument("--iterations", type=int, default=2, metavar="N", help="of RL that count, per side and round")
+    learn.add_argument("--rounds", type=int, default=2, metavar="N", help="of --against")
+    learn.add_argument("--json", type=Path, metavar="FILE")
+    scoring = kinds.add_parser("reward", help="frames/s of reward models, and their share of a run's iterations")
+    scoring.set_defaults(function=run_bench_reward)
+    scoring.add_argument("overrides", nargs="*", metavar="key=value", help="reward=NAME ... (default: the usual ones)")
+    scoring.add_argument("--episodes", type=int, default=64)
+    scoring.add_argument("--decisions", type=int, default=6, help="decisions per episode")
+    scoring.add_argument("--size", type=int, default=84, help="pixels of the camera")
+    scoring.add_argument("--run", type=Path, help="a run with RL iterations to compare with")
+    scoring.add_argument("--json", type=Path, metavar="FILE")
+    policy = kinds.add_parser("policy", help="latency of acting and samples/s of learning")
+    policy.set_defaults(function=run_bench_policy)
+    policy.add_argument("--preset", default="nano", help="nano, small, 7b, openvla-nano or openvla-7b")
+    policy.add_argument("--device", default="cpu")
+    policy.add_argument("--compile", action="store_true", help="measure the heads with torch.compile too (minutes)")
+    policy.add_argument("--dry-run", action="store_true", help="only estimate an OpenVLA's memory (preset or run)")
+    policy.add_argument("--json", type=Path, metavar="FILE")
+    policy.add_argument("overrides", nargs="*", metavar="key=value", help="with --dry-run: the run, e.g. run=NAME")
+
+
+def run_bench_sim(arguments: argparse.Namespace) -> None:
+    from vla_rl import build
+
+    bench = build.env_entry(build.suite(arguments.suite)[0]).bench
+    if not bench:
+        known = ", ".join(name for name, env in build.suites().items() if build.env_entry(env).bench)
+        raise ConfigError(f"--suite {arguments.suite} has no benchmark. Choose one of {known}")
+    options = {"suite": arguments.suite, "chunk": arguments.chunk, "steps": arguments.steps}
+    options |= {name: value for name in ("tasks", "workers", "look") if (value := getattr(arguments, name)) is not None}
+    write_result(arguments.json, build.attribute(bench)(**options))
+
+
+def run_bench_learn(arguments: argparse.Namespace) -> None:
+    from vla_rl.evaluation.bench_learn import bench_against, bench_runs, split_overrides
+
+    if arguments.against:
+        against = split_overrides(arguments.against)
+        document = bench_against(arguments.overrides, against, iterations=arguments.iterations, rounds=arguments.rounds)
+    else:
+        document = bench_runs([Path(word) for word in arguments.overrides], arguments.level)
+    write_result(arguments.json, document)
+
+
+def run_bench_reward(arguments: argparse.Namespace) -> None:
+    from vla_rl.config import compose
+    from vla_rl.rewards.tools import BENCHED, bench_reward
+
+    named = [o for o in arguments.overrides if o.startswith("reward=")]
+    options = [o for o in arguments.overrides if not o.startswith("reward=")]
+    chosen = named or [f"reward={name}" for name in BENCHED]
+    configs = [compose(["~run", choice, *options]) for choice in chosen]
+    document = bench_reward(
+        [(c.reward_type, c.reward) for c in configs],
+        episodes=arguments.episodes,
+        decisions=arguments.decisions,
+        size=arguments.size,
+        run=arguments.run,
+    )
+    write_result(arguments.json, document)
+
+
+def run_bench_policy(arguments: argparse.Namespace) -> None:
+    from vla_rl import build
+
+    if not arguments.dry_run:
+        if arguments.overrides:
+            raise ConfigError(f"{arguments.overrides[0]}: config overrides describe a run, which goes with --dry-run")
+        from vla_rl.devices import check_device, pick_device
+
+        check_device(arguments.device, "--device")
+        pick_device(arguments.device, "--device")
+        bench = build.attribute("policies.bench:bench_policy")
+        write_result(arguments.json, bench(arguments.preset, device=arguments.device, compiled=arguments.compile))
+        return
+    options: dict[str, Any] = {}
+    if arguments.overrides:
+        from vla_rl.config import compose
+
+        config = compose(arguments.overrides)
+        if not hasattr(config.policy, "lora_rank"):
+            raise ConfigError(f"--dry-run estimates OpenVLA policies, this run has policy.type={config.policy_type}")
+        options = {"policy": config.policy, "policy_type": config.policy_type}
+        options["offload_optimizer"] = getattr(config.algorithm, "offload_optimizer", False)
+        options["micro_batch"] = getattr(config.algorithm, "micro_batch_size", None) or 8
+        options["acting_batch"] = max(1, config.slots.workers) * config.slots.slots_per_worker
+    write_result(arguments.json, build.attribute("policies.bench:dry_run")(arguments.preset, **options))

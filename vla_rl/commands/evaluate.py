@@ -1,0 +1,120 @@
+"""``vla-rl eval``: checkpoints on held-out episodes."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vla_rl.commands.shared import Add, write_result
+from vla_rl.errors import ConfigError
+
+
+def add(command: Add) -> None:
+    """``vla-rl eval``."""
+    evaluate = command("eval", run_eval, "success of a checkpoint, with intervals; a second one is compared pairwise")
+    evaluate.add_argument("checkpoint", type=Path)
+    evaluate.add_argument("--compare", type=Path, metavar="CHECKPOINT", help="a second checkpoint, same initial states")
+    evaluate.add_argument(
+        "--suite",
+        metavar="ENV",
+        help="env, or LIBERO suite (libero_spatial ...; with its own time limit), to evaluate on (default: that of the "
+        "checkpoint's own run)",
+    )
+    evaluate.add_argument("--tasks", nargs="+", metavar="TASK", help="only these tasks")
+    evaluate.add_argument(
+        "--episodes", type=int, help="episodes in all, spread over the tasks (default: as the checkpoint's run, else 100)"
+    )
+    evaluate.add_argument("--episodes-per-task", type=int, metavar="N", help="this many for each task instead")
+    evaluate.add_argument(
+        "--perturb", metavar="FACTORS", help="the same episodes again, perturbed: all, or names such as camera,light"
+    )
+    evaluate.add_argument("--levels", type=int, nargs="+", metavar="N", help="of --perturb, spread over the episodes")
+    evaluate.add_argument("--split", choices=["held_out", "train"], help="default: as the run, else held_out")
+    evaluate.add_argument("--seed", type=int, help="default: as the run, else 0")
+    evaluate.add_argument(
+        "--sample", action=argparse.BooleanOptionalAction, help="sampled or most likely actions (default: as the run)"
+    )
+    evaluate.add_argument("--video", type=Path, metavar="FILE", help="write a grid of episodes as mp4")
+    evaluate.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
+    evaluate.add_argument("overrides", nargs="*", metavar="key=value", help="config overrides, e.g. slots.workers=1")
+
+
+EVAL_EPISODES = 100  # of a checkpoint outside of its run
+
+
+def run_eval(arguments: argparse.Namespace) -> None:
+    from vla_rl.run import preflight
+
+    config = config_of_checkpoint(arguments.checkpoint, arguments.suite, arguments.overrides)
+    own = arguments.suite is None and _recorded(arguments.checkpoint).is_file()
+    held_out, config.held_out_tasks = config.held_out_tasks, []
+    if arguments.tasks or arguments.suite:
+        config.tasks = arguments.tasks or []
+    elif config.tasks:  # what the run itself evaluates
+        config.tasks = [*config.tasks, *held_out]
+    if arguments.tasks and hasattr(config.env, "tasks"):  # an env that builds only the tasks it is asked for
+        config.env.tasks = list(arguments.tasks)
+    if arguments.suite and arguments.suite != config.env_type:  # a part of the env: a bare number may mean another's task
+        held_out = [name for name in held_out if name.startswith(f"{arguments.suite}/")]
+    _set_evaluation(config.evaluate, arguments)
+    paths = [arguments.checkpoint] + ([arguments.compare] if arguments.compare else [])
+    if arguments.levels and not arguments.perturb:
+        raise ConfigError("--levels belongs to --perturb: add --perturb all, or leave it out")
+    for path in paths:
+        preflight.check_start(config, path)
+    from vla_rl.evaluation.checkpoints import evaluate_checkpoints
+
+    document = evaluate_checkpoints(
+        config,
+        paths,
+        episodes=arguments.episodes or (None if own else EVAL_EPISODES),
+        per_task=arguments.episodes_per_task,
+        video=arguments.video,
+        perturb=[name for name in (arguments.perturb or "").split(",") if name],
+        levels=arguments.levels or (),
+        held_out_tasks=held_out,
+    )
+    document["env"] = {"type": config.env_type, **dataclasses.asdict(config.env)}
+    if hasattr(config.env, "initial_states"):
+        document["initial_states"] = config.env.initial_states(config.evaluate.split)
+        print(f"initial states: {document['initial_states']}")
+    if hasattr(config.env, "describe"):
+        document["conditions"] = config.env.describe()
+        print(f"conditions: {document['conditions']}")
+    write_result(arguments.json, document)
+
+
+def _set_evaluation(config: Any, arguments: argparse.Namespace) -> None:
+    """What the command line says of an evaluation goes before what the checkpoint's run recorded."""
+    if arguments.split is not None:
+        config.split = arguments.split
+    if arguments.seed is not None:
+        config.seed = arguments.seed
+    if arguments.sample is not None:
+        config.deterministic = not arguments.sample
+
+
+def _recorded(checkpoint: Path) -> Path:
+    """The config of the run that a checkpoint belongs to, if it does."""
+    return Path(os.path.realpath(checkpoint)).parent.parent / "config.yaml"
+
+
+def config_of_checkpoint(checkpoint: Path, suite: str | None, overrides: Sequence[str]) -> Any:
+    """The env as the checkpoint's own run recorded it; with a named suite, or outside of a run, that suite's defaults."""
+    from vla_rl import build
+    from vla_rl import config as configs
+
+    recorded = _recorded(checkpoint)
+    env, chosen = build.suite(suite) if suite else ("tabletop", [])
+    if recorded.is_file():
+        config = configs.load(recorded)
+        config.policy_changes = {}  # the run's checkpoints hold them already, and a student may lack their keys
+        # Cameras and control stay those it has learnt with.
+        if suite is None or (chosen and config.env_type == env):
+            return configs.override(config, [*chosen, *overrides])
+    plain = [] if any(o.startswith("run=") for o in overrides) else ["~run"]
+    return configs.compose([*plain, f"env={env}", *chosen, *overrides])

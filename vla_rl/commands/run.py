@@ -1,0 +1,64 @@
+"""Commands that run phases: quickstart, train, collect."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from vla_rl.commands.shared import Add
+from vla_rl.errors import ConfigError
+
+
+def add(command: Add) -> None:
+    """``vla-rl quickstart``, ``train`` and ``collect``."""
+    def with_overrides(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument("overrides", nargs="*", metavar="key=value", help="config overrides, e.g. seed=1 rl.iterations=10")
+        sub.add_argument("--fresh", action="store_true", help="start over; an earlier run folder is kept aside")
+        sub.add_argument("--dry-run", action="store_true", help="print the config and what would run; write nothing")
+
+
+    quickstart = command("quickstart", run_quickstart, "demonstrations, SFT, RL and report on the embedded simulator")
+    quickstart.add_argument("--seeds", type=int, nargs="+", metavar="N", help="run these seeds one after the other")
+    with_overrides(quickstart)
+    with_overrides(command("train", run_train, "run the phases of a config: vla-rl train run=NAME"))
+    with_overrides(command("collect", run_collect, "only collect scripted demonstrations"))
+
+
+def run_quickstart(arguments: argparse.Namespace) -> None:
+    from vla_rl.config import compose
+
+    overrides = ["run=quickstart", *arguments.overrides]
+    if not arguments.seeds:
+        _run(overrides, arguments)
+        return
+    name = compose(overrides).name
+    if len(set(arguments.seeds)) < len(arguments.seeds):
+        raise ConfigError(f"--seeds {' '.join(map(str, arguments.seeds))}: name each seed once")
+    for seed in arguments.seeds:  # each in a folder of its own
+        _run([*overrides, f"seed={seed}", f"name={name}-seed{seed}"], arguments)
+
+
+def run_train(arguments: argparse.Namespace) -> None:
+    _run(arguments.overrides, arguments)
+
+
+def run_collect(arguments: argparse.Namespace) -> None:
+    _run([*arguments.overrides, "phases=[collect]"], arguments, report=False)
+
+
+def _run(overrides: Sequence[str], arguments: argparse.Namespace, report: bool = True) -> None:
+    from vla_rl.config import compose
+    from vla_rl.run import preflight
+
+    config = compose(overrides)
+    preflight.check(config, fresh=arguments.fresh)  # before the seconds that torch takes to import
+    from vla_rl.run.pipeline import plan, run_pipeline
+
+    if arguments.dry_run:
+        print(plan(config, fresh=arguments.fresh))
+        return
+    folder = run_pipeline(config, fresh=arguments.fresh)
+    print(f"open {folder / 'report.html'}" if report else f"wrote {folder / 'dataset'}")
+
+
+RESUMES = (run_quickstart, run_train, run_collect)  # by the same command, once it was interrupted
