@@ -22,19 +22,10 @@ from torch import Tensor, nn
 from policies.normalization import VectorStats, bin_centers, decode_actions, encode_actions
 from policies.settings import NanoVLAConfig
 from policies.tokenizer import WordTokenizer
-from policies.trunk import (
-    MASKED,
-    LlamaTrunk,
-    VisionLanguageTrunk,
-    attend,
-    chunk_uniforms,
-    counter_uniforms,
-    init_linear,
-    merge_tokens,
-    native_bfloat16,
-    parameter,
-    sample_inverse_cdf,
-)
+from policies.trunk.llama import MASKED, LlamaTrunk, attend, init_linear, native_bfloat16, parameter
+from policies.trunk.noise import chunk_uniforms, counter_uniforms, sample_inverse_cdf
+from policies.trunk.trunk import VisionLanguageTrunk
+from policies.trunk.vision import merge_tokens
 from vla_rl.errors import ConfigError, EmbodimentMismatch
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyEvaluation, PolicyOutput
 

@@ -7,9 +7,9 @@ import os
 import pytest
 
 from sim import toy
-from vla_rl.config import CollectConfig
 from vla_rl.data.collect import collect_demonstrations
 from vla_rl.errors import MissingPackage, UserError
+from vla_rl.run.settings import CollectConfig
 
 
 class WithoutPackage(toy.ToyReach):

@@ -11,9 +11,10 @@ import torch
 from contracts import check_policy, check_simulator
 
 from vla_rl import build
-from vla_rl.config import CollectConfig, compose
+from vla_rl.config import compose
 from vla_rl.interfaces import Critic, RewardModel
 from vla_rl.run.preflight import check_run
+from vla_rl.run.settings import CollectConfig
 from vla_rl.specs import EpisodeSpec
 from vla_rl.types import Observation, Trajectory
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from vla_rl import cli
-from vla_rl.config import RLConfig, compose
+from vla_rl.config import compose
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.learning.guard import NO_SUCCESS, STILL, Guard, advice, image_figures, judge
 from vla_rl.reporting.metrics import MetricsLogger
 from vla_rl.run.preflight import check_run, is_sparse
+from vla_rl.run.settings import RLConfig
 
 
 def window(count: int = 5, episodes: int = 128, successes: int = 0, first: int = 3, **figures: float) -> list[dict]:

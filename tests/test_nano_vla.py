@@ -27,7 +27,7 @@ from policies.nano_vla import (
 )
 from policies.normalization import VectorStats, bin_centers, decode_actions, encode_actions
 from policies.tokenizer import WordTokenizer
-from policies.trunk import FeatureNorm
+from policies.trunk.vision import FeatureNorm
 from vla_rl.checkpoint import load_policy, save_checkpoint
 from vla_rl.errors import ConfigError, EmbodimentMismatch, UserError
 from vla_rl.interfaces import ImitationPolicy, LikelihoodPolicy

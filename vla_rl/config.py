@@ -21,6 +21,7 @@ from vla_rl.algorithms.settings import CurriculumConfig, ImitationConfig
 from vla_rl.errors import ConfigError
 from vla_rl.paths import config_dir
 from vla_rl.reporting.sinks import WandbConfig
+from vla_rl.run.settings import CollectConfig, RLConfig, SlotsConfig
 from vla_rl.settings import EvaluateConfig, RewardCheckConfig, RolloutConfig
 
 PHASES = ("collect", "sft", "eval_sft", "reward", "rl", "eval_rl", "report")
@@ -32,157 +33,12 @@ MACHINE_KEYS = (
 )  # fmt: skip
 _EXAMPLE = "Overrides look like run=quickstart seed=1 algorithm.learning_rate=1e-4"
 _GROUPS = ("policy", "env", "reward", "algorithm", "critic")
-MOST_SLOTS = 4096  # per worker
 # Schemas that stand in several places: (where this one is, what its messages say, what they should say; *: that place).
 _MOVED = (
     ("reward.parts.", "reward", "*"),
     ("rl.fallback_reward", "reward", "*"),
     ("algorithm", "sft.augment", "algorithm.augment"),
 )
-
-
-@dataclass
-class CollectConfig:
-    """Scripted demonstrations. ``action_noise`` is the std of the Gaussian added to the executed action, as a share of
-    the action range's half-width; the recorded label stays clean, so demonstrations show recoveries (DART).
-    ``speed`` scales the expert's motion: people demonstrate more slowly than a robot can move. ``horizon`` control steps
-    end a demonstration (0: the env's own limit); slow ones need more than the task allows a policy. Of a published dataset
-    (``dataset=/path``) ``episodes_per_task`` are read at most, without control steps that do nothing unless
-    ``keep_noops``."""
-
-    episodes_per_task: int = 100
-    action_noise: float = 0.3
-    speed: float = 1.0
-    horizon: int = 0
-    workers: int = 2
-    only_success: bool = True
-    video: bool = False
-    keep_noops: bool = False
-
-    def __post_init__(self) -> None:
-        if self.episodes_per_task < 1 or self.workers < 1 or self.action_noise < 0 or self.horizon < 0:
-            raise ConfigError(
-                "collect needs episodes_per_task >= 1, workers >= 1, action_noise >= 0 and horizon >= 0, got "
-                f"{self.episodes_per_task}, {self.workers}, {self.action_noise}, {self.horizon}"
-            )
-        if not 0.0 < self.speed <= 1.0:
-            raise ConfigError(f"collect.speed is the share of the expert's own speed, in (0, 1], got {self.speed}")
-
-
-@dataclass
-class SlotsConfig:
-    """Where the env's slots live. ``workers`` = 0 runs the simulator in the main process (deterministic order)."""
-
-    workers: int = 2
-    slots_per_worker: int = 8
-    hang_timeout: float = 120.0
-    max_restarts: int = 5
-
-    def __post_init__(self) -> None:
-        if self.workers < 0 or self.slots_per_worker < 1:
-            raise ConfigError(
-                f"slots needs workers >= 0 and slots_per_worker >= 1, got {self.workers} and {self.slots_per_worker}"
-            )
-        if self.slots_per_worker > MOST_SLOTS:
-            raise ConfigError(
-                f"slots.slots_per_worker={self.slots_per_worker} are more episodes at a time than memory holds: give at "
-                f"most {MOST_SLOTS}"
-            )
-        if not self.hang_timeout > 0 or self.max_restarts < 0:
-            raise ConfigError(
-                f"slots needs hang_timeout > 0 (seconds) and max_restarts >= 0, got {self.hang_timeout} and "
-                f"{self.max_restarts}"
-            )
-
-
-@dataclass
-class RLConfig:
-    """The online loop. ``episodes_per_iteration`` counts episodes, group members included.
-
-    ``init_states`` is the number of training initial states per task (0: unlimited, every episode or group a new one).
-    ``dynamic_sampling`` learns from groups with a success rate in [``success_low``, ``success_high``] alone: it rolls out
-    up to ``max_sampling_rounds`` times to fill an iteration, and keeps surplus groups for later iterations, at most
-    ``max_staleness`` of them on. ``dynamic_sampling_by`` "reward" keeps groups whose rewards differ instead: for a shaped
-    reward, which tells the failures of a group apart.
-
-    ``checkpoints/rl`` is written every ``checkpoint_every`` iterations. ``keep_checkpoints`` of these stay as
-    ``checkpoints/rl_<iteration>`` too (0: none), the older ones go. ``keep_best`` keeps the policy of the best held-out
-    evaluation as ``checkpoints/best``. Both hold weights alone.
-
-    ``guard`` off, warn or stop: what the run does where its first ``guard_iterations`` (0: off) after the critic's warm-up
-    bring almost no success (95 % upper bound below ``guard_success``) or do not move the policy. ``fallback`` "progress":
-    without success it then goes on with a progress reward learned from the demonstrations, with the keys
-    ``fallback_reward`` of ``reward=process``.
-    """
-
-    iterations: int = 20
-    episodes_per_iteration: int = 64
-    group_size: int = 1
-    init_states: int = 0
-    eval_every: int = 0
-    checkpoint_every: int = 1
-    keep_checkpoints: int = 0
-    keep_best: bool = True
-    dynamic_sampling: bool = False
-    dynamic_sampling_by: str = "success"  # success | reward
-    success_low: float = 0.1
-    success_high: float = 0.9
-    max_sampling_rounds: int = 10
-    max_staleness: int = 4
-    guard: str = "warn"  # off | warn | stop
-    guard_iterations: int = 5
-    guard_success: float = 0.03
-    fallback: str = "none"  # none | progress
-    fallback_reward: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._check_guard()
-        if self.dynamic_sampling_by not in ("success", "reward"):
-            raise ConfigError(f"rl.dynamic_sampling_by is {self.dynamic_sampling_by!r}, choose one of success, reward")
-        if self.dynamic_sampling and self.group_size < 2:
-            raise ConfigError(f"rl.dynamic_sampling compares group members: set rl.group_size >= 2, got {self.group_size}")
-        if not 0.0 <= self.success_low <= self.success_high <= 1.0 or self.max_sampling_rounds < 1 or self.max_staleness < 0:
-            raise ConfigError(
-                "rl needs 0 <= success_low <= success_high <= 1, max_sampling_rounds >= 1 and max_staleness >= 0, got "
-                f"{self.success_low}, {self.success_high}, {self.max_sampling_rounds} and {self.max_staleness}"
-            )
-        if self.episodes_per_iteration < 1:
-            raise ConfigError(f"rl.episodes_per_iteration={self.episodes_per_iteration} must be 1 or more")
-        if self.group_size < 1 or self.episodes_per_iteration % self.group_size:
-            raise ConfigError(
-                f"rl.episodes_per_iteration ({self.episodes_per_iteration}) must be a multiple of rl.group_size "
-                f"({self.group_size})"
-            )
-        if self.keep_checkpoints < 0:
-            raise ConfigError(f"rl.keep_checkpoints={self.keep_checkpoints} must be 0 (none) or more")
-        if self.iterations < 0 or self.checkpoint_every < 1 or self.eval_every < 0 or self.init_states < 0:
-            raise ConfigError(
-                f"rl.iterations, rl.eval_every (0: never) and rl.init_states (0: unlimited) must be >= 0 and "
-                f"rl.checkpoint_every >= 1, got {self.iterations}, {self.eval_every}, {self.init_states} and "
-                f"{self.checkpoint_every}"
-            )
-
-    def _check_guard(self) -> None:
-        if self.guard == "False":  # YAML reads a bare off as false
-            self.guard = "off"
-        for name, choices in (("guard", ("off", "warn", "stop")), ("fallback", ("none", "progress"))):
-            if getattr(self, name) not in choices:
-                raise ConfigError(f"rl.{name} is {getattr(self, name)!r}, choose one of {', '.join(choices)}")
-        if self.guard_iterations < 0 or not 0.0 < self.guard_success <= 1.0:
-            raise ConfigError(
-                "rl needs guard_iterations >= 0 and 0 < guard_success <= 1, got "
-                f"{self.guard_iterations} and {self.guard_success}"
-            )
-        if self.fallback == "none" and self.fallback_reward:
-            raise ConfigError(
-                f"rl.fallback_reward={self.fallback_reward} says how to learn a reward that rl.fallback=none never uses: "
-                f"set rl.fallback=progress, or leave it out"
-            )
-        if self.fallback != "none" and (self.guard == "off" or not self.guard_iterations):
-            raise ConfigError(
-                f"rl.fallback={self.fallback} waits for what the guard finds, and the guard is off: set rl.guard=warn and "
-                f"rl.guard_iterations=5"
-            )
 
 
 @dataclass

@@ -12,11 +12,8 @@ from policies.denoising.expert import ActionExpert, Cache
 from policies.denoising.settings import DenoisingConfig
 from policies.normalization import VectorStats
 from policies.tokenizer import WordTokenizer
-from policies.trunk import (
-    VisionLanguageTrunk,
-    counter_uniforms,
-    share_noise,
-)
+from policies.trunk.noise import counter_uniforms, share_noise
+from policies.trunk.trunk import VisionLanguageTrunk
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation
 
 _UNSEEDED = 0  # the seed of every row's first noise where a deterministic decision is asked for without seeds

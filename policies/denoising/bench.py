@@ -54,19 +54,16 @@ def bench_heads(
     second that decisions at the median latency can serve), and the ratios to the teacher.
     """
     base = preset(preset_name)
-    trunk = {name: getattr(base, name) for name in DenoisingVLAConfig.__dataclass_fields__ if hasattr(base, name)}
-    config = DenoisingVLAConfig(**{**trunk, "value_head": False, "precision": "float32", "denoising_steps": steps})
+    shared = {name: getattr(base, name) for name in DenoisingVLAConfig.__dataclass_fields__ if hasattr(base, name)}
+    config = DenoisingVLAConfig(**{**shared, "value_head": False, "precision": "float32", "denoising_steps": steps})
     teacher = DenoisingVLA(config, embodiment).to(device).eval()
     student = teacher.make_student(1).to(device).eval()
     tokens = NanoVLA(dataclasses.replace(base, precision="float32"), embodiment).to(device).eval()
-    fast: dict[str, Any] = {}
-    if compiled:
-        for name, policy in (("token head", tokens), ("teacher", teacher), ("student", student)):
-            fast[name] = copy.deepcopy(policy)
-            fast[name].config = dataclasses.replace(policy.config, compile=True)
+    plain = {"token head": tokens, "teacher": teacher, "student": student}
+    fast = {name: _compiled(policy) for name, policy in plain.items()} if compiled else {}
     h, a = teacher.chunk_length, embodiment.action_dim
-    result: dict[str, Any] = {"steps": steps, "expert_parameters": sum(p.numel() for p in teacher.expert.parameters())}
-    result["batches"] = {}
+    size = sum(p.numel() for p in teacher.expert.parameters())
+    result: dict[str, Any] = {"steps": steps, "expert_parameters": size, "batches": {}}
     for batch in batch_sizes:
         observation, seeds = make_observation(embodiment, batch), list(range(batch))
         noise = counter_normals(seeds, h * a).view(batch, 1, h, a).to(device)
@@ -92,10 +89,7 @@ def bench_heads(
             for one, other in [("plain teacher", "teacher"), *((f"{name}, compiled", name) for name in fast)]:
                 _check_same(one, calls[one](), calls[other]())
             times = _alternate(calls, repeats)
-        rows = {}
-        for name, seconds in times.items():
-            p50, p95, p99 = np.percentile(seconds, (50, 95, 99)) * 1e3
-            rows[name] = {"p50": p50, "p95": p95, "p99": p99, "control_hz": h * 1e3 / p50}
+        rows = {name: _latency(seconds, h) for name, seconds in times.items()}
         result["batches"][str(batch)] = {
             "latency_ms": rows,
             "teacher_over_student": _ratio(rows, "teacher", "student"),
@@ -106,6 +100,19 @@ def bench_heads(
     if verbose:
         _print(result)
     return result
+
+
+def _compiled(policy: Any) -> Any:
+    """A copy of the policy that acts through ``torch.compile``."""
+    fast = copy.deepcopy(policy)
+    fast.config = dataclasses.replace(policy.config, compile=True)
+    return fast
+
+
+def _latency(seconds: Sequence[float], control_steps: int) -> dict[str, float]:
+    """Percentiles in milliseconds, and the control steps per second that decisions at the median can serve."""
+    p50, p95, p99 = np.percentile(seconds, (50, 95, 99)) * 1e3
+    return {"p50": p50, "p95": p95, "p99": p99, "control_hz": control_steps * 1e3 / p50}
 
 
 def _check_same(name: str, actions: Tensor, expected: Tensor) -> None:

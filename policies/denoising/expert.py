@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from policies.trunk import init_linear, parameter
+from policies.trunk.llama import init_linear, parameter
 
 Cache = list[tuple[Tensor, Tensor]]  # keys and values [b heads L head] of each trunk layer
 SHORTEST_PERIOD, LONGEST_PERIOD = 4e-3, 4.0  # of the time embedding, as in openpi

@@ -29,10 +29,8 @@ from policies.denoising.expert import Cache
 from policies.denoising.settings import DIFFUSIONS, DenoisingVLAConfig
 from policies.normalization import VectorStats
 from policies.tokenizer import WordTokenizer
-from policies.trunk import (
-    counter_uniforms,
-    mlp,
-)
+from policies.trunk.llama import mlp
+from policies.trunk.noise import counter_uniforms
 from vla_rl.errors import ConfigError, EmbodimentMismatch
 from vla_rl.types import EmbodimentSpec, Observation, PolicyEvaluation, PolicyOutput
 

@@ -65,7 +65,7 @@ class OpenVLAConfig:
     rotate_images: bool = False  # by 180 degrees, for an env that shows LIBERO's cameras as MuJoCo renders them
     # acting and learning
     temperature: float = 1.0  # of sampling and of every reported log-prob
-    noise_correlation: float = 0.0  # of sampling, between the control steps of a chunk; see `policies.trunk.chunk_uniforms`
+    noise_correlation: float = 0.0  # of sampling, between the control steps of a chunk; see `chunk_uniforms`
     value_head: bool = False  # on the hidden state that predicts the first action token
     weights: str = "float32"  # dtype the parameters are kept in
     precision: str = "auto"  # of the computation; auto: bfloat16 autocast where the hardware multiplies it natively

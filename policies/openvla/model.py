@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
 from policies.openvla.config import Architecture, TowerSpec
-from policies.trunk import LlamaBlock, rms_norm, rotate
+from policies.trunk.llama import LlamaBlock, rms_norm, rotate
 from vla_rl.errors import UserError
 
 

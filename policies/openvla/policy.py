@@ -58,7 +58,8 @@ from policies.openvla.tokens import (
     read_range,
     stand_in_tokenizer,
 )
-from policies.trunk import chunk_uniforms, native_bfloat16, sample_inverse_cdf
+from policies.trunk.llama import native_bfloat16
+from policies.trunk.noise import chunk_uniforms, sample_inverse_cdf
 from vla_rl.errors import ConfigError, EmbodimentMismatch, MissingPackage, UserError
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyEvaluation, PolicyOutput
 

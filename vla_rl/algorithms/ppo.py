@@ -12,7 +12,6 @@ part of the task (``bootstrap_truncated``; Pardo et al. 2018, arXiv 1712.00378, 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 from collections import defaultdict
@@ -36,6 +35,7 @@ from vla_rl.algorithms.optim import (
     optimizer_state,
     rate_factor,
 )
+from vla_rl.algorithms.reading import Reader
 from vla_rl.algorithms.settings import PPOConfig, advantage_entry
 from vla_rl.algorithms.surrogate import Rows, Surrogate, Totals, behavior_weights
 from vla_rl.build import attribute
@@ -131,6 +131,7 @@ class PPO:
         self.guard = GuardedStep(config.max_bad_updates, config.grad_clip, self.ranks)
         trains_critic = critic is not None and self._needs_value
         self._critic_trainer = CriticTrainer(cast(Critic, critic), config) if trains_critic else None
+        self._reader = Reader(config, policy, self._critic_trainer, self._needs_value, self.ranks)
         self.generator = torch.Generator().manual_seed(config.seed)
         self.iteration = 0
 
@@ -154,10 +155,10 @@ class PPO:
             self.optimizer.param_groups[0]["lr"] = config.learning_rate * rate_factor(config, self.iteration)
         warmup = self._needs_value and self.iteration < config.critic_warmup_iterations
         uses_policy = not (warmup and self.critic is not None)
-        old_log_prob, head_values = self._evaluate_all(self.policy, batch) if uses_policy else (None, None)
+        old_log_prob, head_values = self._reader.evaluate(self.policy, batch) if uses_policy else (None, None)
         if self._critic_trainer is not None:
             self._critic_trainer.observe(batch.observations)
-        values = self._values(batch, head_values)
+        values = self._reader.values(batch, head_values)
         estimate = self._estimate(batch, rewards, values, metrics)
         advantages, returns = estimate.advantages, estimate.returns
         if values is not None and returns is not None:
@@ -180,78 +181,6 @@ class PPO:
         metrics["ppo/updates_total"] = float(self.guard.updates)
         return metrics
 
-    # --------------------------------------------------------------------------------------- evaluation before epochs
-    def _device(self) -> torch.device:
-        return next(iter(self.policy.parameters())).device
-
-    def _autocast(self) -> contextlib.AbstractContextManager:
-        if self.config.autocast and self._device().type == "cuda":
-            return torch.autocast("cuda", dtype=torch.bfloat16)
-        return contextlib.nullcontext()
-
-    def _slice_size(self) -> int:
-        unit = self.config.minibatch_size if self.config.minibatch_unit == "decision" else 256
-        return self.config.micro_batch_size or unit
-
-    @torch.no_grad()
-    def _evaluate_all(self, policy: LikelihoodPolicy, batch: RolloutBatch) -> tuple[Tensor, Tensor | None]:
-        """Log-probs [n *k] and head values [n] (or None) of all decisions under the present weights."""
-        config = self.config
-        if policy is self.policy and not config.recompute_old_log_prob and (not self._needs_value or self.critic):
-            return batch.behavior_log_prob.to(self._device()).float(), None
-        device, observations = self._device(), batch.observations.without_privileged()
-        log_probs, values = [], []
-        n, share = batch.num_decisions, self.ranks.share(batch.num_decisions)[0]
-        for rows in share.split(self._slice_size()):
-            run = slice(int(rows[0]), int(rows[-1]) + 1)
-            view = run if run.stop - run.start == len(rows) else rows  # (a slice copies no images)
-            with self._autocast():
-                out = policy.evaluate(
-                    observations[view].to(device), {k: v[view].to(device) for k, v in batch.replay.items()}
-                )
-            log_probs.append(out.log_prob.float())
-            if out.value is not None:
-                values.append(out.value)
-        recompute = policy is not self.policy or config.recompute_old_log_prob
-        log_prob = self.ranks.gather(torch.cat(log_probs), n) if recompute else batch.behavior_log_prob.to(device).float()
-        return log_prob, self.ranks.gather(torch.cat(values).float(), n) if values else None
-
-    @torch.no_grad()
-    def _values(self, batch: RolloutBatch, head_values: Tensor | None) -> Tensor | None:
-        """Values [n] (on the CPU) of all decisions, or None where the advantage needs none."""
-        if not self._needs_value:
-            return None
-        if self._critic_trainer is not None:
-            return self._critic_trainer.values(batch.observations)
-        if head_values is None:
-            raise ConfigError(
-                f"algorithm.advantage={self.config.advantage!r} needs values: {type(self.policy).__name__} has no head "
-                f"for them and no critic was given; add one, or use advantage grpo, rloo or reinforce++"
-            )
-        return head_values.cpu()
-
-    @torch.no_grad()
-    def _final_values(self, batch: RolloutBatch) -> Tensor:
-        """Value [m] of what was seen after each truncated trajectory; 0 for terminated ones."""
-        out = torch.zeros(batch.num_trajectories)
-        if not self.config.bootstrap_truncated:
-            return out
-        rows = torch.nonzero(batch.truncated).flatten()
-        for part in rows.split(self._slice_size()) if len(rows) else ():
-            seen = batch.final_observations[part]
-            if self._critic_trainer is not None:
-                out[part] = self._critic_trainer.values(seen)
-            else:
-                with self._autocast():
-                    value = self.policy.act(seen.without_privileged().to(self._device()), deterministic=True).value
-                if value is None:
-                    raise ConfigError(
-                        f"{type(self.policy).__name__}.evaluate returns a value and its act() does not; PPO needs "
-                        f"act()'s value to bootstrap truncated episodes"
-                    )
-                out[part] = value.float().cpu()
-        return out
-
     @torch.no_grad()
     def _estimate(
         self,
@@ -264,7 +193,7 @@ class PPO:
         named = named_rewards(batch, self.config, rewards)
         given = scored(batch, self.config, named, isinstance(rewards, Mapping), metrics)
         if values is not None:
-            given = dataclasses.replace(given, values=values, final_values=self._final_values(batch))
+            given = dataclasses.replace(given, values=values, final_values=self._reader.final_values(batch))
         found = self.estimator.estimate(given)
         metrics |= found.metrics
         # (the ranks' critics may differ in their last digits; what counts is one opinion)
@@ -282,7 +211,7 @@ class PPO:
         old_value: Tensor | None,
         metrics: dict[str, float],
     ) -> _Prepared:
-        config, device = self.config, self._device()
+        config, device = self.config, self._reader.device
         learn = batch.valid & ~batch.is_human
         takes_part = learn.any(1)
         mode = config.normalize_advantage
@@ -300,7 +229,7 @@ class PPO:
         metrics["ppo/advantage_std"] = float(advantages.std(unbiased=False))
         reference = None
         if self.reference_policy is not None and config.kl_coef > 0:
-            reference = self._evaluate_all(self.reference_policy, batch)[0]
+            reference = self._reader.evaluate(self.reference_policy, batch)[0]
         correction = behavior_weights(config, old, behavior, mask)
         if correction is not None:
             metrics["ppo/behavior_weight_min"] = float(torch.where(mask, correction, 1.0).amin())
@@ -375,7 +304,7 @@ class PPO:
 
         Returns statistics and the loss (detached), both of the whole minibatch.
         """
-        config, device = self.config, self._device()
+        config, device = self.config, self._reader.device
         at, count = rows.to(device), len(rows)
         norm = losses.weight_norm(data.weights[at], config.loss_aggregation, data.num_decisions, data.num_trajectories)
         advantages = data.advantages[at]
@@ -390,7 +319,7 @@ class PPO:
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=device))
         kept: dict[str, list[Tensor]] = defaultdict(list)
         for part, part_advantages, counts in zip(rows.split(size), advantages.split(size), real.split(size), strict=True):
-            with self._autocast():
+            with self._reader.autocast():
                 out = self.policy.evaluate(
                     data.observations[part].to(device), {k: v[part].to(device) for k, v in data.replay.items()}
                 )

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from vla_rl import build
-from vla_rl.config import CollectConfig
 from vla_rl.data.lerobot_writer import DemonstrationWriter
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.reporting.machine import available_cores
+from vla_rl.run.settings import CollectConfig
 from vla_rl.splits import stable_seed
 from vla_rl.types import EpisodeSpec
 

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.algorithms.validation import verdict
-from vla_rl.config import RLConfig, RunConfig
+from vla_rl.config import RunConfig
 from vla_rl.errors import UserError
 from vla_rl.evaluation.statistics import wilson_interval
 from vla_rl.reporting.metrics import METRICS_FILE, read_metrics
 from vla_rl.run.preflight import reads_rewards
+from vla_rl.run.settings import RLConfig
 
 NO_SUCCESS, STILL = "no_success", "still"
 STILL_KL = 1e-6  # per entry: an update of any use moves the policy by more, and float32 noise by less

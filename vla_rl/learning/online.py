@@ -17,7 +17,6 @@ from torch import Tensor
 
 from vla_rl.algorithms.curriculum import Curriculum
 from vla_rl.checkpoint import keep_numbered, load_training_state, load_weights, restoring, save_checkpoint
-from vla_rl.config import RLConfig
 from vla_rl.interfaces import Collector, RewardModel
 from vla_rl.learning.counters import Counters
 from vla_rl.learning.figures import add_figures, rollout_metrics
@@ -29,6 +28,7 @@ from vla_rl.reporting.metrics import MetricsLogger
 from vla_rl.reporting.progress import Progress
 from vla_rl.rewards.scorer import RewardScorer
 from vla_rl.rollout.engine import pooled_stats
+from vla_rl.run.settings import RLConfig
 from vla_rl.types import TaskSpec, Trajectory
 
 

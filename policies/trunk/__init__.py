@@ -1,0 +1,1 @@
+"""The trunk that the small VLA policies share; see `policies.trunk.trunk`."""

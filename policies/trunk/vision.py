@@ -1,0 +1,142 @@
+"""Images to tokens: a convolutional stem, a timm ViT, merging, and standardised features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from policies.settings import (
+    TrunkConfig,
+    conv_padding,
+)
+from policies.trunk.llama import init_linear
+
+
+class ChannelNorm(nn.LayerNorm):
+    """Layer norm over the channels of a channels-last image [b C H W]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class ConvStem(nn.Module):
+    """Strided convolutions in place of patch embedding: [b 3 H W] → [b N width]. A drop-in ``embed_layer`` of timm."""
+
+    def __init__(self, config: TrunkConfig, height: int, width: int, embed_dim: int):
+        super().__init__()
+        channels = [3, *config.stem_channels, embed_dim]
+        layers: list[nn.Module] = []
+        for i, (k, s) in enumerate(zip(config.stem_kernels, config.stem_strides, strict=True)):
+            layers.append(nn.Conv2d(channels[i], channels[i + 1], k, s, conv_padding(k, s)))
+            if i + 1 < len(config.stem_kernels):
+                if config.stem_norm == "layer":
+                    layers.append(ChannelNorm(channels[i + 1], eps=1e-6))
+                layers.append(nn.ReLU())
+        self.layers = nn.Sequential(*layers)
+        self.grid_size = config.grid(height, width)
+        self.num_patches = self.grid_size[0] * self.grid_size[1]
+        for module in self.layers:
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+                nn.init.zeros_(module.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).flatten(2).transpose(1, 2)
+
+
+def vision_tower(config: TrunkConfig, height: int, width: int) -> VisionTransformer:
+    def stem(embed_dim: int, **_: Any) -> ConvStem:
+        return ConvStem(config, height, width, embed_dim)
+
+    extra = {"embed_layer": stem} if config.stem_channels else {"patch_size": config.patch_size}
+    tower = VisionTransformer(
+        img_size=(height, width),
+        embed_dim=config.vit_width,
+        depth=config.vit_depth,
+        num_heads=config.vit_heads,
+        mlp_ratio=config.vit_mlp_ratio,
+        num_classes=0,
+        global_pool="",
+        class_token=False,
+        weight_init="skip",
+        proj_drop_rate=config.dropout,
+        **extra,
+    )
+    nn.init.trunc_normal_(tower.pos_embed, std=0.02)
+    for block in tower.blocks:
+        for linear in (block.attn.qkv, block.mlp.fc1):
+            init_linear(linear)
+        for linear in (block.attn.proj, block.mlp.fc2):
+            nn.init.zeros_(linear.weight)
+            nn.init.zeros_(linear.bias)
+    return tower
+
+
+class FeatureNorm(nn.Module):
+    """Standardises one camera's image tokens [b N d] over the data, without parameters of its own.
+
+    Batch normalisation without its affine part (Ioffe & Szegedy 2015, arXiv 1502.03167). Without it the projector can become
+    a constant: early in SFT the mean image token serves as a bias that lowers the loss faster than anything an image shows,
+    it grows, and what differs between images drowns. Here what all images share is subtracted, so it cannot be learned.
+
+    ``kind`` "position" subtracts the mean of each token over the batch, "batch" that of all tokens together; both
+    divide each channel by its standard deviation over batch and tokens. Only while ``learning`` is on (SFT) are these the
+    statistics of the batch itself; acting, evaluation and RL use the running ones, so that a decision never depends on what
+    it is batched with and the ratio of RL is 1 at unchanged weights.
+
+    Where several ranks learn together, ``total`` adds up over them and the batch is that of all ranks; ``counted`` bool [b]
+    then says which of this rank's rows belong to it.
+    """
+
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+
+    def __init__(self, tokens: int, width: int, kind: str, momentum: float = 0.05, eps: float = 1e-5):
+        super().__init__()
+        self.over = (0,) if kind == "position" else (0, 1)
+        self.momentum, self.eps, self.learning = momentum, eps, False
+        self.total: Callable[[Tensor], Tensor] | None = None
+        self.counted: Tensor | None = None
+        self.register_buffer("mean", torch.zeros(tokens if kind == "position" else 1, width))
+        self.register_buffer("var", torch.ones(width))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.float()
+        if not self.learning:
+            return (x - self.mean) * (self.var + self.eps).rsqrt()
+        x, mean, var = self._centred(x)
+        with torch.no_grad():  # early on, average over what there is
+            self.count += 1
+            share = max(self.momentum, 1.0 / float(self.count))
+            self.mean.lerp_(mean, share)
+            self.var.lerp_(var, share)
+        return x * (var + self.eps).rsqrt()
+
+    def _centred(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """``x`` without the batch's mean, that mean, and the variance [d]."""
+        if self.total is None:
+            mean = x.mean(self.over, keepdim=True)[0]
+            x = x - mean
+            return x, mean, x.square().mean((0, 1))
+        weight = x.new_ones(len(x)) if self.counted is None else self.counted.to(x)
+        rows, weight = self.total(weight.sum()), weight[:, None, None]
+        mean = self.total((x * weight).sum(self.over, keepdim=True))[0]
+        mean = mean / (rows if self.over == (0,) else rows * x.shape[1])
+        x = x - mean
+        return x, mean, self.total((x.square() * weight).sum((0, 1))) / (rows * x.shape[1])
+
+
+def merge_tokens(x: Tensor, grid: tuple[int, int], merge: int) -> Tensor:
+    """Pixel-unshuffle of a token grid: [b R·C w] → [b (R/m)·(C/m) m²·w], spatial layout kept."""
+    if merge == 1:
+        return x
+    b, _, w = x.shape
+    rows, cols = grid[0] // merge, grid[1] // merge
+    x = x.reshape(b, rows, merge, cols, merge, w).permute(0, 1, 3, 2, 4, 5)
+    return x.reshape(b, rows * cols, merge * merge * w)

@@ -1,0 +1,97 @@
+"""What the policy and the critic say of a whole batch before the first update: log-probs and values, in slices."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+from torch import Tensor
+
+from vla_rl.algorithms.critic import CriticTrainer
+from vla_rl.algorithms.settings import PPOConfig
+from vla_rl.cluster.ranks import Ranks
+from vla_rl.errors import ConfigError
+from vla_rl.interfaces import LikelihoodPolicy
+from vla_rl.types import RolloutBatch
+
+
+class Reader:
+    """``critic`` None: values come from the policy's own head, where the advantage needs any."""
+
+    def __init__(
+        self, config: PPOConfig, policy: LikelihoodPolicy, critic: CriticTrainer | None, needs_value: bool, ranks: Ranks
+    ) -> None:
+        self.config, self.policy, self.critic = config, policy, critic
+        self.needs_value, self.ranks = needs_value, ranks
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.policy.parameters())).device
+
+    def autocast(self) -> contextlib.AbstractContextManager:
+        if self.config.autocast and self.device.type == "cuda":
+            return torch.autocast("cuda", dtype=torch.bfloat16)
+        return contextlib.nullcontext()
+
+    def _slice_size(self) -> int:
+        unit = self.config.minibatch_size if self.config.minibatch_unit == "decision" else 256
+        return self.config.micro_batch_size or unit
+
+    @torch.no_grad()
+    def evaluate(self, policy: LikelihoodPolicy, batch: RolloutBatch) -> tuple[Tensor, Tensor | None]:
+        """Log-probs [n *k] and head values [n] (or None) of all decisions under the present weights."""
+        config = self.config
+        if policy is self.policy and not config.recompute_old_log_prob and (not self.needs_value or self.critic is not None):
+            return batch.behavior_log_prob.to(self.device).float(), None
+        device, observations = self.device, batch.observations.without_privileged()
+        log_probs, values = [], []
+        n, share = batch.num_decisions, self.ranks.share(batch.num_decisions)[0]
+        for rows in share.split(self._slice_size()):
+            run = slice(int(rows[0]), int(rows[-1]) + 1)
+            view = run if run.stop - run.start == len(rows) else rows  # (a slice copies no images)
+            with self.autocast():
+                out = policy.evaluate(
+                    observations[view].to(device), {k: v[view].to(device) for k, v in batch.replay.items()}
+                )
+            log_probs.append(out.log_prob.float())
+            if out.value is not None:
+                values.append(out.value)
+        recompute = policy is not self.policy or config.recompute_old_log_prob
+        log_prob = self.ranks.gather(torch.cat(log_probs), n) if recompute else batch.behavior_log_prob.to(device).float()
+        return log_prob, self.ranks.gather(torch.cat(values).float(), n) if values else None
+
+    @torch.no_grad()
+    def values(self, batch: RolloutBatch, head_values: Tensor | None) -> Tensor | None:
+        """Values [n] (on the CPU) of all decisions, or None where the advantage needs none."""
+        if not self.needs_value:
+            return None
+        if self.critic is not None:
+            return self.critic.values(batch.observations)
+        if head_values is None:
+            raise ConfigError(
+                f"algorithm.advantage={self.config.advantage!r} needs values: {type(self.policy).__name__} has no head "
+                f"for them and no critic was given; add one, or use advantage grpo, rloo or reinforce++"
+            )
+        return head_values.cpu()
+
+    @torch.no_grad()
+    def final_values(self, batch: RolloutBatch) -> Tensor:
+        """Value [m] of what was seen after each truncated trajectory; 0 for terminated ones."""
+        out = torch.zeros(batch.num_trajectories)
+        if not self.config.bootstrap_truncated:
+            return out
+        rows = torch.nonzero(batch.truncated).flatten()
+        for part in rows.split(self._slice_size()) if len(rows) else ():
+            seen = batch.final_observations[part]
+            if self.critic is not None:
+                out[part] = self.critic.values(seen)
+            else:
+                with self.autocast():
+                    value = self.policy.act(seen.without_privileged().to(self.device), deterministic=True).value
+                if value is None:
+                    raise ConfigError(
+                        f"{type(self.policy).__name__}.evaluate returns a value and its act() does not; PPO needs "
+                        f"act()'s value to bootstrap truncated episodes"
+                    )
+                out[part] = value.float().cpu()
+        return out
