@@ -42,15 +42,17 @@ _REMEDIES = {
 
 def explained(error: OSError) -> str | None:
     """What the system refused, where, and what helps; None for an error that no user can have caused."""
-    remedy = _REMEDIES.get(error.errno or 0)
     place = error.filename if error.filename is not None else error.filename2
-    if remedy is None or (place is None and error.errno in (errno.ENOENT, errno.EEXIST)):
+    if error.errno not in _REMEDIES or (place is None and error.errno in (errno.ENOENT, errno.EEXIST)):
         return None
-    return f"{_shown(place)}: {remedy} ({error.strerror})" if place is not None else f"{remedy} ({error.strerror})"
+    shown = os.fsdecode(place) if isinstance(place, str | bytes | os.PathLike) else place
+    return reason(error) if shown is None else f"{shown}: {reason(error)}"
 
 
-def _shown(place: Any) -> str:
-    return os.fsdecode(place) if isinstance(place, str | bytes | os.PathLike) else str(place)
+def reason(error: OSError) -> str:
+    """What the system refused and what helps, without the place."""
+    said = error.strerror or str(error)
+    return f"{_REMEDIES[error.errno]} ({said})" if error.errno in _REMEDIES else said
 
 
 def read_json(path: Path, remedy: str, error: type[UserError] = UserError) -> dict[str, Any]:
@@ -160,12 +162,12 @@ def require_writable(path: Path, key: str) -> None:
     try:
         place.stat()
     except OSError as problem:
-        raise UserError(f"{key}: {explained(problem) or problem}") from problem
+        raise UserError(f"{key}: {place}: {reason(problem)}") from problem
     if not place.is_dir():
         raise UserError(f"{key}: {place} is a file, and a folder is needed there. Move it away, or choose another place")
     if not os.access(place, os.W_OK | os.X_OK):
-        reason = "is on a read-only file system" if os.statvfs(place).f_flag & os.ST_RDONLY else "may not be written by you"
-        raise UserError(f"{key}: the folder {place} {reason}. Choose another place, or change its permissions")
+        why = "is on a read-only file system" if os.statvfs(place).f_flag & os.ST_RDONLY else "may not be written by you"
+        raise UserError(f"{key}: the folder {place} {why}. Choose another place, or change its permissions")
     limit = os.pathconf(place, "PC_NAME_MAX")
     long = [part for part in path.parts if len(os.fsencode(part)) > limit]
     if long:

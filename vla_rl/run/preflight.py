@@ -319,7 +319,7 @@ def _exists(key: str, value: str) -> Path:
     except OSError as error:
         if key == "checkpoint" and files.last_good(path).is_dir():
             return path
-        raise UserError(f"{key}={value}: {files.explained(error) or error}") from error
+        raise UserError(f"{key}={value}: {files.reason(error)}") from error
     return path
 
 
