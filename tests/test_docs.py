@@ -13,6 +13,8 @@ from contracts import check_policy, check_simulator
 from vla_rl import build
 from vla_rl.config import compose
 from vla_rl.interfaces import Critic, RewardModel
+from vla_rl.reporting.metrics import read_metrics
+from vla_rl.run.pipeline import run_pipeline
 from vla_rl.run.preflight import check_run
 from vla_rl.run.settings import CollectConfig
 from vla_rl.specs import EpisodeSpec
@@ -78,6 +80,20 @@ def test_the_critic_values_privileged_state(examples):
     assert isinstance(critic, Critic)
     value = critic.value(Observation({}, torch.zeros(3, 1), ("x",) * 3, torch.randn(3, 2)))
     assert value.shape == (3,) and value.requires_grad
+
+
+def test_the_advantage_and_the_algorithm_learn_inside_a_run(examples, tmp_path):
+    small = ["run=toy", "collect.episodes_per_task=6", "sft.updates=3", "sft.validation_episodes=1", "rl.iterations=2",
+             "rl.episodes_per_iteration=8", "evaluate.episodes_per_task=4", "evaluate.video_episodes=0",
+             "critic=none"]  # fmt: skip
+    own = ["algorithm.advantage=my_advantage:CentredReturns", "algorithm.critic_warmup_iterations=0"]
+    folder = run_pipeline(compose([*small, *own, f"output_dir={tmp_path}", "name=advantage"]))
+    assert "ppo/return_mean" in read_metrics(folder / "metrics.jsonl")[-2]
+    own = ["algorithm=ppo", "algorithm.type=my_algorithm:ClonedSuccess", "algorithm.start_decisions=8"]
+    folder = run_pipeline(compose([*small, *own, f"output_dir={tmp_path}", "name=algorithm"]))
+    rows = [r for r in read_metrics(folder / "metrics.jsonl") if r["phase"] == "rl"]
+    assert [r["replay/episodes"] for r in rows] == [6 + 8, 6 + 16] and rows[-1]["replay/updates"] >= 4
+    assert 0 < rows[-1]["clone/share"] <= 1
 
 
 def commands() -> list[str]:
