@@ -288,7 +288,7 @@ def plain(state) -> bool:
 
 
 def test_buffer_state_is_plain_and_round_trips():
-    buffer, copy = GroupBuffer(), adv.GroupBuffer()
+    buffer, copy = GroupBuffer(), GroupBuffer()
     buffer.add(group(1, 2) + group(2, 1))
     state = buffer.state_dict()
     assert plain(state)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from vla_rl.evaluation.advise import (
     read_figures,
     render,
 )
+from vla_rl.evaluation.outcome import EpisodeOutcome, EvaluationResult
 from vla_rl.reporting.metrics import MetricsLogger
 from vla_rl.types import TaskSpec
 
@@ -179,14 +179,22 @@ def test_groups_share_their_initial_state():
     assert [s.task_id for s in specs[::4]] == ["a", "b", "a"]
 
 
+def evaluated(path, rows, **changes) -> None:
+    """Writes an evaluation of (task, failure or "" for success, control steps) rows."""
+    outcomes = [
+        EpisodeOutcome(task, i, "go", not failure, steps, 1, None, failure=failure)
+        for i, (task, failure, steps) in enumerate(rows)
+    ]
+    figures = {"split": "held_out", "seed": 0, "deterministic": True, "control_hz": 10.0, "jerk_unit": "m/s³"}
+    figures |= {"seconds": 1.0, "seconds_per_decision": 0.1, "latency_s": 0.1}
+    EvaluationResult(outcomes, **figures | changes).save(path)
+
+
 def test_what_a_run_left_is_read(tmp_path):
-    """Held-out tasks do not count, nor do RL's episodes after the policy's first update; an unknown kind of failure does."""
-    tasks = {
-        "reach_red": {"successes": 6, "episodes": 10, "failures": {"never_reached": 3, "new_kind": 1}},
-        "reach_blue": {"successes": 0, "episodes": 10, "failures": {"never_reached": 10}},
-    }
-    result = {"tasks": tasks, "held_out_tasks": ["reach_blue"], "deterministic": False, "outcomes": []}
-    (tmp_path / "eval_sft.json").write_text(json.dumps(result))
+    """Held-out tasks do not count, nor do RL's episodes after the policy's first update."""
+    failures = ["never_reached"] * 3 + ["dropped"] + [""] * 6
+    rows = [("reach_red", kind, 20) for kind in failures] + [("reach_blue", "never_reached", 20)] * 10
+    evaluated(tmp_path / "eval_sft.json", rows, held_out_tasks=["reach_blue"], deterministic=False)
     with MetricsLogger(tmp_path) as logger:
         logger.log("sft", 10, {"validation/loss": 0.9, "validation/image_use": 0.3})
         logger.log("sft", 20, {"validation/loss": 0.5, "validation/image_use": 0.2})
@@ -194,18 +202,15 @@ def test_what_a_run_left_is_read(tmp_path):
             logger.log("rl", i + 1, {"rollout/success": success, "ppo/critic_warmup": warmup, "episodes": 16 * (i + 1)})
     figures = read_figures(toy("rl.guard_iterations=3"), tmp_path)
     assert figures.tasks == {"reach_red": Rate(6, 10)} and figures.deterministic is False
-    assert figures.failures == {"never_reached": 3, "new_kind": 1} and figures.losses == [0.9, 0.5]
+    assert figures.failures == {"never_reached": 3, "dropped": 1} and figures.losses == [0.9, 0.5]
     assert (figures.sampled, figures.sampled_by) == (Rate(12, 32), "RL's first episodes")
     assert figures.guard == "" and figures.limits == {"reach_red": 20} and figures.image["image_use"] == 0.2
     assert read_figures(toy(), tmp_path).guard is None  # its window of five is not complete
-    (tmp_path / "sampled_sft.json").write_text(json.dumps({"total": {"successes": 3, "episodes": 9}}))
+    evaluated(tmp_path / "sampled_sft.json", [("reach_red", "", 9)] * 3 + [("reach_red", "never_reached", 20)] * 6)
     again = read_figures(toy(), tmp_path)
     assert (again.sampled, again.sampled_by) == (Rate(3, 9), "the same episodes")
 
 
 def test_a_task_s_own_limit_is_seen_where_an_episode_failed(tmp_path):
-    outcomes = [{"task_id": "a", "success": False, "control_steps": n} for n in (70, 80)]
-    outcomes += [{"task_id": "b", "success": True, "control_steps": 30}]
-    rates = {name: {"successes": 1, "episodes": 2} for name in "ab"}
-    (tmp_path / "eval_sft.json").write_text(json.dumps({"tasks": rates, "outcomes": outcomes}))
+    evaluated(tmp_path / "eval_sft.json", [("a", "never_reached", 70), ("a", "never_reached", 80), ("b", "", 30)])
     assert read_figures(compose(["~run"]), tmp_path).limits == {"a": 80}

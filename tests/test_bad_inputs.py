@@ -105,7 +105,7 @@ VALUES: list[tuple[str, tuple[str, ...]]] = [
     ("rl.iterations=[1]", ("rl.iterations", "[1]")),
     ("rl.iterations=true", ("rl.iterations = True", "Integer")),
     ("sft.learning_rate=fast", ("sft.learning_rate = 'fast'", "Float")),
-    ("wandb=perhaps", ("wandb = 'perhaps'",)),
+    ("wandb=perhaps", ("wandb.mode is 'perhaps'", "auto, online, offline, off")),
     ("tasks=reach_red", ("tasks=[reach_red]", "brackets")),
     ("algorithm.learning_rate='1e-4x'", ("algorithm.learning_rate = '1e-4x'",)),
     # numbers that are not finite, or out of their range
@@ -133,7 +133,7 @@ VALUES: list[tuple[str, tuple[str, ...]]] = [
     ("algorithm.advantage=magic", ("algorithm.advantage='magic'", "grpo")),
     ("algorithm.reward_names=[success]", ("algorithm.reward_names=['success']", "one weight per name")),
     (
-        "algorithm=filtered_bc ~algorithm.gamma ~algorithm.critic_warmup_iterations algorithm.augment.crop=2",
+        "algorithm=filtered_bc algorithm.augment.crop=2",
         ("algorithm.augment.crop=2.0 is out of range",),
     ),
     ("critic.hidden=[]", ("critic.hidden=[]", "at least one width")),
@@ -266,7 +266,7 @@ COMMANDS: list[tuple[str, tuple[str, ...]]] = [
     ("eval {run}", ("Did you mean {sft}?",)),
     ("eval {file} --suite toy", ("{file} is not a checkpoint",)),
     ("eval {loop} --suite toy", ("{loop}",)),
-    ("eval {sft} --suite marble", ("env=marble does not exist", "toy")),
+    ("eval {sft} --suite marble", ("--suite marble does not exist", "toy")),
     ("eval {sft} --tasks reach_green", ("'reach_green'", "reach_blue")),
     ("eval {sft} --episodes 0", ("--episodes 0: give 1 or more",)),
     ("eval {sft} --episodes-per-task -5", ("--episodes-per-task -5",)),

@@ -194,7 +194,7 @@ def test_seconds_of_several_scorings_add_up():
         (["outputs/quickstart", "--against", "algorithm.epochs=2"], "'outputs/quickstart' is not an override"),
         (["run=toy", "--against", "sft.updates=9"], "sft.updates=9 changes nothing"),
         (["~run", "--against", "policy=nano_flow"], "start from one policy"),
-        (["run=toy", "--against", "algorithm.epochs=2", "--rounds", "0"], "--rounds >= 1"),
+        (["run=toy", "--against", "algorithm.epochs=2", "--rounds", "0"], "--rounds 0: give 1 or more"),
     ],
 )
 def test_what_does_not_fit_is_named(arguments, part, capsys):

@@ -16,10 +16,10 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from vla_rl import checkpoint
+from vla_rl import checkpoint, storage
 from vla_rl.checkpoint import (
     CheckpointError,
-    DiskFull,
+    keep_numbered,
     load_policy,
     load_training_state,
     load_weights,
@@ -27,7 +27,7 @@ from vla_rl.checkpoint import (
     rng_state,
     save_checkpoint,
 )
-from vla_rl.errors import ConfigError, EmbodimentMismatch, UserError
+from vla_rl.errors import ConfigError, DiskFull, EmbodimentMismatch, UserError
 from vla_rl.run.lock import RunLock
 from vla_rl.storage import load_state, save_state
 from vla_rl.types import CameraSpec, EmbodimentSpec
@@ -133,7 +133,7 @@ def test_a_second_save_replaces_and_keeps_last_good(tmp_path: Path):
 
 
 def test_without_an_atomic_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(checkpoint, "_exchange", lambda a, b: False)
+    monkeypatch.setattr(storage, "_exchange", lambda a, b: False)
     first, second = Plain(5, SPEC), Plain(5, SPEC)
     save_checkpoint(tmp_path / "a", first)
     save_checkpoint(tmp_path / "a", second)
@@ -251,3 +251,41 @@ def test_run_lock_between_processes(tmp_path: Path):
         RunLock(tmp_path).acquire()
     with RunLock(tmp_path):
         assert (tmp_path / RunLock.FILE).exists()
+
+
+def test_numbered_copies_keep_their_weights_and_the_older_ones_go(tmp_path: Path):
+    policies = {number: Plain(5, SPEC) for number in (9, 10, 11)}
+    other = tmp_path / "rl_student1"
+    other.mkdir()
+    for number, policy in policies.items():
+        save_checkpoint(tmp_path / "rl", policy, {"step": number})
+        keep_numbered(tmp_path / "rl", number, keep=2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["rl", "rl.last_good", "rl_10", "rl_11", "rl_student1"]
+    for number in (10, 11):
+        assert same_weights(load_policy(tmp_path / f"rl_{number}", factory), policies[number])
+        assert not (tmp_path / f"rl_{number}" / "training_state").exists()
+
+
+def test_a_numbered_copy_where_files_cannot_be_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def no_links(*_: Any) -> None:
+        raise OSError(errno.EXDEV, "no links here")
+
+    policy = Plain(5, SPEC)
+    save_checkpoint(tmp_path / "rl", policy)
+    monkeypatch.setattr(os, "link", no_links)
+    keep_numbered(tmp_path / "rl", 1, keep=1)
+    assert same_weights(load_policy(tmp_path / "rl_1", factory), policy)
+
+
+def test_a_lock_leaves_no_empty_folder(tmp_path: Path):
+    with RunLock(tmp_path / "nothing"):
+        pass
+    with RunLock(tmp_path / "something"):
+        (tmp_path / "something" / "x").touch()
+    assert [p.name for p in tmp_path.iterdir()] == ["something"]
+    folder = tmp_path / "linked"
+    folder.symlink_to(tmp_path / "something")
+    (folder / "x").unlink()
+    with RunLock(folder):
+        pass
+    assert folder.is_symlink() and (folder / RunLock.FILE).exists()

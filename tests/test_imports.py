@@ -15,7 +15,7 @@ from vla_rl.errors import MissingDependency
 
 SDKS = [
     *("robosuite", "mujoco", "numba", "libero", "lerobot", "ray", "pyrealsense2", "diffusers", "peft", "wandb"),
-    *("simplejpeg", "jaxtyping", "beartype", "hydra", "omegaconf", "rich"),
+    *("tensorboard", "rerun", "simplejpeg", "jaxtyping", "beartype", "hydra", "omegaconf", "rich"),
 ]
 PACKAGES = ("vla_rl", "policies", "sim", "real", "reward_models")
 

@@ -118,19 +118,19 @@ def test_conditions_name_look_controller_and_limit() -> None:
 @installed
 def test_a_suite_is_named_on_the_command_line(tmp_path) -> None:
     from vla_rl import config as configs
-    from vla_rl.cli import _eval_config
+    from vla_rl.commands.evaluate import config_of_checkpoint
 
-    plain = _eval_config(tmp_path / "checkpoint", "libero_goal", ["env.camera_size=64", "env.tasks=[0,2]"])
+    plain = config_of_checkpoint(tmp_path / "checkpoint", "libero_goal", ["env.camera_size=64", "env.tasks=[0,2]"])
     assert plain.env_type == "libero" and plain.env.suite == "libero_goal" and plain.env.tasks == ["0", "2"]
     options = ["env.suite=libero_object", "env.tasks=[3]", "env.camera_size=96", "env.horizon=99"]
     run = configs.compose(["~run", "env=libero", *options])
     configs.save(run, tmp_path / "config.yaml")
     checkpoint = tmp_path / "checkpoints" / "rl"
-    assert _eval_config(checkpoint, None, []).env.tasks == ["3"]
-    other = _eval_config(checkpoint, "libero_goal", [])
+    assert config_of_checkpoint(checkpoint, None, []).env.tasks == ["3"]
+    other = config_of_checkpoint(checkpoint, "libero_goal", [])
     assert (other.env.suite, other.env.tasks, other.env.camera_size) == ("libero_goal", [], 96)
-    assert other.env.horizon == 0 and _eval_config(checkpoint, None, []).env.horizon == 99  # a suite has its own time limit
-    assert _eval_config(checkpoint, "libero_goal", ["env.horizon=50"]).env.horizon == 50
+    assert other.env.horizon == 0 and config_of_checkpoint(checkpoint, None, []).env.horizon == 99
+    assert config_of_checkpoint(checkpoint, "libero_goal", ["env.horizon=50"]).env.horizon == 50
 
 
 # ------------------------------------------------------------------------------------------------- the package's own files

@@ -18,13 +18,13 @@ import pytest
 import torch
 from reward_helpers import trajectory
 
-from vla_rl import checkpoint, cli, storage
+from vla_rl import cli, storage
 from vla_rl import config as configs
 from vla_rl.algorithms.imitation import Imitation
 from vla_rl.algorithms.ppo import PPO
-from vla_rl.checkpoint import DiskFull, load_policy, load_training_state
+from vla_rl.checkpoint import load_policy, load_training_state
 from vla_rl.config import RunConfig, compose
-from vla_rl.errors import ConfigError, EmbodimentMismatch, TrainingDiverged, UserError
+from vla_rl.errors import ConfigError, DiskFull, EmbodimentMismatch, TrainingDiverged, UserError
 from vla_rl.evaluation.checkpoints import evaluate_checkpoints
 from vla_rl.evaluation.video import have_video
 from vla_rl.learning.figures import rollout_metrics
@@ -284,7 +284,7 @@ def test_the_guard_stops_with_a_checkpoint_from_which_a_warning_goes_on(whole, t
     record = json.loads((folder / "phases.json").read_text())["rl"]
     assert record["complete"] is False and "in iteration 2" in record["guard"]
     with monkeypatch.context() as patch, pytest.raises(UserError, match="in iteration 2"):
-        patch.setattr(RolloutEngine, "run", lambda *_, **__: pytest.fail("it was to stop again at once"))
+        patch.setattr(RolloutEngine, "collect", lambda *_, **__: pytest.fail("it was to stop again at once"))
         run_pipeline(guarded(whole, tmp_path, *options))
     run_pipeline(guarded(whole, tmp_path, "rl.guard=warn", "rl.checkpoint_every=3"))
     assert_same_weights(weights(whole), weights(folder))
@@ -500,7 +500,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_the_last_good_checkpoint(be
 
 def test_a_full_disk_is_named_and_the_run_resumes(before_rl, tmp_path, monkeypatch, whole):
     with monkeypatch.context() as patch:
-        interrupt(patch, checkpoint, "save_tensors", 3, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        interrupt(patch, checkpoint, "save_tensors", 2, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
         with pytest.raises(DiskFull, match=r"the disk is full: .*rl could not be written.*resumes"):
             run_pipeline(small(tmp_path))
     assert load_training_state(before_rl / "checkpoints" / "rl")["counters"]["iteration"] == 1
@@ -560,10 +560,6 @@ def test_other_algorithms_run_on_the_same_pipeline(whole, tmp_path, algorithm):
     plain = [o for o in SMALL if not o.startswith("algorithm.")]
     groups = ["rl.group_size=4", "rl.dynamic_sampling=true"] if algorithm == "grpo" else []
     overrides = [*plain, f"algorithm={algorithm}", "critic=none", "rl.iterations=1", "algorithm.learning_rate=1e-4"]
-    if algorithm == "filtered_bc":
-        overrides += ["~algorithm.gamma", "~algorithm.critic_warmup_iterations"]
-    else:
-        overrides += ["algorithm.critic_warmup_iterations=0"]
     start = f"checkpoint={whole / 'checkpoints' / 'sft'}"
     folder = run_pipeline(compose([*overrides, *groups, start, f"output_dir={tmp_path}"]))
     assert json.loads((folder / "phases.json").read_text())["rl"]["complete"] is True

@@ -32,7 +32,7 @@ SETTINGS = EvaluateConfig(episodes_per_task=6, video_episodes=0)
 
 @contextlib.contextmanager
 def no_bar(_: str):
-    yield SimpleNamespace(inner=None)
+    yield SimpleNamespace(update=None)
 
 
 def robust(ignore_text: bool = False):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import math
+import socket
 import sys
 import types
+import urllib.request
 
 import pytest
 
@@ -15,6 +17,8 @@ from vla_rl.errors import ConfigError, MissingPackage
 from vla_rl.reporting import sinks as module
 from vla_rl.reporting.metrics import MetricsLogger
 from vla_rl.reporting.sinks import WandbConfig, sinks, wandb_mode
+
+REACHABLE = module.reachable
 
 
 def logger(folder, say=print, name="toy", tensorboard=False, tree=None, **wandb):
@@ -112,6 +116,7 @@ def fake_wandb(monkeypatch, tmp_path):
     for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setattr(module, "reachable", lambda: True)
     return calls
 
 
@@ -140,8 +145,7 @@ def test_wandb_gets_config_metrics_over_iterations_and_videos(tmp_path, fake_wan
     said = []
     tree = {"seed": 3, "policy": {"type": "nano_vla"}}
     options = {"mode": "auto", "project": "arms", "entity": "lab", "tags": ["a", "b"]}
-    run = logger(tmp_path, said.append, "study/seed_1", tree=tree, **options)
-    with run as log:
+    with logger(tmp_path, said.append, "study/seed_1", tree=tree, **options) as log:
         log.log("sft", 10, {"sft/loss": 2.5})
         log.log("rl", 4, {"ppo/kl": 0.1, "x": math.nan, "episodes": 256})
         log.log("eval", 20, {"eval_rl/success": 0.5})
@@ -188,6 +192,23 @@ def test_an_online_run_is_resumed_and_a_copy_of_it_is_not(tmp_path, monkeypatch,
         log.log("rl", 3, {"x": 1.0})
     assert fake_wandb.init[2]["id"] is None and [v["rl/iteration"] for v in fake_wandb.logged] == [1, 2, 3]
     assert json.loads((tmp_path / "wandb.json").read_text())["run"] == "copy"
+
+
+def test_a_server_that_cannot_be_reached_is_not_waited_for(tmp_path, monkeypatch, fake_wandb):
+    with socket.socket() as taken:  # a port on which nobody listens
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        monkeypatch.setenv("WANDB_API_KEY", "key")
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://{address}")
+        monkeypatch.setattr(urllib.request, "getproxies", dict)
+        monkeypatch.setattr(module, "reachable", REACHABLE)
+        said = []
+        with logger(tmp_path, said.append, mode="online") as log:
+            log.log("rl", 1, {"x": 1.0})
+        assert fake_wandb.init[0]["mode"] == "offline"
+        assert said[0].startswith(f"wandb: offline, as {address} cannot be reached")
+        taken.listen()
+        assert REACHABLE()
 
 
 def test_wandb_that_is_not_installed_is_said_once(tmp_path, monkeypatch, fake_wandb):

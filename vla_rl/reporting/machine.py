@@ -14,7 +14,7 @@ from typing import Any
 
 PACKAGES = (
     "vla-rl", "torch", "numpy", "transformers", "timm", "hydra-core", "safetensors", "robosuite", "mujoco", "numba",
-    "hf-libero", "lerobot", "ray", "pyarrow", "av", "wandb", "peft", "diffusers", "simplejpeg",
+    "hf-libero", "lerobot", "ray", "pyarrow", "av", "wandb", "tensorboard", "rerun-sdk", "peft", "diffusers", "simplejpeg",
     "pyrealsense2",
 )  # fmt: skip
 
@@ -26,7 +26,7 @@ def memory_bytes() -> int:
     0 where the system does not tell (no Linux).
     """
     total = 0
-    for pid in _process_tree(os.getpid()):
+    for pid in process_tree(os.getpid()):
         try:
             for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
                 if line.startswith("Pss:"):
@@ -36,7 +36,8 @@ def memory_bytes() -> int:
     return total
 
 
-def _process_tree(root: int) -> list[int]:
+def process_tree(root: int) -> list[int]:
+    """A process and all its children; itself alone where the system does not tell (no Linux)."""
     found, queue = [], [root]
     while queue:
         pid = queue.pop()

@@ -65,7 +65,8 @@ class MetricsLogger:
         self._started = time.perf_counter() - _last_time(self.path)
         self._seen: set[str] = set()
         self._file: TextIO | None = self.path.open("a", encoding="utf-8")
-        self._to_open, self._sinks = list(sinks), list[Sink]()
+        self._to_open = list(sinks)
+        self._sinks: list[Sink] = []
 
     def __enter__(self) -> MetricsLogger:
         return self

@@ -6,6 +6,8 @@ gets so far leaves nothing behind, and gives them what earlier sessions had logg
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import csv
 import functools
 import importlib.util
@@ -13,19 +15,26 @@ import json
 import logging
 import netrc
 import os
+import signal
+import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+import urllib.request
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import SplitResult, urlsplit
 
 from vla_rl.errors import ConfigError, MissingPackage
+from vla_rl.reporting.machine import process_tree
 
 TENSORBOARD, WANDB_FILE = "tensorboard", "wandb.json"
 MODES = ("auto", "online", "offline", "off")
 # The x axis of each phase; "eval" rows stand at the RL iteration of the policy that was evaluated.
 AXES = {"sft": "sft/update", "rl": "rl/iteration", "eval": "rl/iteration"}
-_START_S, _FINISH_S = 30.0, 120.0  # wandb's patience with its server: to begin, and to send what is left
+# Patience with wandb's server: to answer, to begin, to take the rest, and once more at exit.
+_REACH_S, _START_S, _FINISH_S, _LEAVE_S = 5.0, 30.0, 120.0, 10.0
 _log = logging.getLogger(__name__)
 
 
@@ -147,11 +156,26 @@ def logged_in() -> bool:
     """Whether wandb would find an account without asking: WANDB_API_KEY, or netrc."""
     if os.environ.get("WANDB_API_KEY"):
         return True
-    host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").split("//")[-1].split("/")[0]
     try:
-        return netrc.netrc(os.environ.get("NETRC") or None).authenticators(host) is not None
+        return netrc.netrc(os.environ.get("NETRC") or None).authenticators(_server().netloc) is not None
     except (OSError, netrc.NetrcParseError):
         return False
+
+
+def _server() -> SplitResult:
+    return urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai")
+
+
+def reachable() -> bool:
+    """Whether wandb's server takes a connection; behind a proxy that is left to wandb."""
+    server = _server()
+    if server.scheme in urllib.request.getproxies():
+        return True
+    try:
+        socket.create_connection((server.hostname or "", server.port or 443), timeout=_REACH_S).close()
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def wandb_mode(wanted: str = "auto") -> str:
@@ -174,6 +198,9 @@ def start_wandb(
     if importlib.util.find_spec("wandb") is None:
         say("wandb: not installed, so metrics stay in the run folder")
         return None
+    why = "" if logged_in() else ", as nobody is logged in"
+    if mode == "online" and not reachable():
+        mode, why = "offline", f", as {_server().netloc} cannot be reached"
     known = _known_id(folder, name)
     try:
         import wandb
@@ -187,11 +214,11 @@ def start_wandb(
         (folder / WANDB_FILE).write_text(json.dumps({"id": run.id, "run": name}) + "\n", encoding="utf-8")
     except Exception as error:  # whatever is wrong with an optional logger, training goes on
         say(f"wandb: could not start ({' '.join(str(error).split())}); metrics stay in the run folder")
+        _leave_in_time()
         return None
     if mode == "online":
         say(f"wandb: {run.url}")
     else:
-        why = "" if logged_in() else ", as nobody is logged in"
         say(f"wandb: offline{why}; to send it later: wandb sync {Path(run.dir).parent}")
     return WandbSink(run, whole=mode == "offline" or known is None)
 
@@ -203,6 +230,23 @@ def _known_id(folder: Path, name: str) -> str | None:
         return stored["id"] if stored["run"] == name else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+@functools.cache
+def _leave_in_time() -> None:
+    """At exit Python waits for wandb's helper process, without limit where the server is silent: end it after a while."""
+    leaving = threading.Event()
+
+    def end() -> None:
+        leaving.wait()
+        time.sleep(_LEAVE_S)
+        for pid in process_tree(os.getpid()):
+            with contextlib.suppress(OSError):  # it is over already
+                if Path(f"/proc/{pid}/comm").read_text().strip() == "wandb-core":
+                    os.kill(pid, signal.SIGKILL)
+
+    threading.Thread(target=end, name="wandb-end", daemon=True).start()
+    atexit.register(leaving.set)  # the last registered is called first, before wandb's own
 
 
 class WandbSink:
@@ -234,12 +278,10 @@ class WandbSink:
         ending.join(_FINISH_S)
         if ending.is_alive():
             _log.warning("wandb is still sending after %.0f s; 'wandb sync' sends the rest", _FINISH_S)
+            _leave_in_time()
 
     def _finish(self) -> None:
         try:
             self._run.finish()
         except Exception as error:
             _log.warning("wandb could not finish (%s)", error)
-
-
-__all__: Sequence[str] = ("CsvSink", "Sink", "TensorBoardSink", "WandbConfig", "WandbSink", "sinks", "wandb_mode")

@@ -47,7 +47,7 @@ class RunLock:
 
     def release(self) -> None:
         if self._descriptor is not None:
-            if [path.name for path in self.folder.glob("*")] == [self.FILE]:
+            if not self.folder.is_symlink() and [path.name for path in self.folder.iterdir()] == [self.FILE]:
                 (self.folder / self.FILE).unlink()
                 self.folder.rmdir()
             os.close(self._descriptor)
