@@ -18,7 +18,7 @@ import pytest
 import torch
 from reward_helpers import trajectory
 
-from vla_rl import cli, storage
+from vla_rl import checkpoint, cli, storage
 from vla_rl import config as configs
 from vla_rl.algorithms.imitation import Imitation
 from vla_rl.algorithms.ppo import PPO
