@@ -12,9 +12,10 @@ quickstart: ## set up, then demonstrations, SFT, evaluation, RL and the report (
 setup: ## set up .venv with everything
 	@scripts/setup.sh full
 
-lint: setup ## ruff and the import contracts
+lint: setup ## ruff, the import contracts, mypy
 	@.venv/bin/ruff check .
 	@.venv/bin/lint-imports
+	@.venv/bin/mypy
 
 test: lint ## set up, lint, then the fast tests (ARGS="-k name" passes options on)
 	@.venv/bin/python -m pytest -n 2 --dist loadfile $(ARGS)

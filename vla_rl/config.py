@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from vla_rl import build
 from vla_rl.algorithms.settings import CurriculumConfig, ImitationConfig
@@ -138,7 +138,7 @@ def compose(overrides: Sequence[str] = (), directory: Path | None = None) -> Run
         raise ConfigError(_explain(error, directory)) from error
     finally:
         GlobalHydra.instance().clear()
-    config = from_tree(tree)
+    config = from_tree(cast(dict[str, Any], tree))
     return with_policy_changes(config, overrides) if config.checkpoint else config
 
 
@@ -245,7 +245,7 @@ def load(path: Path) -> RunConfig:
     if isinstance(tree.get("sft"), dict):
         tree["sft"].pop("ema_decay", None)  # of runs from before it was dropped: nothing used what it averaged
     try:
-        return from_tree(tree)
+        return from_tree(cast(dict[str, Any], tree))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
@@ -286,7 +286,8 @@ def _with_its_key(text: str, schema: type, values: dict[str, Any], where: str) -
     if any(f.default is f.default_factory is dataclasses.MISSING for f in dataclasses.fields(schema)):
         return text  # a user's own, without defaults to compare with
     path: list[str] = []
-    rest, default = values, dataclasses.asdict(schema())
+    rest: Any = values
+    default: Any = dataclasses.asdict(schema())
     while isinstance(rest, dict) and isinstance(default, dict):  # which key alone, left at its default, makes it right?
         changed = [key for key in rest if rest[key] != default.get(key)]
         found = [key for key in changed if _fits(schema, _without(values, [*path, key]))]

@@ -161,6 +161,10 @@ class RegressionPolicy(Policy, Protocol):
 
     def parameters(self) -> Iterable[torch.nn.Parameter]: ...
 
+    def state_dict(self) -> dict[str, Tensor]: ...
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> Any: ...
+
 
 @runtime_checkable
 class ShardablePolicy(Protocol):

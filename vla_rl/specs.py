@@ -66,7 +66,7 @@ class EmbodimentSpec:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> EmbodimentSpec:
         """Raises ``KeyError``, ``TypeError`` or ``ValueError`` for what `to_dict` did not write."""
-        values = {k: tuple(v) if isinstance(v, list | tuple) else v for k, v in data.items()}
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list | tuple) else v for k, v in data.items()}
         values["cameras"] = tuple(CameraSpec(**c) for c in data["cameras"])
         spec = cls(**values)
         sizes = {len(x) for x in (spec.action_names, spec.action_units, spec.action_low, spec.action_high)}

@@ -64,13 +64,13 @@ def sample_xy(
     Raises `ConfigError` where the box holds no cell of the split (it should span at least five cells a side).
     """
     held_out = check_split(split) == "held_out"
-    low, high = np.asarray(low, dtype=np.float64), np.asarray(high, dtype=np.float64)
+    lowest, highest = np.asarray(low, dtype=np.float64), np.asarray(high, dtype=np.float64)
     for _ in range(_MAX_TRIES):
-        x, y = rng.uniform(low, high)
+        x, y = rng.uniform(lowest, highest)
         inside = min(min(f, 1 - f) for f in ((x / cell) % 1.0, (y / cell) % 1.0)) > _BORDER
         if inside and cell_is_held_out(x, y, cell) == held_out:
             return np.array([x, y])
     raise ConfigError(
-        f"No {split} placement found between {low.tolist()} and {high.tolist()} on a lattice with cells of {cell}: "
+        f"No {split} placement found between {lowest.tolist()} and {highest.tolist()} on a lattice with cells of {cell}: "
         f"widen the region to at least five cells a side, or make the cells smaller."
     )

@@ -9,7 +9,7 @@ The types without tensors (robots, tasks, one slot) live in `vla_rl.specs` and a
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +65,7 @@ class Observation:
     def __getitem__(self, index: Tensor | slice | Sequence[int]) -> Observation:
         """Rows ``index`` (a slice, or a 1-d tensor or list of integers)."""
         if isinstance(index, slice):
-            rows = range(len(self))[index]
+            rows = list(range(len(self))[index])
         else:
             index = torch.as_tensor(index, dtype=torch.long, device=self.proprio.device)
             rows = index.tolist()
@@ -95,7 +95,7 @@ class Observation:
             images={k: torch.cat([p.images[k] for p in parts]) for k in parts[0].images},
             proprio=torch.cat([p.proprio for p in parts]),
             instruction=tuple(text for p in parts for text in p.instruction),
-            privileged=None if parts[0].privileged is None else torch.cat([p.privileged for p in parts]),
+            privileged=None if parts[0].privileged is None else _cat(p.privileged for p in parts),
         )
 
     @staticmethod
@@ -105,9 +105,7 @@ class Observation:
             images={k: torch.from_numpy(np.stack([s.images[k] for s in slots])) for k in slots[0].images},
             proprio=torch.from_numpy(np.stack([s.proprio for s in slots]).astype(np.float32, copy=False)),
             instruction=tuple(s.instruction for s in slots),
-            privileged=None
-            if slots[0].privileged is None
-            else torch.from_numpy(np.stack([s.privileged for s in slots]).astype(np.float32, copy=False)),
+            privileged=_stacked([s.privileged for s in slots]),
         )
 
 
@@ -279,7 +277,7 @@ class RolloutBatch:
             rewards=torch.cat([t.rewards for t in ts]),
             behavior_log_prob=torch.cat([t.behavior_log_prob for t in ts]),
             replay={k: torch.cat([t.replay[k] for t in ts]) for k in ts[0].replay},
-            value=torch.cat([t.value for t in ts]) if has_value else None,
+            value=_cat(t.value for t in ts) if has_value else None,
             trajectory_index=torch.repeat_interleave(torch.arange(len(ts)), lengths),
             lengths=lengths,
             terminated=torch.tensor([t.terminated for t in ts]),
@@ -314,3 +312,15 @@ class Transitions:
 
     def __len__(self) -> int:
         return self.actions.shape[0]
+
+
+def _cat(parts: Iterable[Tensor | None]) -> Tensor:
+    """Of rows that all have what the first has."""
+    return torch.cat([part for part in parts if part is not None])
+
+
+def _stacked(rows: Sequence[np.ndarray | None]) -> Tensor | None:
+    """Float32 [b …], or None where there is none."""
+    if rows[0] is None:
+        return None
+    return torch.from_numpy(np.stack([row for row in rows if row is not None]).astype(np.float32, copy=False))

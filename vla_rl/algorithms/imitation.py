@@ -33,6 +33,14 @@ class Sampler(Protocol):
         ...
 
 
+class ResumableSampler(Sampler, Protocol):
+    """A sampler that goes on where it stopped."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
 # -------------------------------------------------------------------------------------------------------- augmentation
 def _uniform(rows: int, spread: float, generator: torch.Generator) -> Tensor:
     return (2.0 * torch.rand(rows, generator=generator) - 1.0) * spread

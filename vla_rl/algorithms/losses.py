@@ -125,7 +125,8 @@ def policy_loss(
     """
     ratio = log_ratio.exp()
     plain = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    low, high = (torch.as_tensor(x, dtype=ratio.dtype, device=ratio.device) for x in (1.0 - clip_low, 1.0 + clip_high))
+    clipped = -advantages * ratio.clamp(low, high)
     loss, active = torch.maximum(plain, clipped), clipped > plain
     if dual_clip is not None:
         ceiling = -advantages * dual_clip

@@ -30,7 +30,7 @@ def image_key(camera: str) -> str:
     return IMAGE_PREFIX + camera
 
 
-def pyarrow_package():
+def pyarrow_package() -> Any:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -39,7 +39,7 @@ def pyarrow_package():
     return pyarrow
 
 
-def av_package():
+def av_package() -> Any:
     try:
         import av
     except ImportError:

@@ -43,7 +43,9 @@ def episode_lengths(path: str | Path) -> dict[str, list[int]]:
     The task is "" in datasets of other tools, which name none; empty where the folder is no such dataset.
     """
     files = sorted((Path(path) / "meta" / "episodes").glob("*/*.parquet"))
-    pa = pyarrow_package() if files else None
+    if not files:
+        return {}
+    pa = pyarrow_package()
     lengths: dict[str, list[int]] = {}
     for file in files:
         try:
@@ -288,7 +290,8 @@ def _decode_videos(
     av = av_package()
     chunk, index, start = (f"videos/{key}/{name}" for name in ("chunk_index", "file_index", "from_timestamp"))
     out: np.ndarray | None = None
-    offset, wanted = 0, {}
+    offset = 0
+    wanted: dict[str, Any] = {}
     for r in rows:
         file = info["video_path"].format(video_key=key, chunk_index=r[chunk], file_index=r[index])
         first = round(r[start] * fps)

@@ -233,7 +233,7 @@ def bench_against(
     records: list[list[list[dict[str, Any]]]] = [[], []]  # by side, by round
     with tempfile.TemporaryDirectory(prefix="vla-rl-bench-") as name:
         sides = [side_config(given, Path(name), side) for given, side in zip(words, SIDES)]
-        _require_comparable(*sides, against)
+        _require_comparable(sides[0], sides[1], against)
         start = sides[0].checkpoint or _make_start(overrides, sides, words)
         for number in range(rounds):
             for side in (0, 1) if number % 2 == 0 else (1, 0):  # so that a drift of the machine meets both

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 # -------------------------------------------------------------------------------------------------------------- running
 def evaluation_episodes(tasks: Sequence[TaskSpec], config: EvaluateConfig) -> list[EpisodeSpec]:
     """The fixed episodes of an evaluation: initial states 0, 1, 2 … of the split, tasks and instructions in turn."""
-    episodes = []
+    episodes: list[EpisodeSpec] = []
     for i in range(config.episodes_per_task):
         for task in tasks:
             texts = task.held_out_instructions if config.split == "held_out" else task.instructions

@@ -128,7 +128,8 @@ class EvaluationResult:
         wrong = [o for o in outcomes if not _is_outcome(o)]
         if wrong:
             raise ValueError(f"a figure is no number, or a name no text: {wrong[0]}")
-        optional = {"engine": dict(data.get("engine", {})), "held_out_tasks": list(data.get("held_out_tasks", []))}
+        optional: dict[str, Any] = {"engine": dict(data.get("engine", {}))}
+        optional["held_out_tasks"] = list(data.get("held_out_tasks", []))
         return cls(outcomes, **optional, **{name: data[name] for name in names})
 
     def save(self, path: str | Path) -> None:

@@ -129,10 +129,10 @@ def paired_difference_interval(
     rate_b, rate_a = (both + only_b) / n, (both + only_a) / n
     low_b, high_b = wilson_interval(both + only_b, n, confidence)
     low_a, high_a = wilson_interval(both + only_a, n, confidence)
-    cross = both * neither - only_b * only_a
+    cross = float(both * neither - only_b * only_a)
     margins = (both + only_b) * (only_a + neither) * (both + only_a) * (only_b + neither)
     if cross > 0:
-        cross = max(cross - n / 2, 0)
+        cross = max(cross - n / 2, 0.0)
     phi = cross / math.sqrt(margins) if margins else 0.0
 
     def combine(x: float, y: float) -> float:

@@ -106,7 +106,8 @@ class Guard:
         self.totals |= counts
         if len(self.rows) >= self.rl.guard_iterations or metrics.get("ppo/critic_warmup"):
             return None, {}
-        row = {"iteration": iteration, "episodes": episodes, "successes": round(metrics["rollout/success"] * episodes)}
+        row: dict[str, float] = {"iteration": iteration, "episodes": episodes}
+        row["successes"] = round(metrics["rollout/success"] * episodes)
         row |= {name: metrics[name] for name in _KEPT if math.isfinite(metrics.get(name, math.nan))}
         if "ppo/updates_total" in made or "filtered_bc/updates" in metrics:
             row["updates"] = made.get("ppo/updates_total", metrics.get("filtered_bc/updates", 0.0))

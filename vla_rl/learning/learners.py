@@ -20,7 +20,8 @@ from vla_rl.types import RolloutBatch, Trajectory
 class Learner(Protocol):
     """What the loop does with the episodes of an iteration."""
 
-    algorithm: Algorithm
+    @property
+    def algorithm(self) -> Algorithm: ...
 
     def learn(
         self, trajectories: Sequence[Trajectory], rewards: Sequence[Tensor], named: Tensor | Mapping[str, Tensor]
@@ -37,7 +38,7 @@ class BatchLearner:
     """For an `OnPolicy` algorithm."""
 
     def __init__(self, algorithm: OnPolicy) -> None:
-        self.algorithm = algorithm
+        self.algorithm: OnPolicy = algorithm
 
     def learn(
         self, trajectories: Sequence[Trajectory], rewards: Sequence[Tensor], named: Tensor | Mapping[str, Tensor]

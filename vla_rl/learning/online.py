@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from vla_rl.algorithms.curriculum import Curriculum
-from vla_rl.checkpoint import keep_numbered, load_training_state, load_weights, restoring, save_checkpoint
-from vla_rl.interfaces import Collector, RewardModel
+from vla_rl.checkpoint import Checkpointable, keep_numbered, load_training_state, load_weights, restoring, save_checkpoint
+from vla_rl.interfaces import Collector
 from vla_rl.learning.counters import Counters
 from vla_rl.learning.figures import add_figures, rollout_metrics
 from vla_rl.learning.groups import GroupBuffer
@@ -51,7 +51,7 @@ class OnlineRL:
     config: RLConfig
     collector: Collector
     learner: Learner
-    reward: RewardModel
+    reward: Any  # a `RewardModel`; one that learns has a state
     curriculum: Curriculum
     tasks: Sequence[TaskSpec]
     seed: int
@@ -81,7 +81,8 @@ class OnlineRL:
                 counters.seconds = time.perf_counter() - started
                 now = time.perf_counter()  # writing this iteration's line and checkpoint belongs to the next one
                 begun, metrics["time/iteration"] = now, now - begun
-                found, figures = None, {}
+                found: Finding | None = None
+                figures: dict[str, float] = {}
                 if self.guard is not None:
                     found, figures = self.guard.look(counters.iteration, len(got.rolled_out), metrics)
                 logger.log("rl", counters.iteration, metrics | figures)
@@ -165,7 +166,7 @@ class OnlineRL:
             "guard": None if self.guard is None else self.guard.state_dict(),
             "counters": dict(vars(self.counters)),
         }
-        save_checkpoint(folder, self.collector.policy, state)
+        save_checkpoint(folder, cast(Checkpointable, self.collector.policy), state)
         if self.config.keep_checkpoints:
             keep_numbered(folder, self.counters.iteration, self.config.keep_checkpoints)
 

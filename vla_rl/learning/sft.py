@@ -8,12 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 from torch import Tensor
 
-from vla_rl.algorithms.imitation import Imitation
+from vla_rl.algorithms.imitation import Imitation, ResumableSampler
 from vla_rl.algorithms.validation import described, input_use, verdict
-from vla_rl.checkpoint import load_training_state, load_weights, restoring, save_checkpoint
+from vla_rl.checkpoint import Checkpointable, load_training_state, load_weights, restoring, save_checkpoint
 from vla_rl.learning.counters import Counters
 from vla_rl.reporting.metrics import MetricsLogger
 from vla_rl.reporting.progress import Progress
@@ -59,12 +60,14 @@ def train_sft(
     on Ctrl-C after the present update; an existing one there is resumed.
     """
     counters = Counters()
+    sampler = cast(ResumableSampler, imitation.sampler)
+    policy = cast(Checkpointable, imitation.policy)
     if (folder / "training_state").exists():
         load_weights(folder, imitation.policy)
         state = load_training_state(folder)
         with restoring(folder):
             imitation.load_state_dict(state["algorithm"])
-            imitation.sampler.load_state_dict(state["sampler"])
+            sampler.load_state_dict(state["sampler"])
             counters = Counters(**state["counters"])
     total, every = imitation.config.updates, imitation.config.checkpoint_every
     started = time.perf_counter() - counters.seconds
@@ -87,10 +90,10 @@ def train_sft(
             if counters.iteration % every == 0 or last or stop:
                 state = {
                     "algorithm": imitation.state_dict(),
-                    "sampler": imitation.sampler.state_dict(),
+                    "sampler": sampler.state_dict(),
                     "counters": dict(vars(counters)),
                 }
-                save_checkpoint(folder, imitation.policy, state)
+                save_checkpoint(folder, policy, state)
             if stop:
                 progress.say(f"SFT is saved at update {counters.iteration} of {total}")
                 break

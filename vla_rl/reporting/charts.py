@@ -170,15 +170,15 @@ def _draw(s: Series, px: Callable[[float], float], py: Callable[[float], float],
             continue
         pair = s.intervals[i] if i < len(s.intervals) else None
         note = s.notes[i] if i < len(s.notes) else f"{s.label}: {y_format(b)}"
-        x = px(a)
+        at = px(a)
         if pair:
             out.append(
-                f'<line class="whisker {s.style}" x1="{x:.1f}" x2="{x:.1f}" y1="{py(pair[0]):.1f}" '
+                f'<line class="whisker {s.style}" x1="{at:.1f}" x2="{at:.1f}" y1="{py(pair[0]):.1f}" '
                 f'y2="{py(pair[1]):.1f}"/>'
             )
         radius = 5 if s.intervals else 2.4
         out.append(
-            f'<circle class="dot {s.style}" cx="{x:.1f}" cy="{py(b):.1f}" r="{radius}">'
+            f'<circle class="dot {s.style}" cx="{at:.1f}" cy="{py(b):.1f}" r="{radius}">'
             f"<title>{escape(note)}</title></circle>"
         )
     return out

@@ -71,7 +71,7 @@ def image_use(run: RunData) -> dict[str, Any] | None:
         return None
     figures = {k.removeprefix(_VALIDATION): v for k, v in rows[-1].items() if k.startswith(_VALIDATION) and v is not None}
     cameras = {k.removeprefix("image_use/"): v for k, v in figures.items() if k.startswith("image_use/")}
-    plain = {k: figures[k] for k in ("loss", "image_use", "instruction_use", "image_spread") if k in figures}
+    plain: dict[str, Any] = {k: figures[k] for k in ("loss", "image_use", "instruction_use", "image_spread") if k in figures}
     return {**plain, "cameras": cameras, "update": rows[-1]["step"], "warning": validation.verdict(figures)}
 
 

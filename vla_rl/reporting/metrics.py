@@ -15,6 +15,7 @@ A run folder holds (each file optional; `vla_rl.reporting` shows what is there)
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import math
@@ -96,7 +97,7 @@ class MetricsLogger:
     def _open_sinks(self) -> None:
         starts, self._to_open = self._to_open, []
         for start in starts:
-            self._guarded(lambda start=start: self._open(start))
+            self._guarded(functools.partial(self._open, start))
 
     def _open(self, start: Callable[[], Sink | None]) -> None:
         sink = start()
@@ -106,7 +107,7 @@ class MetricsLogger:
             self._sinks.append(sink)
 
     def _each(self, use: Callable[[Sink], Any]) -> None:
-        self._sinks = [sink for sink in self._sinks if self._guarded(lambda sink=sink: use(sink))]
+        self._sinks = [sink for sink in self._sinks if self._guarded(functools.partial(use, sink))]
 
     def _guarded(self, action: Callable[[], Any]) -> bool:
         """Whether it worked: a lost connection must not end a training run."""

@@ -29,7 +29,8 @@ class Bar:
         self.name, self.total, self.completed = name, total, start
         self._owner, self._begun = owner, time.perf_counter()
         self._pace_from: tuple[float, float] | None = None  # time and position of the first progress
-        self._fraction, self._inner_text, self._values = 0.0, "", {}
+        self._fraction, self._inner_text = 0.0, ""
+        self._values: dict[str, Any] = {}
         self._row = owner._add_row(self)
 
     @property

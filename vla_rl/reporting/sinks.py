@@ -202,14 +202,14 @@ def start_wandb(
     if mode == "online" and not reachable():
         mode, why = "offline", f", as {_server().netloc} cannot be reached"
     known = _known_id(folder, name)
+    modes: dict[str, Any] = {"mode": mode, "resume": "allow" if mode == "online" else None}
     try:
         import wandb
 
         settings = wandb.Settings(silent=True, console="off", init_timeout=_START_S)
         run = wandb.init(
             project=config.project, entity=config.entity or None, name=config.name or name, tags=config.tags or None,
-            config=dict(tree), dir=str(folder), mode=mode, id=known, resume="allow" if mode == "online" else None,
-            settings=settings,
+            config=dict(tree), dir=str(folder), id=known, settings=settings, **modes,
         )  # fmt: skip
         (folder / WANDB_FILE).write_text(json.dumps({"id": run.id, "run": name}) + "\n", encoding="utf-8")
     except Exception as error:  # whatever is wrong with an optional logger, training goes on

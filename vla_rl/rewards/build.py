@@ -14,7 +14,6 @@ from torch import Tensor
 from vla_rl import build
 from vla_rl.checkpoint import CheckpointError, restoring
 from vla_rl.errors import ConfigError
-from vla_rl.interfaces import RewardModel
 from vla_rl.reporting.metrics import write_json
 from vla_rl.settings import refuse_potential_in_groups
 from vla_rl.storage import load_state, save_state
@@ -35,7 +34,7 @@ class RewardContext:
     stride: int = 4
 
 
-def build_reward(kind: str, config: Any, context: RewardContext | None = None) -> RewardModel:
+def build_reward(kind: str, config: Any, context: RewardContext | None = None) -> Any:
     """The reward model ``kind`` of the config, its trained state loaded where ``config.checkpoint`` names one.
 
     Raises `ConfigError` where the reward cannot work with this algorithm or policy, `CheckpointError` for a bad folder.
@@ -51,8 +50,9 @@ def build_reward(kind: str, config: Any, context: RewardContext | None = None) -
         model = target(config)
     if context.embodiment is not None and hasattr(model, "set_embodiment"):
         model.set_embodiment(context.embodiment, context.stride)
-    if is_learned(model) and getattr(config, "checkpoint", ""):
-        load_reward(config.checkpoint, kind, model)
+    saved = getattr(config, "checkpoint", None)
+    if is_learned(model) and saved:
+        load_reward(saved, kind, model)
     if getattr(config, "reference", "") and hasattr(model, "set_references"):
         from vla_rl.rewards.sources import trajectories_of_dataset
 

@@ -20,7 +20,7 @@ from vla_rl.types import Trajectory
 # ------------------------------------------------------------------------------------------------------------- combined
 @dataclass
 class Part:
-    reward: RewardModel
+    reward: Any  # a `RewardModel`, and perhaps more: fitted, asking for demonstrations, estimating progress
     weight: float
     scale: RunningScale = field(default_factory=RunningScale)
     largest: float = 0.0
@@ -28,7 +28,7 @@ class Part:
     def amounts(self, rewards: Sequence[Tensor], trajectories: Sequence[Trajectory]) -> Tensor:
         """What says how much this part pays: its sum over each trajectory [m]; of a potential, which sums to −Φ of the
         start whatever happens, the discounted reward to go of each decision [n], which is −Φ(s) beside the success."""
-        shaping = getattr(getattr(self.reward, "config", None), "shaping", None)
+        shaping: Any = getattr(getattr(self.reward, "config", None), "shaping", None)
         if getattr(shaping, "mode", "") != "potential":
             return torch.stack([r.sum() for r in rewards])
         gamma = shaping.gamma if shaping.gamma >= 0 else 1.0
@@ -122,7 +122,7 @@ class CombinedReward:
         """Train the parts that are not trained yet, or all learned ones where all are."""
         able = {n: p.reward for n, p in self.parts.items() if is_learned(p.reward)}
         chosen = {n: r for n, r in able.items() if not is_fitted(r)} or able
-        figures = {}
+        figures: dict[str, float] = {}
         for name, reward in chosen.items():
             figures |= {f"{name}_{k}": v for k, v in reward.fit(trajectories, progress).items()}
         return figures

@@ -264,7 +264,7 @@ def _figures(rows: Sequence[tuple[Trajectory, np.ndarray, np.ndarray, np.ndarray
     won, lost = [r for r in fine if r[0].success], [r for r in fine if not r[0].success]
     high, low = [float(r[1][-1]) for r in won], [float(r[1][-1]) for r in lost]
 
-    def mean(values: Sequence[float]) -> float:
+    def mean(values: Sequence[float] | np.ndarray) -> float:
         return float(np.mean(values)) if len(values) else float("nan")
 
     def order(curves: Sequence[np.ndarray]) -> float:  # a flat curve says nothing of order: 0

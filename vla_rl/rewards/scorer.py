@@ -59,8 +59,9 @@ class RewardScorer:
         self._pending.clear()
         learn: Any
         if names and hasattr(self.reward, "score_parts"):
-            parts = self.reward.score_parts(trajectories)
-            rewards = self.reward.total(parts)
+            whole: Any = self.reward
+            parts = whole.score_parts(trajectories)
+            rewards = whole.total(parts)
             missing = [n for n in names if n not in parts]
             if missing:
                 raise ConfigError(

@@ -166,10 +166,11 @@ def write_preferences(scored: Sequence[Scored], path: Path, margin: float = 0.05
     lines = []
     for task in dict.fromkeys(s.task for s in scored):
         rows = [s for s in scored if s.task == task and s.progress is not None and s.progress[-1] == s.progress[-1]]
-        for a, b in zip(rows, [*rows[1:], *rows[:1]]):
-            if abs(a.progress[-1] - b.progress[-1]) > margin:
-                better, worse = (a, b) if a.progress[-1] > b.progress[-1] else (b, a)
-                lines.append(json.dumps({"preferred": better.rollout_id, "other": worse.rollout_id}))
+        ends = [(float(s.progress[-1]), s.rollout_id) for s in rows if s.progress is not None]
+        for a, b in zip(ends, [*ends[1:], *ends[:1]]):
+            if abs(a[0] - b[0]) > margin:
+                (_, better), (_, worse) = (a, b) if a[0] > b[0] else (b, a)
+                lines.append(json.dumps({"preferred": better, "other": worse}))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return len(lines)

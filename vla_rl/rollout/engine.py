@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -142,6 +143,7 @@ class RolloutEngine:
                     queue.appendleft(_Episode(episode.index, episode.spec))
                     take_next(event.slot)
                     continue
+                assert event.observation is not None  # only a loss has none
                 episode.observations.append(event.observation)
                 if event.step is not None:
                     episode.steps.append(event.step)
@@ -241,7 +243,8 @@ class RolloutEngine:
         seconds = max(seconds, 1e-9)
         busy, servers = tally.slot_seconds, self.env.num_slots
         if busy_before is not None:
-            busy, servers = self.env.busy_seconds - busy_before, self.env.num_workers
+            counting: Any = self.env
+            busy, servers = counting.busy_seconds - busy_before, counting.num_workers
         return {
             "episodes": episodes,
             "successes": tally.successes,
@@ -320,14 +323,18 @@ def _trajectory(episode: _Episode, spec: EmbodimentSpec, policy_version: int) ->
         valid=torch.arange(proposed.shape[1])[None, :] < executed[:, None],
         rewards=rewards,
         behavior_log_prob=rows(lambda output: output.behavior_log_prob),
-        replay={name: rows(lambda output, name=name: output.replay[name]) for name in first.replay},
+        replay={name: rows(functools.partial(_replayed, name)) for name in first.replay},
         terminated=last.terminated,
         truncated=last.truncated and not last.terminated,
         success=last.success,
         policy_version=policy_version,
-        value=None if first.value is None else rows(lambda output: output.value),
+        value=None if first.value is None else rows(lambda output: cast(Tensor, output.value)),
         is_human=human if bool(human.any()) else None,
         failure=last.failure,
         proposed=proposed,
         label_source=last.label_source,
     )
+
+
+def _replayed(name: str, output: PolicyOutput) -> Tensor:
+    return output.replay[name]

@@ -120,7 +120,7 @@ def _check_inputs(config: RunConfig, open_phases: list[str], fresh: bool) -> Non
                 "phases has sft, and there are no demonstrations to learn from: put collect before it, or name some with "
                 "dataset=FOLDER"
             )
-        published = "sft" not in config.phases and getattr(config.policy, "checkpoint", "")
+        published = "" if "sft" in config.phases else getattr(config.policy, "checkpoint", "")
         start = config.checkpoint or published or "sft" in before or there("checkpoints", "sft")
         if name in ("eval_sft", "reward", "rl") and not start:
             raise ConfigError(
