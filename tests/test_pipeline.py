@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,14 @@ def before_rl(copy: Path) -> Path:
         phases.pop(name)
     (copy / "phases.json").write_text(json.dumps(phases))
     return copy
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Python handles Ctrl-C, also where the tests run in the background of a shell, which has its children ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, owner: type, method: str, call: int, error: BaseException) -> None:
@@ -190,7 +199,7 @@ def test_interrupted_twice_equals_never_interrupted(whole, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_saves_sft_after_the_present_update(stop, whole, tmp_path, monkeypatch, capsys):
+def test_ctrl_c_saves_sft_after_the_present_update(interruptible, stop, whole, tmp_path, monkeypatch, capsys):
     """In update 7, three after the last checkpoint; the same command goes on from 7."""
     config, plain, calls = small(tmp_path, "phases=[collect,sft]"), Imitation.update, []
 
@@ -210,7 +219,7 @@ def test_ctrl_c_saves_sft_after_the_present_update(stop, whole, tmp_path, monkey
     assert_same_weights(weights(whole, "sft"), weights(config.run_dir, "sft"))
 
 
-def test_a_second_ctrl_c_is_not_waited_for():
+def test_a_second_ctrl_c_is_not_waited_for(interruptible):
     with postponed_interrupts() as interrupted:
         assert not interrupted()
         os.kill(os.getpid(), signal.SIGINT)
