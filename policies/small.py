@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d
 
 from policies.settings import SmallConfig
+from policies.trunk.noise import counter_normals
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyOutput
 
 WORDS = 32  # bins that the instruction's words are hashed into
@@ -64,9 +65,9 @@ class SmallPolicy(nn.Module):
         actions = self.actions(observation)
         if not deterministic:
             seeds = torch.randint(2**62, (len(actions),)).tolist() if seeds is None else seeds
-            noise = [torch.randn(actions.shape[1:], generator=torch.Generator().manual_seed(int(s))) for s in seeds]
+            noise = counter_normals(seeds, actions[0].numel()).view_as(actions).to(actions)
             scale = self.config.noise * (self.high - self.low) / 2.0
-            actions = (actions + scale * torch.stack(noise).to(actions)).clamp(self.low, self.high)
+            actions = (actions + scale * noise).clamp(self.low, self.high)
         valid = torch.ones(actions.shape[:2], dtype=torch.bool, device=actions.device)
         return PolicyOutput(ActionChunk(actions, valid), actions.new_zeros(len(actions)), replay={})
 

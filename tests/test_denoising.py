@@ -12,8 +12,9 @@ import torch
 from contracts import check_policy
 
 from policies.denoising import chain as chains
-from policies.denoising.base import chunk_normals, counter_normals
+from policies.denoising.base import chunk_normals
 from policies.denoising.policy import DenoisingVLA, DenoisingVLAConfig
+from policies.trunk.noise import counter_normals
 from vla_rl.algorithms.losses import reduce_log_prob
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.checkpoint import load_policy, save_checkpoint

@@ -11,11 +11,11 @@ import torch
 from contracts import check_policy
 from test_denoising import DIFFUSION, FORMS, SPEC, make, observe, rollouts
 
-from policies.denoising.base import counter_normals
 from policies.denoising.bench import bench_heads
 from policies.denoising.consistency import ConsistencyConfig, ConsistencyVLA, Grid, predict_action, same_noise_loss
 from policies.denoising.expert import ActionExpert
 from policies.denoising.policy import DenoisingVLA
+from policies.trunk.noise import counter_normals
 from vla_rl import config as configs
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.checkpoint import load_policy, save_checkpoint

@@ -22,7 +22,7 @@ from torch import Tensor
 
 import vla_rl
 from vla_rl.cluster.ranks import Ranks, full_state, load_full_state
-from vla_rl.errors import CheckpointError, ConfigError, UserError
+from vla_rl.errors import CheckpointError, ConfigError, UserError, first_line
 from vla_rl.files import (
     CONFIG,
     EMBODIMENT,
@@ -168,10 +168,9 @@ def load_policy(
             raise
         raise type(error)(f"{path / CONFIG}: {error}") from error
     except (TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RuntimeError) as error:
-        first = (str(error) or type(error).__name__).splitlines()[0]
         raise CheckpointError(
-            f"{path} is damaged ({type(error).__name__}: {first}): its {CONFIG} or its text files do not describe a policy; "
-            f"{remedy}"
+            f"{path} is damaged ({type(error).__name__}: {first_line(error)}): its {CONFIG} or its text files do not "
+            f"describe a policy; {remedy}"
         ) from error
     load_weights(path, policy)
     if isinstance(policy, torch.nn.Module):
@@ -204,10 +203,9 @@ def restoring(folder: Path, what: str = "a training state of this run") -> Itera
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
-        first = (str(error) or type(error).__name__).splitlines()[0]
         raise CheckpointError(
-            f"{folder} does not hold {what} ({type(error).__name__}: {first}). Put {last_good(folder).name} in its place, "
-            f"or remove it: what it holds is then made again"
+            f"{folder} does not hold {what} ({type(error).__name__}: {first_line(error)}). Put {last_good(folder).name} in "
+            f"its place, or remove it: what it holds is then made again"
         ) from error
 
 

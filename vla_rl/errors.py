@@ -46,3 +46,8 @@ class DiskFull(UserError):
 
 class TrainingDiverged(UserError):
     """Too many updates in a row had a loss that was not finite."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception says, in one line; its class where it says nothing."""
+    return (str(error) or type(error).__name__).splitlines()[0]

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from vla_rl.errors import CheckpointError, UserError
+from vla_rl.errors import CheckpointError, UserError, first_line
 from vla_rl.specs import EmbodimentSpec
 
 CONFIG, EMBODIMENT, TRAINING_STATE = "config.json", "embodiment.json", "training_state"
@@ -64,7 +64,7 @@ def read_json(path: Path, remedy: str, error: type[UserError] = UserError) -> di
     except OSError as problem:
         raise error(f"{path} cannot be read ({problem.strerror or problem}): {remedy}") from problem
     except (ValueError, RecursionError) as problem:  # (what is no UTF-8 is a ValueError too)
-        raise error(f"{path} is damaged ({str(problem).splitlines()[0]}): {remedy}") from problem
+        raise error(f"{path} is damaged ({first_line(problem)}): {remedy}") from problem
     if not isinstance(value, dict):
         raise error(f"{path} is damaged (it holds a {type(value).__name__}, not an object): {remedy}")
     return value
@@ -79,8 +79,7 @@ def read_embodiment(path: Path, remedy: str, error: type[UserError] = UserError)
 
 
 def _first(problem: Exception) -> str:
-    text = str(problem).splitlines()
-    return f"it lacks {problem}" if isinstance(problem, KeyError) else text[0] if text else type(problem).__name__
+    return f"it lacks {problem}" if isinstance(problem, KeyError) else first_line(problem)
 
 
 # ----------------------------------------------------------------------------------------------------------- checkpoints

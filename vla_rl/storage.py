@@ -17,10 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from vla_rl.errors import CheckpointError, DiskFull
-from vla_rl.files import (
-    last_good,
-    read_json,
-)
+from vla_rl.files import last_good, read_json
 
 _TENSOR_KEY = "__tensor__"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -12,16 +12,11 @@ from policies.denoising.expert import ActionExpert, Cache
 from policies.denoising.settings import DenoisingConfig
 from policies.normalization import VectorStats
 from policies.tokenizer import WordTokenizer
-from policies.trunk.noise import counter_uniforms, share_noise
+from policies.trunk.noise import counter_normals, share_noise
 from policies.trunk.trunk import VisionLanguageTrunk
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation
 
 _UNSEEDED = 0  # the seed of every row's first noise where a deterministic decision is asked for without seeds
-
-
-def counter_normals(seeds: Sequence[int], count: int) -> Tensor:
-    """Standard normal numbers float32 [b count] that depend on each row's seed and the index alone."""
-    return torch.special.ndtri(torch.from_numpy(counter_uniforms(seeds, count)))
 
 
 def chunk_normals(seeds: Sequence[int], steps: int, h: int, a: int, correlation: float) -> tuple[Tensor, Tensor]:

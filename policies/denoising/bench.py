@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from policies.denoising.base import counter_normals
 from policies.denoising.policy import DenoisingVLA, DenoisingVLAConfig
 from policies.nano_vla import NanoVLA, preset
+from policies.trunk.noise import counter_normals
 from vla_rl.types import EmbodimentSpec, Observation
 
 _BURST = 4  # counted calls in a row

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from policies.denoising.base import DenoisingBase, counter_normals
+from policies.denoising.base import DenoisingBase
 from policies.denoising.expert import ActionExpert, Cache
 from policies.denoising.settings import ConsistencyConfig
+from policies.trunk.noise import counter_normals
 from vla_rl.errors import ConfigError
 from vla_rl.types import Observation, PolicyOutput
 

@@ -26,12 +26,12 @@ import torch
 from torch import Tensor, nn
 
 from policies.denoising import chain as chains
-from policies.denoising.base import counter_normals
 from policies.lerobot.build import LANGUAGE, OFFLINE, RESIZING, build_pipelines, build_policy, load_weights
 from policies.lerobot.heads import ACTION, FAMILIES, PADDED, STATE, ChainHead, RegressionHead
 from policies.lerobot.package import quiet, require_lerobot
 from policies.lerobot.stored import IMAGENET, IMAGES, NO_CAMERA, PIPELINES, STATISTICS, WEIGHTS, Stored, decode, encode
 from policies.settings import LeRobotConfig
+from policies.trunk.noise import counter_normals
 from vla_rl.errors import ConfigError, EmbodimentMismatch, MissingDependency, UserError
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyEvaluation, PolicyOutput
 

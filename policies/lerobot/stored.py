@@ -22,7 +22,6 @@ IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}  # what
 STATISTICS = {"min": "low", "max": "high", "mean": "mean", "std": "std", "q01": "q01", "q99": "q99"}
 
 
-# ------------------------------------------------------------------------------------------------- what lerobot stores
 @dataclass(frozen=True)
 class Stored:
     """A policy as JSON: lerobot's ``config.json``, and per pipeline its JSON and the tensors of its steps (as lists)."""

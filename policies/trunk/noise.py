@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 
-# -------------------------------------------------------------------------------------------------------------- noise
 def counter_uniforms(seeds: Sequence[int] | np.ndarray, count: int) -> np.ndarray:
     """Uniform numbers float32 [b count] in (0, 1) that depend on each row's seed and the index alone.
 
@@ -21,6 +20,11 @@ def counter_uniforms(seeds: Sequence[int] | np.ndarray, count: int) -> np.ndarra
         x = _mix64(keys)[:, None] + np.arange(1, count + 1, dtype=np.uint64)[None] * np.uint64(0x9E3779B97F4A7C15)
         bits = _mix64(x) >> np.uint64(41)  # 23 bits: the midpoints below are exact in float32 and never 0 or 1
     return ((bits.astype(np.float64) + 0.5) * 2.0**-23).astype(np.float32)
+
+
+def counter_normals(seeds: Sequence[int], count: int) -> Tensor:
+    """Standard normal numbers float32 [b count] that depend on each row's seed and the index alone."""
+    return torch.special.ndtri(torch.from_numpy(counter_uniforms(seeds, count)))
 
 
 def share_noise(own: Tensor, shared: Tensor, correlation: float) -> Tensor:

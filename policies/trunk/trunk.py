@@ -28,7 +28,6 @@ from vla_rl.types import EmbodimentSpec, Observation
 IMAGE_TOKENS = "image_tokens"  # in a decision's replay
 
 
-# ----------------------------------------------------------------------------------------------------------- the trunk
 class VisionLanguageTrunk(nn.Module):
     """Everything of a policy up to its head: inputs, prefix, Llama, value head, statistics, checkpoints.
 

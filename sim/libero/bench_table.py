@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-# ------------------------------------------------------------------------------------------------------------------ output
-
 BOTH = ["agentview", "robot0_eye_in_hand"]
 VARIANTS: dict[str, dict[str, Any]] = {
     "exact": {},

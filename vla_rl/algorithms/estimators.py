@@ -136,20 +136,6 @@ class GRPO:
             self.running_scale.load_state_dict(state)
 
 
-def scored(
-    batch: RolloutBatch, config: PPOConfig, named: dict[str, Tensor], several: bool, metrics: dict[str, float]
-) -> Scored:
-    """The named rewards [n] summed with the config's weights; their means per episode go into ``metrics``."""
-    weights = dict(zip(config.reward_names, config.reward_weights, strict=True)) if several else {"reward": 1.0}
-    total = torch.stack([weights[name] * x for name, x in named.items()]).sum(0)
-    discounts = adv.decision_discounts(batch.valid, config.gamma, config.gamma_per_control_step)
-    result = Scored(batch, named, weights, total, discounts)
-    metrics["ppo/score_mean"] = float(result.score(total).mean())
-    if len(named) > 1:
-        metrics |= {f"ppo/score_mean/{name}": float(result.score(x).mean()) for name, x in named.items()}
-    return result
-
-
 def named_rewards(
     batch: RolloutBatch, config: PPOConfig, rewards: Tensor | Mapping[str, Tensor] | None
 ) -> dict[str, Tensor]:
@@ -172,3 +158,22 @@ def named_rewards(
         if not torch.isfinite(x).all():
             raise ValueError(f"reward {name!r} has values that are not finite")
     return named
+
+
+def scored(
+    batch: RolloutBatch,
+    config: PPOConfig,
+    rewards: Tensor | Mapping[str, Tensor] | None,
+    metrics: dict[str, float],
+) -> Scored:
+    """The rewards of a batch, summed with the config's weights; their means per episode go into ``metrics``."""
+    named = named_rewards(batch, config, rewards)
+    several = isinstance(rewards, Mapping)
+    weights = dict(zip(config.reward_names, config.reward_weights, strict=True)) if several else {"reward": 1.0}
+    total = torch.stack([weights[name] * x for name, x in named.items()]).sum(0)
+    discounts = adv.decision_discounts(batch.valid, config.gamma, config.gamma_per_control_step)
+    result = Scored(batch, named, weights, total, discounts)
+    metrics["ppo/score_mean"] = float(result.score(total).mean())
+    if len(named) > 1:
+        metrics |= {f"ppo/score_mean/{name}": float(result.score(x).mean()) for name, x in named.items()}
+    return result

@@ -25,7 +25,7 @@ from torch import Tensor
 from vla_rl.algorithms import advantages as adv
 from vla_rl.algorithms import losses
 from vla_rl.algorithms.critic import CriticTrainer
-from vla_rl.algorithms.estimators import Estimate, Estimator, named_rewards, scored
+from vla_rl.algorithms.estimators import Estimate, Estimator, scored
 from vla_rl.algorithms.optim import (
     GuardedStep,
     adapted_rate,
@@ -190,8 +190,7 @@ class PPO:
         metrics: dict[str, float],
     ) -> Estimate:
         """Advantages before normalisation, and returns; their figures go into ``metrics``."""
-        named = named_rewards(batch, self.config, rewards)
-        given = scored(batch, self.config, named, isinstance(rewards, Mapping), metrics)
+        given = scored(batch, self.config, rewards, metrics)
         if values is not None:
             given = dataclasses.replace(given, values=values, final_values=self._reader.final_values(batch))
         found = self.estimator.estimate(given)

@@ -14,6 +14,7 @@ def add(command: Add) -> None:
     """``vla-rl bench sim``, ``learn``, ``reward`` and ``policy``."""
     bench = command("bench", None, "measure against a baseline, in one run")
     kinds = bench.add_subparsers(title="benchmarks", metavar="KIND", required=True)
+
     sim = kinds.add_parser("sim", help="control steps/s of the simulator against its plain gym stepping")
     sim.set_defaults(function=run_bench_sim)
     sim.add_argument("--suite", default="tabletop", help="tabletop, libero_spatial, ...")
@@ -23,6 +24,7 @@ def add(command: Add) -> None:
     sim.add_argument("--steps", type=int, default=160, help="control steps per measurement")
     sim.add_argument("--workers", type=int, nargs="+", help="worker processes of the pool to measure (1 2; LIBERO: 1 2 4)")
     sim.add_argument("--json", type=Path, metavar="FILE")
+
     learn = kinds.add_parser("learn", help="how soon runs reached a success rate, and where their seconds went")
     learn.set_defaults(function=run_bench_learn)
     learn.add_argument("overrides", nargs="*", metavar="RUN|key=value", help="run folders; with --against, a config")
@@ -31,6 +33,7 @@ def add(command: Add) -> None:
     learn.add_argument("--iterations", type=int, default=2, metavar="N", help="of RL that count, per side and round")
     learn.add_argument("--rounds", type=int, default=2, metavar="N", help="of --against")
     learn.add_argument("--json", type=Path, metavar="FILE")
+
     scoring = kinds.add_parser("reward", help="frames/s of reward models, and their share of a run's iterations")
     scoring.set_defaults(function=run_bench_reward)
     scoring.add_argument("overrides", nargs="*", metavar="key=value", help="reward=NAME ... (default: the usual ones)")
@@ -39,6 +42,7 @@ def add(command: Add) -> None:
     scoring.add_argument("--size", type=int, default=84, help="pixels of the camera")
     scoring.add_argument("--run", type=Path, help="a run with RL iterations to compare with")
     scoring.add_argument("--json", type=Path, metavar="FILE")
+
     policy = kinds.add_parser("policy", help="latency of acting and samples/s of learning")
     policy.set_defaults(function=run_bench_policy)
     policy.add_argument("--preset", default="nano", help="nano, small, 7b, openvla-nano or openvla-7b")

@@ -14,17 +14,20 @@ def add(command: Add) -> None:
     report = command("report", run_report, "write report.html and summary.json of a run folder, or of several runs")
     report.add_argument("run", type=Path, nargs="+", help="a run; or a folder of seeds, or of unlike runs, such as outputs")
     report.add_argument("--out", type=Path, metavar="FOLDER", help="of several: default 'comparison' beside the first")
+
     rerun = command("export-rerun", run_export_rerun, "write a dataset, a run's rollouts or rollouts for the Rerun viewer")
     rerun.add_argument("source", type=Path, help="a dataset, a run (its policy is rolled out once) or rollouts")
     rerun.add_argument("file", type=Path, help="the .rrd file to write: rerun FILE shows it")
     rerun.add_argument("--limit", type=int, default=20, metavar="N", help="episodes of a dataset (0: all)")
     rerun.add_argument("--episodes", type=int, default=20, metavar="N", help="rollouts of a run (kept in <run>/rollouts)")
     rerun.add_argument("--policy", default="", metavar="NAME", help="which checkpoint of a run acts: sft, rl or best")
+
     advise = command("advise", run_advise, "is the start of a run one that RL can learn from, and what to change if not?")
     advise.add_argument("run", type=Path)
     advise.add_argument("--rollouts", type=int, default=0, metavar="N", help="also run N episodes with sampled actions")
     advise.add_argument("--json", type=Path, metavar="FILE", help="write figures and verdicts as JSON")
     advise.add_argument("overrides", nargs="*", metavar="key=value", help="what if: config overrides, e.g. env.horizon=90")
+
     doctor = command("doctor", run_doctor, "what works on this machine, and how to fix what does not")
     doctor.add_argument("--json", type=Path, metavar="FILE", help="write the checks as JSON")
 

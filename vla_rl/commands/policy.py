@@ -23,6 +23,7 @@ def add(command: Add) -> None:
     distill.add_argument("--out", type=Path, metavar="FOLDER", help="default: CHECKPOINT_student<steps>, beside it")
     distill.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     distill.add_argument("overrides", nargs="*", metavar="key=value", help="config overrides, e.g. slots.workers=1")
+
     export = command("export", run_export, "write a checkpoint in the form that its policy's own project loads")
     export.add_argument("checkpoint", type=Path)
     export.add_argument("folder", type=Path, help="the folder to create")

@@ -17,7 +17,6 @@ from vla_rl.errors import ConfigError
 from vla_rl.types import EmbodimentSpec, Observation
 
 
-# -------------------------------------------------------------------------------------------------------------- reading
 @dataclass(frozen=True)
 class DemonstrationEpisode:
     """What is known of one episode. ``success``, ``task_id`` and ``init_state_id`` are None in foreign datasets."""

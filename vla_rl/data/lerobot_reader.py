@@ -25,7 +25,7 @@ from vla_rl.data.lerobot_format import (
     image_key,
     pyarrow_package,
 )
-from vla_rl.errors import EmbodimentMismatch, MissingPackage
+from vla_rl.errors import EmbodimentMismatch, MissingPackage, first_line
 from vla_rl.files import read_embodiment as read_embodiment_file
 from vla_rl.files import read_json
 from vla_rl.types import EmbodimentSpec
@@ -119,8 +119,7 @@ def _damage(path: Path) -> Iterator[None]:
 
 
 def _said(error: Exception) -> str:
-    text = (str(error) or type(error).__name__).splitlines()[0]
-    return f"it has no {text}" if isinstance(error, KeyError) else text
+    return f"it has no {error}" if isinstance(error, KeyError) else first_line(error)
 
 
 def _read_demonstrations(

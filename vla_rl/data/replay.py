@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vla_rl.data.codec import trajectory_from_state, trajectory_state
 from vla_rl.errors import UserError
-from vla_rl.storage import load_state, save_state
+from vla_rl.storage import load_state, replacing, save_state
 from vla_rl.types import Observation, Trajectory, Transitions
 
 
@@ -84,7 +84,7 @@ class Replay:
     ) -> None:
         """Keep an episode. ``rewards`` float32 [t] per decision; ``extra`` {name: [t + 1 …]} per frame.
 
-        Raises `UserError` for rewards that are not finite or of another length.
+        Raises `UserError` for rewards that are not finite or of another length, `DiskFull` where the disk is.
         """
         extra = dict(extra or {})
         if rewards.shape != (len(trajectory),) or not bool(torch.isfinite(rewards).all()):
@@ -94,9 +94,8 @@ class Replay:
             )
         if self.folder is not None:
             state = {"trajectory": trajectory_state(trajectory), "rewards": rewards, "source": source, "extra": extra}
-            part = self.folder / f".{self.episodes:07d}"
-            save_state(part, state)
-            part.rename(self.folder / f"{self.episodes:07d}")
+            with replacing(self.folder / f"{self.episodes:07d}", keep_last_good=False) as part:
+                save_state(part, state)
         self._keep(trajectory, rewards, source, extra)
 
     def draw(

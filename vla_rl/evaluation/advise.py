@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vla_rl.algorithms.settings import advantage_entry
 from vla_rl.algorithms.validation import BLIND, WEAK
 from vla_rl.config import RunConfig
 from vla_rl.data.lerobot_reader import episode_lengths
@@ -266,7 +267,8 @@ def _groups(figures: Figures, config: RunConfig) -> Iterator[Check]:
     share = figures.mixed.share
     text = f"{figures.mixed.successes} of {figures.mixed.episodes} groups of {figures.group_size}"
     verdict = GOOD if share >= MIXED[1] else WATCH
-    if share < MIXED[0] and getattr(config.algorithm, "advantage", "") in ("grpo", "rloo"):
+    advantage = getattr(config.algorithm, "advantage", "gae")
+    if share < MIXED[0] and advantage_entry(advantage).grouped:
         verdict = BAD  # where groups are all that is compared
     size = 2 * max(config.rl.group_size, GROUP)
     remedy = "" if verdict == GOOD else f"{more_exploration(config)}; for GRPO rl.group_size={size} rl.dynamic_sampling=true"

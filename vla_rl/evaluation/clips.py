@@ -16,7 +16,6 @@ from vla_rl.interfaces import Env
 from vla_rl.specs import FAILURE_KINDS
 from vla_rl.types import Trajectory
 
-# --------------------------------------------------------------------------------------------------------------- videos
 _log = logging.getLogger(__name__)
 
 def make_clips(env: Env, trajectories: Sequence[Trajectory]) -> list[Clip]:

@@ -29,7 +29,6 @@ _PORTION_BYTES = 2**30
 _log = logging.getLogger(__name__)
 
 
-# -------------------------------------------------------------------------------------------------------------- running
 def evaluation_episodes(tasks: Sequence[TaskSpec], config: EvaluateConfig) -> list[EpisodeSpec]:
     """The fixed episodes of an evaluation: initial states 0, 1, 2 … of the split, tasks and instructions in turn."""
     episodes: list[EpisodeSpec] = []

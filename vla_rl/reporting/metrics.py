@@ -1,4 +1,4 @@
-"""What a run leaves behind while it goes: metrics, progress on screen, memory, versions.
+"""The metrics of a run, written while it goes.
 
 A run folder holds (each file optional; `vla_rl.reporting` shows what is there)
 
@@ -51,7 +51,6 @@ def finite(value: Any) -> Any:
     return number if math.isfinite(number) else None
 
 
-# -------------------------------------------------------------------------------------------------------------- metrics
 class MetricsLogger:
     """Appends metrics to ``metrics.jsonl``, and hands them to `sinks`, which are opened by the first `log`.
 

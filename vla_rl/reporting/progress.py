@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 
-# ------------------------------------------------------------------------------------------------------------- progress
 def _clock(seconds: float) -> str:
     seconds = round(seconds)
     return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}" if seconds >= 3600 else (

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from vla_rl import build
+from vla_rl.algorithms.settings import advantage_entry
 from vla_rl.checkpoint import CheckpointError, restoring
 from vla_rl.errors import ConfigError
 from vla_rl.reporting.metrics import write_json
@@ -94,8 +95,8 @@ def linked_to_algorithm(config: Any, algorithm: Any) -> Any:
         changes["gamma"] = getattr(algorithm, "gamma", 1.0)
         changes["gamma_per_control_step"] = getattr(algorithm, "gamma_per_control_step", False)
     if shaping.truncated_end == "auto":
-        # Group-relative advantages and reinforce++ sum rewards to the end and never bootstrap there.
-        bootstraps = advantage == "gae" and getattr(algorithm, "bootstrap_truncated", True)
+        # What needs no value (group-relative advantages, reinforce++) sums rewards to the end and never bootstraps there.
+        bootstraps = advantage_entry(advantage).needs_value and getattr(algorithm, "bootstrap_truncated", True)
         changes["truncated_end"] = "keep" if bootstraps else "zero"
     return dataclasses.replace(config, shaping=dataclasses.replace(shaping, **changes))
 

@@ -17,7 +17,6 @@ from vla_rl.settings import CombinedConfig
 from vla_rl.types import Trajectory
 
 
-# ------------------------------------------------------------------------------------------------------------- combined
 @dataclass
 class Part:
     reward: Any  # a `RewardModel`, and perhaps more: fitted, asking for demonstrations, estimating progress

@@ -25,7 +25,7 @@ from vla_rl.interfaces import Env
 from vla_rl.reporting.metrics import BEST_FILE, MetricsLogger, write_json
 from vla_rl.reporting.progress import Progress
 from vla_rl.rollout.engine import RolloutEngine
-from vla_rl.run.opening import open_env, select_tasks
+from vla_rl.run.opening import acting_policy, open_env, select_tasks
 from vla_rl.types import TaskSpec
 
 REWARD_FOLDER = "reward"
@@ -64,6 +64,15 @@ class Run:
     @property
     def device(self) -> torch.device:
         return pick_device(self.config.device)
+
+    @property
+    def has_dataset(self) -> bool:
+        """Whether there are demonstrations: given ones, or those of phase collect."""
+        return bool(self.config.dataset) or (self.dir / "dataset").is_dir()
+
+    def acting(self, checkpoint: Path) -> Any:
+        """The policy of a checkpoint, on the run's device."""
+        return acting_policy(self.config, checkpoint, self.env.embodiment).to(self.device)
 
     def engine(self, policy: Any) -> RolloutEngine:
         return RolloutEngine(self.env, policy, self.config.rollout)

@@ -10,7 +10,6 @@ from pathlib import Path
 from vla_rl.errors import UserError
 
 
-# ------------------------------------------------------------------------------------------------------------ run lock
 class RunLock:
     """Holds a run folder for one process (``with RunLock(folder): ...``); a second one gets a `UserError`.
 

@@ -20,7 +20,6 @@ from vla_rl.interfaces import Env
 from vla_rl.types import EmbodimentSpec, TaskSpec
 
 
-# --------------------------------------------------------------------------------------------------------------- helpers
 def open_env(config: RunConfig) -> Env:
     """The configured simulator in worker processes, or in this process for ``slots.workers`` = 0."""
     simulator = build.implementation("env", config.env_type)

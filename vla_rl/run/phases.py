@@ -19,12 +19,11 @@ from vla_rl.evaluation.clips import write_failure_videos, write_videos
 from vla_rl.learning.sft import train_sft
 from vla_rl.reporting import words
 from vla_rl.run.context import Run, evaluate_held_out, keep_best, split_demonstrations, start_checkpoint
-from vla_rl.run.opening import acting_policy, seeded
+from vla_rl.run.opening import seeded
 from vla_rl.run.reward_phases import phase_reward
 from vla_rl.run.rl_phase import phase_rl
 
 
-# ---------------------------------------------------------------------------------------------------------------- phases
 def phase_collect(run: Run) -> dict[str, Any]:
     c = run.config
     if c.checkpoint or c.dataset:
@@ -61,7 +60,7 @@ def phase_sft(run: Run) -> dict[str, Any]:
 
 def phase_eval(run: Run, name: str, checkpoint: Path) -> dict[str, Any]:
     c = run.config
-    policy = acting_policy(c, checkpoint, run.env.embodiment).to(run.device)
+    policy = run.acting(checkpoint)
     result = evaluate_held_out(run, policy, name)
     result.save(run.dir / f"eval_{name}.json")
     video = run.dir / "videos" / f"{name}.mp4"

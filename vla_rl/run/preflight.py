@@ -142,8 +142,8 @@ def check_run(config: RunConfig) -> None:
         return
     if not config.checkpoint:  # which brings its own policy
         build.require_fit(config.algorithm_type, config.policy_type)
-    advantage, virtual = (getattr(config.algorithm, name, "none") for name in ("advantage", "virtual_best"))
-    grouped = advantage != "none" and advantage_entry(advantage).grouped
+    advantage, virtual = getattr(config.algorithm, "advantage", "gae"), getattr(config.algorithm, "virtual_best", "none")
+    grouped = advantage_entry(advantage).grouped
     joined = advantage == "grpo" and virtual != "none"  # a virtual sample joins groups of one
     if grouped and not joined and config.rl.group_size < 2:
         raise ConfigError(

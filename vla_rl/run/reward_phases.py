@@ -14,7 +14,7 @@ from vla_rl.rewards.scorer import SwitchingReward
 from vla_rl.rewards.sources import ROLLOUTS, demonstration_trajectories, load_rollouts, roll_out, save_rollouts
 from vla_rl.rewards.tools import co_evolving, enforce, fit_and_judge, needs_judging
 from vla_rl.run.context import REWARD_FOLDER, Run, split_demonstrations, start_checkpoint
-from vla_rl.run.opening import acting_policy, seeded
+from vla_rl.run.opening import seeded
 from vla_rl.run.preflight import fallback_config, is_sparse
 from vla_rl.types import Trajectory
 
@@ -25,7 +25,7 @@ def phase_reward(run: Run) -> dict[str, Any]:
     c = run.config
     if not needs_judging(c.reward_type, c.reward):
         return {"skipped": f"reward {c.reward_type} is not learned"}
-    policy = acting_policy(c, start_checkpoint(run), run.env.embodiment).to(run.device)
+    policy = run.acting(start_checkpoint(run))
     quality, episodes, steps = _train_reward(run, policy, start_reward(run, policy), c.reward_type, c.reward, "start")
     return {"episodes": episodes, "control_steps": steps, "verdict": quality.verdict}
 
@@ -105,7 +105,7 @@ def rl_guard(run: Run, policy: Any, reward: Any) -> tuple[Guard | None, Callable
 def reward_demonstrations(run: Run) -> list[Trajectory]:
     """The run's demonstrations as trajectories; none where it starts from a checkpoint without a dataset."""
     c = run.config
-    if not c.reward_check.demonstrations or not (c.dataset or (run.dir / "dataset").is_dir()):
+    if not c.reward_check.demonstrations or not run.has_dataset:
         return []
     dataset, _ = split_demonstrations(run)
     check = c.reward_check

@@ -12,20 +12,16 @@ from vla_rl.learning.online import OnlineRL
 from vla_rl.learning.plan import UNLIMITED
 from vla_rl.rewards.sources import demonstration_trajectories
 from vla_rl.run.context import Run, evaluate_held_out, keep_best, split_demonstrations, start_checkpoint
-from vla_rl.run.opening import acting_policy, seeded
+from vla_rl.run.opening import seeded
 from vla_rl.run.reward_phases import rl_guard, rl_reward
 from vla_rl.types import Trajectory
 
 
 def _shown(run: Run, policy: Any) -> list[Trajectory]:
     """The demonstrations in the policy's own chunks, for a replay; none where the run has no dataset."""
-    if not (run.config.dataset or (run.dir / "dataset").is_dir()):
+    if not run.has_dataset:
         return []
     return demonstration_trajectories(split_demonstrations(run)[0], stride=policy.chunk_length)
-
-
-def start_policy(run: Run) -> Any:
-    return acting_policy(run.config, start_checkpoint(run), run.env.embodiment).to(run.device)
 
 
 def _critic(run: Run) -> Any:
@@ -36,9 +32,10 @@ def _critic(run: Run) -> Any:
 
 def phase_rl(run: Run) -> dict[str, Any]:
     c = run.config
-    policy = start_policy(run)
+    start = start_checkpoint(run)
+    policy = run.acting(start)
     algorithm = build.implementation("algorithm", c.algorithm_type).from_context(
-        seeded(c.algorithm, c.seed), policy, AlgorithmContext(lambda: _critic(run), lambda: start_policy(run))
+        seeded(c.algorithm, c.seed), policy, AlgorithmContext(lambda: _critic(run), lambda: run.acting(start))
     )
     init_states = range(c.rl.init_states) if c.rl.init_states else [UNLIMITED]
     items = [(task.task_id, init) for task in run.train_tasks for init in init_states]
