@@ -16,15 +16,24 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from policies.settings import SmallConfig
 from policies.trunk.noise import counter_normals
-from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyOutput
+from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyOutput, Trajectory
 
 WORDS = 32  # bins that the instruction's words are hashed into
+FEATURES = "features"
+
+
+class _Features(nn.Module):
+    """What a frame holds already."""
+
+    def forward(self, frames: Mapping[str, Tensor]) -> Tensor:
+        return frames[FEATURES].float()
 
 
 class SmallPolicy(nn.Module):
-    """A `RegressionPolicy` and `ImitationPolicy`; log-probs are 0, since nothing is learned from them."""
+    """An `ActorPolicy` and `ImitationPolicy` whose latent action is the action; its encoder has no weights."""
 
     policy_type = "small"
+    stochastic = False
     mean: Tensor
     std: Tensor
     low: Tensor
@@ -39,7 +48,9 @@ class SmallPolicy(nn.Module):
         for hidden in config.hidden:
             layers += [nn.Linear(width, hidden), nn.LayerNorm(hidden), nn.SiLU()]
             width = hidden
-        self.net = nn.Sequential(*layers, nn.Linear(width, config.chunk_length * embodiment.action_dim))
+        self.latent_dim = config.chunk_length * embodiment.action_dim
+        self.actor = nn.Sequential(*layers, nn.Linear(width, self.latent_dim))
+        self.encoder = _Features()
         self.register_buffer("mean", torch.zeros(embodiment.proprio_dim))
         self.register_buffer("std", torch.ones(embodiment.proprio_dim))
         self.register_buffer("low", torch.tensor(embodiment.action_low), persistent=False)
@@ -53,28 +64,47 @@ class SmallPolicy(nn.Module):
         proprio = (observation.proprio.to(device) - self.mean) / self.std
         return torch.cat([*pooled, proprio, self._words(observation.instruction).to(device)], dim=1)
 
-    def actions(self, observation: Observation) -> Tensor:
-        """Float32 [b h a] in physical units."""
-        x = torch.tanh(self.net(self.features(observation))).view(-1, self.chunk_length, self.embodiment.action_dim)
-        return self.low + (self.high - self.low) * (x + 1.0) / 2.0
+    def annotate(self, trajectory: Trajectory) -> dict[str, Tensor]:
+        seen = Observation.cat([trajectory.observations, trajectory.final_observation])
+        return {FEATURES: self.features(seen).cpu()}
+
+    def encode(self, frames: Mapping[str, Tensor]) -> Tensor:
+        return self.encoder(frames)
+
+    def propose(self, encoded: Tensor, frames: Mapping[str, Tensor], noise: Tensor | None) -> tuple[Tensor, Tensor]:
+        latent = self.actor(encoded).tanh()
+        if noise is not None:
+            latent = (latent + self.config.noise * noise.to(latent)).clamp(-1.0, 1.0)
+        return latent, latent.new_zeros(len(latent))
+
+    def realize(self, latent: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
+        return latent
+
+    def taken(self, actions: Tensor, extra: Mapping[str, Tensor]) -> Tensor:
+        return (2.0 * (actions.to(self.low) - self.low) / (self.high - self.low) - 1.0).flatten(1)
+
+    def _physical(self, latent: Tensor) -> Tensor:
+        """[b h·a] in half-ranges → float32 [b h a] in physical units."""
+        unit = latent.view(-1, self.chunk_length, self.embodiment.action_dim)
+        return self.low + (self.high - self.low) * (unit + 1.0) / 2.0
 
     def act(
         self, observation: Observation, *, deterministic: bool = False, seeds: Sequence[int] | None = None
     ) -> PolicyOutput:
         """The chunk, with Gaussian noise unless ``deterministic``, inside the bounds."""
-        actions = self.actions(observation)
+        noise = None
         if not deterministic:
-            seeds = torch.randint(2**62, (len(actions),)).tolist() if seeds is None else seeds
-            noise = counter_normals(seeds, actions[0].numel()).view_as(actions).to(actions)
-            scale = self.config.noise * (self.high - self.low) / 2.0
-            actions = (actions + scale * noise).clamp(self.low, self.high)
+            seeds = torch.randint(2**62, (len(observation),)).tolist() if seeds is None else seeds
+            noise = counter_normals(seeds, self.latent_dim)
+        actions = self._physical(self.propose(self.features(observation), {}, noise)[0])
         valid = torch.ones(actions.shape[:2], dtype=torch.bool, device=actions.device)
         return PolicyOutput(ActionChunk(actions, valid), actions.new_zeros(len(actions)), replay={})
 
     def imitation_loss(self, observation: Observation, actions: Tensor, valid: Tensor) -> tuple[Tensor, dict[str, float]]:
         """Mean squared error over the control steps that count, in half-ranges."""
         half = (self.high - self.low) / 2.0
-        error = ((self.actions(observation) - actions) / half).square().mean(-1)
+        mine = self._physical(self.propose(self.features(observation), {}, None)[0])
+        error = ((mine - actions) / half).square().mean(-1)
         loss = (error * valid).sum() / valid.sum().clamp(min=1)
         return loss, {"mse": float(loss.detach())}
 

@@ -1,18 +1,14 @@
-"""The replay and TD3 against values worked out by hand, and a run that learns from replay."""
+"""The replay against values worked out by hand."""
 
 from __future__ import annotations
-
-import dataclasses
 
 import pytest
 import torch
 
-from policies.small import SmallConfig, SmallPolicy
 from sim.toy import ToyReach
-from vla_rl.algorithms.td3 import TD3, TD3Config
 from vla_rl.data.replay import Replay
-from vla_rl.errors import ConfigError, UserError
-from vla_rl.types import EpisodeSpec, Observation, Trajectory, Transitions
+from vla_rl.errors import UserError
+from vla_rl.types import EpisodeSpec, Observation, Trajectory
 
 SPEC = ToyReach().embodiment
 
@@ -110,86 +106,3 @@ def test_bad_rewards_and_an_empty_replay_are_named():
     for rewards in (torch.zeros(2), torch.tensor([0.0, float("nan"), 0.0])):
         with pytest.raises(UserError, match="rollout a-0 must be 3 finite numbers"):
             Replay().add(episode(0), rewards)
-
-
-# ----------------------------------------------------------------------------------------------------------------- TD3
-def small(**config) -> SmallPolicy:
-    torch.manual_seed(0)
-    return SmallPolicy(SmallConfig(**{"hidden": [16], "pixels": 2, **config}), SPEC)
-
-
-def batch_of(rewards: list[float], discounts: list[float]) -> Transitions:
-    n = len(rewards)
-    valid = torch.ones(n, 4, dtype=torch.bool)
-    return Transitions(
-        seen(0, n), torch.zeros(n, 4, 2), valid, ~valid, torch.tensor(rewards), torch.tensor(discounts), seen(1, n), {}, {},
-        ("online",) * n,
-    )  # fmt: skip
-
-
-def test_targets_take_the_smallest_critic_and_nothing_beyond_the_end():
-    algorithm = TD3(TD3Config(critics=3, hidden=[8], target_noise=0.0), small())
-    for i, net in enumerate(algorithm._target_critics.nets):
-        for p in net.parameters():
-            p.zero_()
-        net[-1].bias.fill_([5.0, -2.0, 3.0][i])
-    targets = algorithm._targets(batch_of([1.0, 0.0, 1.0], [0.5, 0.25, 0.0]))
-    assert targets.tolist() == [1.0 + 0.5 * -2.0, 0.25 * -2.0, 1.0]
-
-
-def test_targets_follow_slowly_and_the_policy_moves_every_other_update():
-    policy = small()
-    algorithm = TD3(TD3Config(hidden=[8], tau=0.25, policy_delay=2, batch_size=3), policy)
-    before = [p.detach().clone() for p in policy.parameters()]
-    draw = lambda count, **_: batch_of([1.0, 0.0, 1.0], [0.5, 0.25, 0.0])  # noqa: E731
-    algorithm.update(draw)
-    assert all(torch.equal(a, b) for a, b in zip(before, policy.parameters()))
-    algorithm.update(draw)
-    for old, new, target in zip(before, policy.parameters(), algorithm._target_policy.parameters()):
-        torch.testing.assert_close(target, old + 0.25 * (new - old))
-    assert any(not torch.equal(a, b) for a, b in zip(before, policy.parameters()))
-
-
-def test_critics_learn_values_of_a_known_chain():
-    """0 → 1 → 2 → end with reward 1: values γ⁸, γ⁴, 1 whatever is done."""
-    replay, generator = Replay(), torch.Generator().manual_seed(0)
-    for _ in range(200):
-        actions = 2.0 * torch.rand(3, 4, 2, generator=generator) - 1.0
-        replay.add(dataclasses.replace(episode(0), actions=actions), torch.tensor([0.0, 0.0, 1.0]))
-    algorithm = TD3(TD3Config(hidden=[32], batch_size=64, tau=0.05, critic_learning_rate=3e-3, gamma=0.9), small())
-    for _ in range(400):
-        algorithm.update(lambda count, **options: replay.draw(count, generator, **options))
-    with torch.no_grad():
-        values = algorithm.critics(algorithm.policy.features(seen(0, 3)), algorithm.policy.actions(seen(0, 3))).mean(0)
-    torch.testing.assert_close(values, torch.tensor([0.9**8, 0.9**4, 1.0]), rtol=0, atol=0.05)
-
-
-def test_learning_goes_on_exactly_after_a_resume():
-    def fresh() -> TD3:
-        return TD3(TD3Config(hidden=[8], batch_size=3), small())
-
-    draw = lambda count, **_: batch_of([1.0, 0.0, 1.0], [0.5, 0.25, 0.0])  # noqa: E731
-    whole, first, second = fresh(), fresh(), fresh()
-    for _ in range(6):
-        whole.update(draw)
-    for _ in range(3):
-        first.update(draw)
-    second.policy.load_state_dict(first.policy.state_dict())
-    second.load_state_dict(first.state_dict())
-    for _ in range(3):
-        second.update(draw)
-    for a, b in zip(whole.policy.parameters(), second.policy.parameters(), strict=True):
-        assert torch.equal(a, b)
-
-
-def test_a_policy_without_differentiable_actions_is_refused():
-    class Tokens:
-        embodiment, chunk_length = SPEC, 4
-
-        def act(self, observation, *, deterministic=False, seeds=None):
-            raise NotImplementedError
-
-    with pytest.raises(ConfigError, match=r"td3 needs a policy with actions.*Tokens has none: use policy=small"):
-        TD3(TD3Config(), Tokens())
-    with pytest.raises(ConfigError, match=r"algorithm\.tau=2"):
-        TD3Config(tau=2.0)

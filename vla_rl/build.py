@@ -35,9 +35,17 @@ class PolicyEntry(Entry):
 
 
 @dataclass(frozen=True)
+class ActorEntry(PolicyEntry):
+    """A small actor on top of a frozen policy, of which it ``needs`` a capability."""
+
+    needs: str = "features"
+
+
+@dataclass(frozen=True)
 class AlgorithmEntry(Entry):
-    """An algorithm, and the capability of a policy that it works on: "likelihood", "imitation" or "regression"
-    (`LikelihoodPolicy`, `ImitationPolicy`, `RegressionPolicy` of `vla_rl.interfaces`)."""
+    """An algorithm, and the capability of a policy that it works on. "likelihood", "imitation", "actor", "features" and
+    "noise" stand for `LikelihoodPolicy`, `ImitationPolicy`, `ActorPolicy`, `FeaturePolicy` and `NoisePolicy` of
+    `vla_rl.interfaces`."""
 
     needs: str = ""
 
@@ -62,7 +70,7 @@ class EnvEntry(Entry):
 REGISTRY: dict[str, dict[str, Entry]] = {
     "policy": {
         "nano_vla": PolicyEntry(
-            "policies.nano_vla:NanoVLA", "policies.settings:NanoVLAConfig", ("likelihood", "imitation")
+            "policies.nano_vla:NanoVLA", "policies.settings:NanoVLAConfig", ("likelihood", "imitation", "features")
         ),
         "openvla": PolicyEntry(
             "policies.openvla:OpenVLA", "policies.openvla.config:OpenVLAConfig", ("likelihood", "imitation")
@@ -71,15 +79,27 @@ REGISTRY: dict[str, dict[str, Entry]] = {
         "denoising_vla": PolicyEntry(
             "policies.denoising.policy:DenoisingVLA",
             "policies.denoising.settings:DenoisingVLAConfig",
-            ("likelihood", "imitation"),
+            ("likelihood", "imitation", "features", "noise"),
         ),
         "consistency_vla": PolicyEntry(
-            "policies.denoising.consistency:ConsistencyVLA", "policies.denoising.settings:ConsistencyConfig"
+            "policies.denoising.consistency:ConsistencyVLA",
+            "policies.denoising.settings:ConsistencyConfig",
+            ("features", "noise"),
         ),
         "lerobot": PolicyEntry(  # (the likelihood of those that denoise; ACT has none, which it says itself)
             "policies.lerobot.policy:LeRobotPolicy", "policies.settings:LeRobotConfig", ("likelihood", "imitation")
         ),
-        "small": PolicyEntry("policies.small:SmallPolicy", "policies.settings:SmallConfig", ("regression", "imitation")),
+        "small": PolicyEntry("policies.small:SmallPolicy", "policies.settings:SmallConfig", ("actor", "imitation")),
+    },
+    "actor": {
+        "none": Entry("vla_rl.build:no_component"),
+        "residual": ActorEntry(
+            "policies.actors.residual:ResidualPolicy", "policies.actors.settings:ResidualConfig", ("actor",)
+        ),
+        "direct": ActorEntry("policies.actors.direct:DirectActor", "policies.actors.settings:DirectConfig", ("actor",)),
+        "steered": ActorEntry(
+            "policies.actors.steered:SteeredPolicy", "policies.actors.settings:SteeredConfig", ("actor",), needs="noise"
+        ),
     },
     "env": {
         "tabletop": EnvEntry(
@@ -119,17 +139,19 @@ REGISTRY: dict[str, dict[str, Entry]] = {
         "filtered_bc": AlgorithmEntry(
             "vla_rl.algorithms.filtered_bc:FilteredBC", "vla_rl.algorithms.settings:FilteredBCConfig", "imitation"
         ),
-        "td3": AlgorithmEntry("vla_rl.algorithms.td3:TD3", "vla_rl.algorithms.settings:TD3Config", "regression"),
+        "td3": AlgorithmEntry("vla_rl.algorithms.actor_critic:TD3", "vla_rl.algorithms.replay_settings:TD3Config", "actor"),
+        "sac": AlgorithmEntry("vla_rl.algorithms.actor_critic:SAC", "vla_rl.algorithms.replay_settings:SACConfig", "actor"),
+        "dsrl": AlgorithmEntry("vla_rl.algorithms.dsrl:DSRL", "vla_rl.algorithms.replay_settings:DSRLConfig", "actor"),
     },
     "critic": {
-        "none": Entry("vla_rl.build:no_critic"),
+        "none": Entry("vla_rl.build:no_component"),
         "privileged": Entry("vla_rl.algorithms.critic:PrivilegedCritic", "vla_rl.algorithms.settings:CriticConfig"),
     },
 }
 
 
-def no_critic(*_: Any) -> None:
-    """The algorithm uses the policy's own value head, or none."""
+def no_component(*_: Any) -> None:
+    """No critic: the algorithm uses the policy's own value head, or none. No actor: it trains the policy itself."""
 
 
 def names(group: str) -> list[str]:
@@ -178,23 +200,48 @@ def implementation(group: str, name: str) -> Any:
     return attribute(entry(group, name).target)
 
 
-def require_fit(algorithm: str, policy: str) -> None:
-    """Raise `ConfigError` where the algorithm needs of a policy what this one cannot do.
+def policy_class(kind: str) -> Any:
+    """The class of a checkpoint's policy, which may be an actor with a policy beneath it."""
+    return implementation("actor" if kind in REGISTRY["actor"] else "policy", kind)
+
+
+def require_fit(algorithm: str, policy: str, actor: str = "none") -> None:
+    """Raise `ConfigError` where the algorithm needs of a policy what this one cannot do, or the actor on top of it does.
 
     Users' own classes say so themselves when they are made.
     """
-    wants, has = entry("algorithm", algorithm), entry("policy", policy)
+    wants, has, top = entry("algorithm", algorithm), entry("policy", policy), entry("actor", actor)
+    if isinstance(top, ActorEntry) and isinstance(has, PolicyEntry) and top.needs not in has.can:
+        raise ConfigError(
+            f"actor.type={actor} needs a policy with a {top.needs} capability, and policy.type={policy} has none: use "
+            f"policy.type={' or '.join(_policies_that_can(top.needs))}"
+        )
+    has = has if actor == "none" else top
     if not isinstance(wants, AlgorithmEntry) or not isinstance(has, PolicyEntry) or wants.needs in has.can:
         return
-    fit = sorted(name for name, row in REGISTRY["policy"].items() if isinstance(row, PolicyEntry) and wants.needs in row.can)
+    if actor != "none":
+        raise ConfigError(
+            f"algorithm.type={algorithm} trains the policy itself, and actor.type={actor} freezes it: set actor=none, or "
+            f"algorithm=td3 or sac"
+        )
+    if wants.needs == "actor":
+        fit = sorted(name for name, row in REGISTRY["actor"].items() if isinstance(row, ActorEntry) and row.needs in has.can)
+        choice = f"put one on top of it with actor={' or '.join(fit)}" if fit else "no actor goes on top of it"
+        raise ConfigError(
+            f"algorithm.type={algorithm} trains an actor, and policy.type={policy} is none: {choice}, or use policy=small"
+        )
     other = [
         name for name, row in REGISTRY["algorithm"].items() if isinstance(row, AlgorithmEntry) and row.needs in has.can
     ]
     also = f", or algorithm.type={' or '.join(other)}" if other else ""
     raise ConfigError(
         f"algorithm.type={algorithm} needs a policy with a {wants.needs} capability, and policy.type={policy} has none: use "
-        f"policy.type={' or '.join(fit)}{also}"
+        f"policy.type={' or '.join(_policies_that_can(wants.needs))}{also}"
     )
+
+
+def _policies_that_can(capability: str) -> list[str]:
+    return sorted(n for n, row in REGISTRY["policy"].items() if isinstance(row, PolicyEntry) and capability in row.can)
 
 
 def env_entry(name: str) -> EnvEntry:

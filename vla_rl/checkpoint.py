@@ -51,7 +51,10 @@ FORMAT = 1
 
 class Checkpointable(Protocol):
     """What a policy provides to be saved. Its class also has ``from_config_dict(data, embodiment, files)``, and may say
-    where in ``data`` its own config stands by ``config_path`` (default: ``("config",)``)."""
+    where in ``data`` its own config stands by ``config_path`` (default: ``("config",)``).
+
+    A policy on top of another one puts that one's ``config_dict`` (with its ``policy_type``) into its own as ``base``, names
+    its text files "base.NAME", and gets it, built, as a fourth argument of ``from_config_dict``."""
 
     policy_type: str
     embodiment: EmbodimentSpec
@@ -194,7 +197,19 @@ def _build(
         for name in getattr(kind, "config_path", ("config",)):
             own = own[name]
         _change(own, changes, config["policy_type"], path)
-    return kind.from_config_dict(config, embodiment, files)
+    return _from_config(kind, config, embodiment, files, factory)
+
+
+def _from_config(
+    kind: Any, config: dict[str, Any], embodiment: EmbodimentSpec, files: dict[str, str], factory: Callable[[str], Any]
+) -> Any:
+    """A policy on top of another (``base``) gets that one, built; its text files have names that begin with "base."."""
+    if not isinstance(config.get("base"), dict):
+        return kind.from_config_dict(config, embodiment, files)
+    own = {name: text for name, text in files.items() if not name.startswith("base.")}
+    beneath = {name.removeprefix("base."): text for name, text in files.items() if name.startswith("base.")}
+    base = _from_config(factory(config["base"]["policy_type"]), config["base"], embodiment, beneath, factory)
+    return kind.from_config_dict(config, embodiment, own, base)
 
 
 @contextlib.contextmanager

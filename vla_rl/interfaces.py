@@ -148,22 +148,81 @@ class ImitationPolicy(Policy, Protocol):
 
 
 @runtime_checkable
-class RegressionPolicy(Policy, Protocol):
-    """A policy whose most likely chunk is a differentiable function of the observation."""
+class FeaturePolicy(Policy, Protocol):
+    """A policy that offers what it sees to small networks beside it."""
 
-    def actions(self, observation: Observation) -> Tensor:
-        """Float32 [b h a] with gradient, inside the embodiment's bounds."""
+    def frame_features(self, observation: Observation) -> dict[str, Tensor]:
+        """{name: float [b d]} without gradient, of about unit scale: "visual", what its images make, and smaller ones such
+        as its standardised proprio and what the instruction says. A row depends on that row alone."""
         ...
 
-    def features(self, observation: Observation) -> Tensor:
-        """Float32 [b f]: what a critic may read of the observation. The gradient need not reach the policy."""
+
+@runtime_checkable
+class NoisePolicy(Policy, Protocol):
+    """A policy that turns one noise into one chunk, without any further draw."""
+
+    def decode(
+        self, observation: Observation, noise: Tensor, features: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        """Physical actions float32 [b h a] from standard normal ``noise`` [b h a]. ``features`` are this policy's own
+        `FeaturePolicy.frame_features` of the observation, which then need not show its images."""
         ...
 
-    def parameters(self) -> Iterable[torch.nn.Parameter]: ...
 
-    def state_dict(self) -> dict[str, Tensor]: ...
+@runtime_checkable
+class ActorPolicy(Policy, Protocol):
+    """A policy whose trained part is small and reads frames: what is computed once of each observation, and then kept.
 
-    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> Any: ...
+    ``encoder`` (frames to features, trained by critics) and ``actor`` (features to a latent action of ``latent_dim`` numbers
+    in (−1, 1)) are its trained modules; ``stochastic``: whether `propose` has a density. Units are half-ranges of the
+    embodiment's bounds, [−1, 1]; d is the number of what critics read of an action.
+    """
+
+    latent_dim: int
+    stochastic: bool
+    encoder: torch.nn.Module
+    actor: torch.nn.Module
+
+    def annotate(self, trajectory: Trajectory) -> dict[str, Tensor]:
+        """Frames {name: [t + 1 …]} of an episode: its observations and the final one."""
+        ...
+
+    def encode(self, frames: Mapping[str, Tensor]) -> Tensor:
+        """[b f] with gradient to ``encoder``."""
+        ...
+
+    def propose(self, encoded: Tensor, frames: Mapping[str, Tensor], noise: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Latent actions [b l] from standard normal ``noise`` [b l] (None: the most likely), and their log-probs [b]."""
+        ...
+
+    def realize(self, latent: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
+        """What critics read of a latent action [b d], with gradient to it."""
+        ...
+
+    def taken(self, actions: Tensor, extra: Mapping[str, Tensor]) -> Tensor:
+        """What critics read of a decision that was stored [b d]: ``actions`` [b h a] as sent, ``extra`` its frame."""
+        ...
+
+
+@runtime_checkable
+class SteeredActor(ActorPolicy, Protocol):
+    """An `ActorPolicy` whose latent action is the noise that a frozen policy turns into a chunk."""
+
+    def noise(self, latent: Tensor) -> Tensor:
+        """Latent actions [b l] → noise [b h a] in standard deviations."""
+        ...
+
+    def latent_of(self, noise: Tensor) -> Tensor:
+        """Inverse of `noise`; outside of (−1, 1) for a noise that the actor would not choose."""
+        ...
+
+    def decoded(self, noise: Tensor, observation: Observation, frames: Mapping[str, Tensor]) -> Tensor:
+        """What the frozen policy makes of ``noise`` [b h a], in half-ranges [b h·a], without gradient."""
+        ...
+
+    def to_unit(self, actions: Tensor) -> Tensor:
+        """Physical actions → half-ranges."""
+        ...
 
 
 @runtime_checkable
@@ -296,9 +355,16 @@ class Draw(Protocol):
     """Draws transitions from a replay."""
 
     def __call__(
-        self, count: int, *, gamma: float = 0.99, n_step: int = 1, shares: Mapping[str, float] | None = None
+        self,
+        count: int,
+        *,
+        gamma: float = 0.99,
+        n_step: int = 1,
+        shares: Mapping[str, float] | None = None,
+        images: bool = True,
     ) -> Transitions:
-        """``count`` rows; ``shares`` {source: share of them}, by default uniform over all decisions."""
+        """``count`` rows; ``shares`` {source: share of them}, by default uniform over all decisions. Without ``images`` the
+        observations show none, which is much faster."""
         ...
 
 
@@ -306,12 +372,12 @@ class Draw(Protocol):
 class Replayed(Algorithm, Protocol):
     """Learns from every episode there ever was.
 
-    ``config.updates_per_decision`` and ``config.start_decisions`` set its pace.
+    ``config.updates_per_decision``, ``config.start_decisions`` and ``config.offline_updates`` set its pace.
     """
 
     config: Any
 
-    def annotate(self, trajectory: Trajectory) -> dict[str, Tensor]:
+    def annotate(self, trajectory: Trajectory, rewards: Tensor) -> dict[str, Tensor]:
         """What the learner wants kept with an episode, {name: [t + 1 …]} per frame; computed once, as it is stored."""
         ...
 

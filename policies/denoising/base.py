@@ -88,6 +88,18 @@ class DenoisingBase(VisionLanguageTrunk):
             hidden, present = self.trunk(prefix, causal=False, cache_only=not self.config.value_head)
         return [(k.float(), v.float()) for k, v in present], self._value(hidden)
 
+    @torch.no_grad()
+    def decode(
+        self, observation: Observation, noise: Tensor, features: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        """See `vla_rl.interfaces.NoisePolicy`: the deterministic chunk float32 [b h a] that starts from ``noise``."""
+        kept = None if features is None else self._tokens_of(features)
+        return self.denormalize(self._from_noise(observation, noise.to(self.device), kept))
+
+    def _from_noise(self, observation: Observation, noise: Tensor, replay: Mapping[str, Tensor] | None) -> Tensor:
+        """Normalised actions [b h a]."""
+        raise NotImplementedError
+
     def normalize(self, actions: Tensor) -> Tensor:
         return (actions - self.action_offset) / self.action_scale
 

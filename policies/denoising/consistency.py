@@ -145,6 +145,10 @@ class ConsistencyVLA(DenoisingBase):
             value=value,
         )
 
+    def _from_noise(self, observation: Observation, noise: Tensor, replay: Mapping[str, Tensor] | None) -> Tensor:
+        cache, _ = self.encode(observation, replay)
+        return self.solve(cache, noise[:, None])[:, 0]
+
     def solve(self, cache: Cache, first_noise: Tensor) -> Tensor:
         """Actions (normalised) [b s h a] from ``first_noise`` [b s h a], in ``denoising_steps`` steps."""
         modulation, x = self._modulation(), first_noise

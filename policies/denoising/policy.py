@@ -218,6 +218,10 @@ class DenoisingVLA(DenoisingBase):
             x = after
         return torch.stack(path, 1), torch.stack(log_probs, 1)
 
+    def _from_noise(self, observation: Observation, noise: Tensor, replay: Mapping[str, Tensor] | None) -> Tensor:
+        own, _ = self._own_expert(observation, replay)
+        return self._denoise(noise[:, None], self._experts(own, observation, replay))[0][:, -1, 0]
+
     def evaluate(self, observation: Observation, replay: Mapping[str, Tensor]) -> PolicyEvaluation:
         """Log-prob and entropy [b K' h a] of the stored chain's steps under the present weights, with gradient.
 

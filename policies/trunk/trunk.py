@@ -192,6 +192,24 @@ class VisionLanguageTrunk(nn.Module):
             outputs = [norm(x) for norm, x in zip(self.feature_norms, outputs, strict=True)]
         return torch.cat(outputs, dim=1).float()
 
+    @torch.no_grad()
+    def frame_features(self, observation: Observation) -> dict[str, Tensor]:
+        """See `vla_rl.interfaces.FeaturePolicy`: all image tokens (half precision, flat), standardised proprio, and the mean
+        embedding of the instruction's words."""
+        ids, rows = self._text_ids(observation.instruction)
+        self._require_proprio(observation)
+        said = (ids != PAD_ID).float()[..., None]
+        text = (self.trunk.llama.embed_tokens(ids) * said).sum(1) / said.sum(1).clamp(min=1.0)
+        return {
+            "visual": self.image_tokens(observation).flatten(1).half(),
+            "state": self._standardized(observation.proprio),
+            "text": text.float()[rows],
+        }
+
+    def _tokens_of(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Image tokens out of `frame_features`, as a decision's replay holds them."""
+        return {IMAGE_TOKENS: features["visual"].float().unflatten(1, (sum(self.camera_tokens), -1))}
+
     def blocks(self) -> list[nn.Module]:
         """The transformer blocks, for `vla_rl.cluster.ranks.shard`."""
         return [*(block for tower in self.vision for block in tower.blocks), *self.trunk.llama.layers]
@@ -257,9 +275,11 @@ class VisionLanguageTrunk(nn.Module):
     def _prefix(self, image_tokens: Tensor, text_ids: Tensor, text_rows: Tensor, proprio: Tensor) -> Tensor:
         parts = [image_tokens + self.image_positions, self._text_tokens(text_ids)[text_rows]]
         if self.config.use_proprio:
-            normalized = ((proprio - self.proprio_mean) / self.proprio_std).clamp(-5.0, 5.0)
-            parts.append(self.proprio_mlp(normalized)[:, None])
+            parts.append(self.proprio_mlp(self._standardized(proprio))[:, None])
         return torch.cat([part.float() for part in parts], dim=1)
+
+    def _standardized(self, proprio: Tensor) -> Tensor:
+        return ((proprio.to(self.device) - self.proprio_mean) / self.proprio_std).clamp(-5.0, 5.0)
 
     def _inputs(
         self, observation: Observation, replay: Mapping[str, Tensor] | None = None

@@ -106,6 +106,7 @@ class Replay:
         gamma: float = 0.99,
         n_step: int = 1,
         shares: Mapping[str, float] | None = None,
+        images: bool = True,
     ) -> Transitions:
         """``count`` transitions, with replacement; ``gamma`` discounts per control step inside ``discounts``.
 
@@ -125,7 +126,7 @@ class Replay:
             rows = torch.cat(parts)
         else:
             rows = torch.randint(len(self), (count,), generator=generator)
-        return self._transitions(rows, gamma, n_step)
+        return self._transitions(rows, gamma, n_step, images)
 
     # ------------------------------------------------------------------------------------------------------------ inside
     def _reopen(self, folder: Path, episodes: int) -> None:
@@ -176,7 +177,7 @@ class Replay:
             self._texts.append(text)
         return self._texts.index(text)
 
-    def _transitions(self, rows: Tensor, gamma: float, n_step: int) -> Transitions:
+    def _transitions(self, rows: Tensor, gamma: float, n_step: int, images: bool) -> Transitions:
         d = self._decisions
         rewards, discounts = torch.zeros(len(rows)), torch.ones(len(rows))
         left, ahead = d["left"][rows], torch.zeros_like(rows)
@@ -189,22 +190,22 @@ class Replay:
         over = (ahead == left) & d["terminated"][rows]
         frames = d["frame"][rows]
         return Transitions(
-            observations=self._observation(frames),
+            observations=self._observation(frames, images),
             actions=d["actions"][rows],
             valid=d["valid"][rows],
             is_human=d["human"][rows],
             rewards=rewards,
             discounts=torch.where(over, 0.0, discounts),
-            next_observations=self._observation(frames + ahead),
+            next_observations=self._observation(frames + ahead, images),
             extra=self._extra(frames),
             next_extra=self._extra(frames + ahead),
             source=tuple(self._texts[i] for i in d["source"][rows].tolist()),
         )
 
-    def _observation(self, frames: Tensor) -> Observation:
+    def _observation(self, frames: Tensor, images: bool) -> Observation:
         f = self._frames
         return Observation(
-            images={name.removeprefix("image:"): f[name][frames] for name in f if name.startswith("image:")},
+            images={name.removeprefix("image:"): f[name][frames] for name in f if images and name.startswith("image:")},
             proprio=f["proprio"][frames],
             instruction=tuple(self._texts[i] for i in f["text"][frames].tolist()),
             privileged=f["privileged"][frames] if "privileged" in f else None,

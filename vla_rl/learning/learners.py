@@ -14,6 +14,7 @@ from torch import Tensor
 from vla_rl.data.replay import Replay
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import Algorithm, OnPolicy, Replayed
+from vla_rl.reporting.progress import Progress
 from vla_rl.types import RolloutBatch, Trajectory
 
 
@@ -27,6 +28,10 @@ class Learner(Protocol):
         self, trajectories: Sequence[Trajectory], rewards: Sequence[Tensor], named: Tensor | Mapping[str, Tensor]
     ) -> dict[str, float]:
         """``rewards``: [t] per trajectory; ``named``: the same flat [n], or {name: [n]} of several. Returns metrics."""
+        ...
+
+    def prepare(self, progress: Progress) -> dict[str, float]:
+        """What is learned before the first episode. Returns metrics."""
         ...
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -44,6 +49,9 @@ class BatchLearner:
         self, trajectories: Sequence[Trajectory], rewards: Sequence[Tensor], named: Tensor | Mapping[str, Tensor]
     ) -> dict[str, float]:
         return self.algorithm.update(RolloutBatch.from_trajectories(trajectories), named) if trajectories else {}
+
+    def prepare(self, progress: Progress) -> dict[str, float]:
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         return self.algorithm.state_dict()
@@ -84,14 +92,32 @@ class ReplayLearner:
         if replay.count("online") < config.start_decisions:
             return figures
         self._owed += config.updates_per_decision * sum(len(t) for t in trajectories)
+        updates = int(self._owed)
+        self._owed -= updates
+        return figures | self._update(updates) | {"replay/updates": float(updates)}
+
+    def prepare(self, progress: Progress) -> dict[str, float]:
+        """``config.offline_updates`` on the demonstrations. Raises `ConfigError` where there are none to learn from."""
+        updates = self.algorithm.config.offline_updates
+        if updates and not len(self.replay):
+            raise ConfigError(
+                f"algorithm.offline_updates={updates} learns from what is there before the first episode, and this run has "
+                f"no demonstrations: give dataset=FOLDER, put collect among the phases, or set it to 0"
+            )
+        if not updates:
+            return {}
+        with progress.task("offline", updates) as bar:
+            return self._update(updates, bar.update)
+
+    def _update(self, updates: int, done: Callable[[int], None] = lambda _: None) -> dict[str, float]:
+        """So many updates; the mean of their metrics."""
         sums: dict[str, list[float]] = {}
-        draw = functools.partial(replay.draw, generator=self._generator)
-        while self._owed >= 1.0:
+        draw = functools.partial(self.replay.draw, generator=self._generator)
+        for i in range(updates):
             for name, value in self.algorithm.update(draw).items():
                 sums.setdefault(name, []).append(value)
-            self._owed -= 1.0
-            figures["replay/updates"] += 1.0
-        return figures | {name: sum(values) / len(values) for name, values in sums.items()}
+            done(i + 1)
+        return {name: sum(values) / len(values) for name, values in sums.items()}
 
     def _add(self, trajectory: Trajectory, rewards: Tensor, source: str) -> None:
         slim = replace(  # a robot shows no privileged state, and what acting left behind is on-policy's
@@ -101,7 +127,7 @@ class ReplayLearner:
             replay={},
             value=None,
         )
-        self.replay.add(slim, rewards, source, self.algorithm.annotate(slim))
+        self.replay.add(slim, rewards, source, self.algorithm.annotate(trajectory, rewards))
 
     def state_dict(self) -> dict[str, Any]:
         """The replay itself lies in its folder: a checkpoint keeps how far it was."""

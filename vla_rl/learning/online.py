@@ -73,6 +73,10 @@ class OnlineRL:
         started = begun = time.perf_counter()
         started -= counters.seconds
         total = config.iterations
+        if not counters.iteration:
+            offline = self.learner.prepare(progress)
+            if offline:
+                logger.log("offline", 0, offline)
         with progress.task("RL", total, start=counters.iteration) as bar, RewardScorer(self.reward) as scorer:
             while counters.iteration < total:
                 metrics = self._evaluated()

@@ -73,7 +73,7 @@ def _require_cameras(policy: Any, embodiment: EmbodimentSpec) -> None:
 
 def policy_factory(name: str) -> Any:
     """The policy class a checkpoint names."""
-    return build.implementation("policy", name)
+    return build.policy_class(name)
 
 
 def acting_policy(config: RunConfig, path: Path, embodiment: EmbodimentSpec) -> Any:

@@ -141,7 +141,7 @@ def check_run(config: RunConfig) -> None:
     if "rl" not in config.phases or not config.rl.iterations:
         return
     if not config.checkpoint:  # which brings its own policy
-        build.require_fit(config.algorithm_type, config.policy_type)
+        build.require_fit(config.algorithm_type, config.policy_type, config.actor_type)
     advantage, virtual = getattr(config.algorithm, "advantage", "gae"), getattr(config.algorithm, "virtual_best", "none")
     grouped = advantage_entry(advantage).grouped
     joined = advantage == "grpo" and virtual != "none"  # a virtual sample joins groups of one

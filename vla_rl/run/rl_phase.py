@@ -34,6 +34,8 @@ def phase_rl(run: Run) -> dict[str, Any]:
     c = run.config
     start = start_checkpoint(run)
     policy = run.acting(start)
+    if c.actor_type != "none":
+        policy = build.implementation("actor", c.actor_type).from_base(c.actor, policy)
     algorithm = build.implementation("algorithm", c.algorithm_type).from_context(
         seeded(c.algorithm, c.seed), policy, AlgorithmContext(lambda: _critic(run), lambda: run.acting(start))
     )

@@ -1,0 +1,191 @@
+"""What the actors share: a frozen policy, an encoder of what it sees, a small network that proposes a latent action."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from policies.actors.settings import ActorConfig
+from policies.trunk.noise import counter_normals
+from vla_rl.errors import ConfigError
+from vla_rl.interfaces import FeaturePolicy
+from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, Trajectory
+
+VISUAL = "visual"  # the frame that images make; what else a frame holds is small
+_LOG_STD = (-5.0, 1.0)
+_ROWS = 256  # frames that are encoded at once
+_BASE = "base."  # before the name of a text file of the frozen policy
+
+
+class FrameEncoder(nn.Module):
+    """Frames {name: [b d]} → [b f]: a linear layer, LayerNorm and tanh for each name. Critics train it (DrQ, HIL-SERL)."""
+
+    def __init__(self, sizes: Mapping[str, int], width: int) -> None:
+        super().__init__()
+        small = max(16, width // 4)
+        self.branches = nn.ModuleDict(
+            {n: nn.Sequential(nn.Linear(d, w := width if n == VISUAL else small), nn.LayerNorm(w), nn.Tanh())
+             for n, d in sizes.items()}
+        )  # fmt: skip
+        self.width = sum(width if name == VISUAL else small for name in sizes)
+
+    def forward(self, frames: Mapping[str, Tensor]) -> Tensor:
+        device = next(self.parameters()).device
+        return torch.cat([branch(frames[n].to(device).float()) for n, branch in self.branches.items()], dim=1)
+
+
+class FrozenBaseActor(nn.Module):
+    """An `ActorPolicy` on a frozen `FeaturePolicy`, which is saved with it. A subclass says what a latent action means.
+
+    Actions are in units of half-ranges of the embodiment's bounds, [−1, 1], but where they are sent.
+    """
+
+    policy_type: ClassVar[str]
+    config_class: ClassVar[type]
+    config_path = ("base", "config")  # ``policy.*`` overrides are about the frozen policy
+    chunk_length: int
+    latent_dim: int
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, config: ActorConfig, base: Any, extra_inputs: int = 0) -> None:
+        """Raises ConfigError for a base that does not offer what it sees."""
+        super().__init__()
+        if not isinstance(base, FeaturePolicy):
+            raise ConfigError(
+                f"actor {self.policy_type} builds on what a frozen policy sees, and {type(base).__name__} does not offer it "
+                f"(frame_features, `vla_rl.interfaces.FeaturePolicy`): start from a nano_vla or denoising_vla checkpoint"
+            )
+        self.config, self.embodiment = config, base.embodiment
+        self.base: Any = base.requires_grad_(False).eval()
+        for name, bound in (("low", base.embodiment.action_low), ("high", base.embodiment.action_high)):
+            self.register_buffer(name, torch.tensor(bound), persistent=False)
+        sizes = {name: frame.shape[1] for name, frame in base.frame_features(blank(base.embodiment)).items()}
+        self.encoder = FrameEncoder(sizes, config.encoder)
+        outputs = self.latent_dim * (2 if self.stochastic else 1)
+        self.actor = _network(self.encoder.width + extra_inputs, config.hidden, outputs)
+
+    @classmethod
+    def from_base(cls, config: Any, base: Any) -> Any:
+        """An untrained actor on ``base``."""
+        return cls(config, base).to(next(base.parameters()).device)
+
+    def train(self, mode: bool = True) -> Any:
+        """The frozen policy stays as it acts."""
+        super().train(mode)
+        self.base.eval()
+        return self
+
+    @property
+    def stochastic(self) -> bool:
+        return self.config.distribution == "gaussian"
+
+    # -------------------------------------------------------------------------------------------------------- learning
+    def encode(self, frames: Mapping[str, Tensor]) -> Tensor:
+        return self.encoder(frames)
+
+    def actor_inputs(self, encoded: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
+        return encoded
+
+    def propose(self, encoded: Tensor, frames: Mapping[str, Tensor], noise: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Latent action [b l] in (−1, 1) and its log-prob [b] (0 of a deterministic actor); see `ActorPolicy`."""
+        out = self.actor(self.actor_inputs(encoded, frames))
+        if not self.stochastic:
+            latent = out.tanh()
+            if noise is not None:
+                latent = (latent + self.config.noise * noise.to(latent)).clamp(-1.0, 1.0)
+            return latent, latent.new_zeros(len(latent))
+        mean, raw = out.chunk(2, dim=1)
+        if noise is None:
+            return mean.tanh(), mean.new_zeros(len(mean))
+        log_std = _LOG_STD[0] + (_LOG_STD[1] - _LOG_STD[0]) * (raw.tanh() + 1.0) / 2.0
+        noise = noise.to(mean)
+        before = mean + log_std.exp() * noise
+        density = -0.5 * noise.square() - log_std - 0.5 * math.log(2.0 * math.pi)
+        squashed = 2.0 * (math.log(2.0) - before - nn.functional.softplus(-2.0 * before))  # log(1 − tanh²)
+        return before.tanh(), (density - squashed).sum(1)
+
+    def realize(self, latent: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
+        raise NotImplementedError
+
+    def taken(self, actions: Tensor, extra: Mapping[str, Tensor]) -> Tensor:
+        """What critics read of a stored decision: its actions [b h a] in half-ranges, flat."""
+        return self.to_unit(actions).flatten(1)
+
+    @torch.no_grad()
+    def annotate(self, trajectory: Trajectory) -> dict[str, Tensor]:
+        """Frames [t + 1 …] of an episode: what acting left in its replay, and the rest worked out."""
+        seen: dict[str, list[Tensor]] = {}
+        parts = list(_portions(trajectory.observations)) if VISUAL not in trajectory.replay else []
+        for part in [*parts, trajectory.final_observation]:
+            for name, frame in self.base.frame_features(part).items():
+                seen.setdefault(name, []).append(frame.cpu())
+        if not parts:
+            seen = {name: [trajectory.replay[name], *last] for name, last in seen.items()}
+        return {name: torch.cat(frames) for name, frames in seen.items()}
+
+    # ---------------------------------------------------------------------------------------------------------- acting
+    def latents(self, frames: Mapping[str, Tensor], deterministic: bool, seeds: Sequence[int] | None) -> Tensor:
+        """Latent actions [b l] for present frames; ``seeds`` as of `Policy.act`."""
+        encoded, noise = self.encode(frames), None
+        if not deterministic:
+            seeds = torch.randint(2**62, (len(encoded),)).tolist() if seeds is None else seeds
+            noise = counter_normals([seed ^ _ACTOR_STREAM for seed in seeds], self.latent_dim)
+        return self.propose(encoded, frames, noise)[0]
+
+    def to_unit(self, actions: Tensor) -> Tensor:
+        """Physical actions → half-ranges, [−1, 1]."""
+        actions = actions.to(self.low)
+        return 2.0 * (actions - self.low) / (self.high - self.low) - 1.0
+
+    def to_chunk(self, unit: Tensor) -> ActionChunk:
+        """Half-ranges [b h·a] → physical actions [b h a]."""
+        unit = unit.view(len(unit), -1, len(self.low))
+        actions = self.low + (self.high - self.low) * (unit.clamp(-1.0, 1.0) + 1.0) / 2.0
+        return ActionChunk(actions, torch.ones(actions.shape[:2], dtype=torch.bool, device=actions.device))
+
+    # ------------------------------------------------------------------------------------------------------ checkpoints
+    def config_dict(self) -> dict[str, Any]:
+        base = {"policy_type": self.base.policy_type, **self.base.config_dict()}
+        return {"config": asdict(self.config), "base": base}
+
+    def extra_files(self) -> dict[str, str]:
+        return {f"{_BASE}{name}": text for name, text in self.base.extra_files().items()}
+
+    @classmethod
+    def from_config_dict(
+        cls, data: Mapping[str, Any], embodiment: EmbodimentSpec, files: Mapping[str, str], base: Any
+    ) -> Any:
+        """``base``: the policy that ``data["base"]`` describes, built."""
+        return cls(cls.config_class(**data["config"]), base)
+
+
+_ACTOR_STREAM = 0x2545F4914F6CDD1D  # keeps an actor's noise apart from that of the policy beneath
+
+
+def blank(spec: EmbodimentSpec, rows: int = 1) -> Observation:
+    """Zeros, to ask for sizes."""
+    images = {c.name: torch.zeros(rows, c.height, c.width, 3, dtype=torch.uint8) for c in spec.cameras}
+    return Observation(images, torch.zeros(rows, spec.proprio_dim), ("",) * rows)
+
+
+def _network(inputs: int, hidden: Sequence[int], outputs: int) -> nn.Sequential:
+    """Linear layers with LayerNorm and SiLU; the last one starts at 0, so that the first latent action is 0."""
+    layers: list[nn.Module] = []
+    for width in hidden:
+        layers += [nn.Linear(inputs, width), nn.LayerNorm(width), nn.SiLU()]
+        inputs = width
+    last = nn.Linear(inputs, outputs)
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)
+    return nn.Sequential(*layers, last)
+
+
+def _portions(observation: Observation) -> Iterator[Observation]:
+    for start in range(0, len(observation), _ROWS):
+        yield observation[start : start + _ROWS]

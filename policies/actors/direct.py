@@ -1,0 +1,36 @@
+"""An actor with actions of its own, on what a frozen policy sees: RLPD's and HIL-SERL's learner, with a VLA for its eyes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from policies.actors.base import FrozenBaseActor
+from policies.actors.settings import DirectConfig
+from vla_rl.types import Observation, PolicyOutput
+
+
+class DirectActor(FrozenBaseActor):
+    """The latent action is the action, in half-ranges."""
+
+    policy_type = "direct"
+    config_class = DirectConfig
+
+    def __init__(self, config: DirectConfig, base: Any) -> None:
+        self.chunk_length = config.chunk_length
+        self.latent_dim = config.chunk_length * base.embodiment.action_dim
+        super().__init__(config, base)
+
+    def realize(self, latent: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
+        return latent
+
+    @torch.no_grad()
+    def act(
+        self, observation: Observation, *, deterministic: bool = False, seeds: Sequence[int] | None = None
+    ) -> PolicyOutput:
+        frames = self.base.frame_features(observation)
+        latent = self.latents(frames, deterministic, seeds)
+        return PolicyOutput(self.to_chunk(latent), latent.new_zeros(len(latent)), replay=frames)

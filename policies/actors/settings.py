@@ -1,0 +1,76 @@
+"""Options of the actors (torch-free)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vla_rl.errors import ConfigError
+
+
+@dataclass
+class ActorConfig:
+    """What actors share. ``hidden`` widths of the actor, ``encoder`` width of what it makes of a frame.
+
+    ``distribution``: gaussian (squashed by tanh; SAC needs it) or deterministic, which explores with Gaussian ``noise``, in
+    units of the latent action (−1 … 1).
+    """
+
+    hidden: list[int] = field(default_factory=lambda: [256, 256])
+    encoder: int = 128
+    distribution: str = "gaussian"
+    noise: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not self.hidden or min(self.hidden) < 1 or self.encoder < 1:
+            raise ConfigError(
+                f"actor.hidden={list(self.hidden)!r} and actor.encoder={self.encoder} must name widths of at least 1"
+            )
+        if self.distribution not in ("gaussian", "deterministic"):
+            raise ConfigError(f"actor.distribution is {self.distribution!r}, choose one of gaussian, deterministic")
+        if self.noise < 0:
+            raise ConfigError(f"actor.noise is {self.noise}, it must be 0 or more")
+
+
+@dataclass
+class ResidualConfig(ActorConfig):
+    """A correction of at most ``scale`` half-ranges on each action of the frozen policy, which decides anew every
+    ``base_steps`` control steps (0: at the end of its chunk). ``dimensions`` names what is corrected (empty: all)."""
+
+    scale: float = 0.2
+    base_steps: int = 0
+    dimensions: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 < self.scale <= 2.0:
+            raise ConfigError(f"actor.scale is {self.scale}, it must lie in (0, 2]: half-ranges of an action")
+        if self.base_steps < 0:
+            raise ConfigError(f"actor.base_steps is {self.base_steps}, it must be 0 (the whole chunk) or more")
+
+
+@dataclass
+class DirectConfig(ActorConfig):
+    """Actions of its own, ``chunk_length`` control steps a decision; of the frozen policy it only takes what that sees."""
+
+    chunk_length: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.chunk_length < 1:
+            raise ConfigError(f"actor.chunk_length is {self.chunk_length}, it must be at least 1")
+
+
+@dataclass
+class SteeredConfig(ActorConfig):
+    """The first noise of a frozen policy that denoises, at most ``bound`` standard deviations in each dimension.
+
+    ``repeat`` chooses one noise for all control steps of the chunk, which is fewer numbers to learn.
+    """
+
+    bound: float = 1.5
+    repeat: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.bound > 0:
+            raise ConfigError(f"actor.bound is {self.bound}, it must be above 0: standard deviations of the noise")

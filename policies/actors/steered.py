@@ -1,0 +1,74 @@
+"""Steering a frozen policy that denoises by its first noise (DSRL, arXiv 2506.15799): its weights stay untouched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from policies.actors.base import FrozenBaseActor
+from policies.actors.settings import SteeredConfig
+from vla_rl.errors import ConfigError
+from vla_rl.interfaces import NoisePolicy
+from vla_rl.types import Observation, PolicyOutput, Trajectory
+
+LATENT = "latent"  # the frame that holds the latent action that was taken; NaN where another acted
+
+
+class SteeredPolicy(FrozenBaseActor):
+    """The latent action is the first noise, in units of ``bound`` standard deviations; critics read it as the action."""
+
+    policy_type = "steered"
+    config_class = SteeredConfig
+    config: SteeredConfig
+
+    def __init__(self, config: SteeredConfig, base: Any) -> None:
+        """Raises ConfigError for a base that does not turn a noise into one chunk."""
+        if not isinstance(base, NoisePolicy):
+            raise ConfigError(
+                f"actor steered chooses the noise that a policy denoises, and {type(base).__name__} has no "
+                f"decode(observation, noise) (`vla_rl.interfaces.NoisePolicy`): start from a denoising_vla checkpoint "
+                f"(policy=nano_flow), or use actor=residual"
+            )
+        self.chunk_length = base.chunk_length
+        self.latent_dim = base.embodiment.action_dim * (1 if config.repeat else base.chunk_length)
+        super().__init__(config, base)
+
+    def noise(self, latent: Tensor) -> Tensor:
+        """[b l] → the first noise [b h a]."""
+        steps = 1 if self.config.repeat else self.chunk_length
+        shape = (len(latent), steps, self.embodiment.action_dim)
+        return (self.config.bound * latent.view(shape)).expand(-1, self.chunk_length, -1)
+
+    def realize(self, latent: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
+        return latent
+
+    def taken(self, actions: Tensor, extra: Mapping[str, Tensor]) -> Tensor:
+        return extra[LATENT].to(self.low)
+
+    @torch.no_grad()
+    def decoded(self, noise: Tensor, observation: Observation, frames: Mapping[str, Tensor]) -> Tensor:
+        """See `vla_rl.interfaces.SteeredActor`."""
+        return self.to_unit(self.base.decode(observation, noise, frames)).flatten(1)
+
+    def latent_of(self, noise: Tensor) -> Tensor:
+        """Inverse of `noise`."""
+        return noise[:, : 1 if self.config.repeat else None].flatten(1) / self.config.bound
+
+    def annotate(self, trajectory: Trajectory) -> dict[str, Tensor]:
+        frames = super().annotate(trajectory)
+        unknown = torch.full((len(trajectory) + 1, self.latent_dim), torch.nan)
+        if LATENT in trajectory.replay:
+            unknown[:-1] = trajectory.replay[LATENT]
+        return {**frames, LATENT: unknown}
+
+    @torch.no_grad()
+    def act(
+        self, observation: Observation, *, deterministic: bool = False, seeds: Sequence[int] | None = None
+    ) -> PolicyOutput:
+        frames = self.base.frame_features(observation)
+        latent = self.latents(frames, deterministic, seeds)
+        unit = self.to_unit(self.base.decode(observation, self.noise(latent)))
+        return PolicyOutput(self.to_chunk(unit.flatten(1)), latent.new_zeros(len(latent)), replay={**frames, LATENT: latent})

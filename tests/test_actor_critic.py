@@ -1,0 +1,471 @@
+"""Critics, targets and actors against values worked out by hand, and small tasks that each learner solves."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import pytest
+import torch
+from contracts import check_policy
+from test_replay import SPEC, episode, seen
+
+from policies.actors.base import blank
+from policies.actors.direct import DirectActor
+from policies.actors.residual import ACTION, ResidualPolicy
+from policies.actors.settings import DirectConfig, ResidualConfig, SteeredConfig
+from policies.actors.steered import LATENT, SteeredPolicy
+from policies.small import FEATURES, SmallConfig, SmallPolicy
+from vla_rl import build
+from vla_rl import config as configs
+from vla_rl.algorithms import critics
+from vla_rl.algorithms.actor_critic import SAC, TD3, rewards_to_go
+from vla_rl.algorithms.dsrl import DSRL
+from vla_rl.algorithms.replay_settings import CriticsConfig, DSRLConfig, SACConfig, TD3Config
+from vla_rl.checkpoint import load_policy, save_checkpoint
+from vla_rl.data.replay import Replay
+from vla_rl.errors import ConfigError
+from vla_rl.types import ActionChunk, Observation, PolicyOutput, Trajectory, Transitions
+
+
+# ------------------------------------------------------------------------------------------------------------- critics
+def test_c51_projects_the_shifted_distribution_onto_the_bins():
+    head = critics.C51Head(0.0, 1.0, 5)  # bins at 0, ¼, ½, ¾, 1
+    certain = torch.full((1, 2, 5), -100.0)
+    certain[0, 0, 2], certain[0, 1, 4] = 100.0, 100.0  # all mass at ½; at 1
+    target = head.target(torch.tensor([0.2, 0.5]), torch.tensor([0.5, 0.9]), certain)
+    # 0.2 + 0.5·0.5 = 0.45: four fifths of the way from ¼ to ½. 0.5 + 0.9 = 1.4 is beyond the last bin.
+    torch.testing.assert_close(target, torch.tensor([[0.0, 0.2, 0.8, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0, 1.0]]))
+    ended = head.target(torch.tensor([0.75]), torch.tensor([0.0]), certain[:, :1])
+    torch.testing.assert_close(ended, torch.tensor([[0.0, 0.0, 0.0, 1.0, 0.0]]))
+
+
+def test_c51_takes_the_whole_distribution_of_the_critic_with_the_smallest_mean():
+    head = critics.C51Head(0.0, 1.0, 3)
+    outputs = torch.tensor([[[0.0, 0.0, 50.0], [50.0, 0.0, 0.0]], [[0.0, 50.0, 0.0], [0.0, 0.0, 50.0]]])
+    target = head.target(torch.zeros(2), torch.ones(2), outputs)
+    torch.testing.assert_close(target, torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]))
+
+
+def test_hl_gauss_spreads_a_value_as_a_gaussian_of_three_quarters_of_a_bin():
+    head = critics.HLGaussHead(0.0, 1.0, 5)
+    share = head.project(torch.tensor([0.5]))[0]
+    phi = lambda z: 0.5 * (1.0 + math.erf(z / math.sqrt(2.0)))  # noqa: E731
+    middle = phi(0.5 / 0.75) - phi(-0.5 / 0.75)  # the middle bin reaches half a width to either side
+    total = phi(2.5 / 0.75) - phi(-2.5 / 0.75)
+    assert share[2].item() == pytest.approx(middle / total, abs=1e-6)
+    assert float(share.sum()) == pytest.approx(1.0) and head.value(share.log()).item() == pytest.approx(0.5, abs=1e-6)
+    assert float(head.project(torch.tensor([9.0]))[0].sum()) == pytest.approx(1.0)  # beyond the range: the last bin's own
+
+
+@pytest.mark.parametrize("head", ["mean", "hl_gauss", "c51"])
+def test_each_head_learns_a_value(head):
+    torch.manual_seed(0)
+    config = CriticsConfig(head=head, bins=21, hidden=[16], count=2)
+    own = critics.value_head(config)
+    net = critics.Critics(1, 1, config.hidden, config.count, own.outputs)
+    optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+    features, actions = torch.rand(64, 1), torch.rand(64, 1)
+    for _ in range(300):
+        outputs = net(features, actions)
+        target = own.target(0.3 * features[:, 0] + 0.5 * actions[:, 0], torch.zeros(64), outputs.detach())
+        loss = own.loss(outputs, target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    error = own.value(net(features, actions)) - (0.3 * features[:, 0] + 0.5 * actions[:, 0])
+    assert float(error.detach().abs().mean()) < 0.05
+
+
+def test_critics_are_independent_networks_evaluated_together():
+    torch.manual_seed(0)
+    net = critics.Critics(3, 2, [8, 8], 4)
+    features, actions = torch.randn(5, 3), torch.randn(5, 2)
+    before = net(features, actions).detach()
+    assert before.shape == (4, 5, 1) and len({round(float(v), 5) for v in before[:, 0, 0]}) == 4
+    with torch.no_grad():
+        net.layers[0].weight[2] += 1.0
+    changed = (net(features, actions) != before).flatten(1).any(1)
+    assert changed.tolist() == [False, False, True, False]
+    x = torch.cat([features, actions], 1)  # the first of them, layer by layer
+    for layer in net.layers:
+        x = x @ layer.weight[0] + layer.bias[0]
+        if not layer.last:
+            x = torch.nn.functional.layer_norm(x, x.shape[-1:], layer.scale[0, 0], layer.shift[0, 0])
+            x = torch.nn.functional.silu(x)
+    torch.testing.assert_close(x.detach(), before[0])
+
+
+def test_a_random_subset_has_no_critic_twice():
+    generator = torch.Generator().manual_seed(0)
+    drawn = [critics.random_subset(10, 2, generator).tolist() for _ in range(200)]
+    assert all(len(set(pair)) == 2 for pair in drawn) and {i for pair in drawn for i in pair} == set(range(10))
+    assert critics.random_subset(3, 0, generator).tolist() == [0, 1, 2]
+
+
+def test_cal_ql_leaves_values_alone_that_lie_below_what_the_data_earned():
+    proposed = torch.tensor([[[0.0, 0.0], [3.0, 3.0]]])  # one critic, two rows, two proposed actions each
+    data, returns = torch.tensor([[1.0, 1.0]]), torch.tensor([2.0, 2.0])
+    assert critics.calibrated_gap(proposed, data, None).item() == pytest.approx(((0.0 - 1.0) + (3.0 - 1.0)) / 2)
+    assert critics.calibrated_gap(proposed, data, returns).item() == pytest.approx(((2.0 - 1.0) + (3.0 - 1.0)) / 2)
+    leaf = proposed.clone().requires_grad_()
+    critics.calibrated_gap(leaf, data, returns).backward()
+    assert not leaf.grad[0, 0].any() and leaf.grad[0, 1].all()  # the first row is not pushed down
+
+
+def test_rewards_to_go_discount_by_control_steps():
+    assert rewards_to_go(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([4, 2, 1]), 0.5).tolist() == [
+        0.5**4 * (1.0 + 0.25 * 2.0), 1.0 + 0.25 * 2.0, 2.0, 0.0,
+    ]  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------------- TD3 and SAC
+def small(**config) -> SmallPolicy:
+    torch.manual_seed(0)
+    return SmallPolicy(SmallConfig(**{"hidden": [16], "pixels": 2, **config}), SPEC)
+
+
+def batch_of(rewards: list[float], discounts: list[float], policy: SmallPolicy) -> Transitions:
+    n = len(rewards)
+    valid = torch.ones(n, 4, dtype=torch.bool)
+    before, after = ({FEATURES: policy.features(seen(i, n))} for i in (0, 1))
+    return Transitions(
+        seen(0, n), torch.zeros(n, 4, 2), valid, ~valid, torch.tensor(rewards), torch.tensor(discounts), seen(1, n),
+        before, after, ("online",) * n,
+    )  # fmt: skip
+
+
+def constant(net: critics.Critics, values: list[float]) -> None:
+    """Make each critic say one number, whatever it reads."""
+    with torch.no_grad():
+        for p in net.parameters():
+            p.zero_()
+        net.layers[-1].bias[:, 0, 0] = torch.tensor(values)
+
+
+def test_targets_take_the_smallest_critic_and_nothing_beyond_the_end():
+    policy = small()
+    algorithm = TD3(TD3Config(critics=CriticsConfig(count=3, hidden=[8]), target_noise=0.0), policy)
+    constant(algorithm._target[1], [5.0, -2.0, 3.0])
+    batch = batch_of([1.0, 0.0, 1.0], [0.5, 0.25, 0.0], policy)
+    assert algorithm._targets(batch, batch.next_extra).tolist() == [1.0 + 0.5 * -2.0, 0.25 * -2.0, 1.0]
+
+
+def test_redq_takes_the_smallest_of_a_random_pair():
+    policy = small()
+    algorithm = TD3(TD3Config(critics=CriticsConfig(count=3, subset=2, hidden=[8])), policy)
+    constant(algorithm._target[1], [5.0, -2.0, 3.0])
+    batch = batch_of([0.0], [1.0], policy)
+    found = {float(algorithm._targets(batch, batch.next_extra)[0]) for _ in range(60)}
+    assert found == {-2.0, 3.0}  # (5, 3) → 3, every other pair → −2
+
+
+def test_targets_follow_slowly_and_the_actor_moves_every_other_update():
+    policy = small()
+    config = TD3Config(critics=CriticsConfig(hidden=[8], tau=0.25), actor_every=2, batch_size=3)
+    algorithm = TD3(config, policy)
+    draw = lambda count, **_: batch_of([1.0, 0.0, 1.0], [0.5, 0.25, 0.0], policy)  # noqa: E731
+    actor = [p.detach().clone() for p in policy.actor.parameters()]
+    before = [p.detach().clone() for p in algorithm.critics.parameters()]
+    algorithm.update(draw)
+    assert all(torch.equal(a, b) for a, b in zip(actor, policy.actor.parameters()))
+    for old, new, target in zip(before, algorithm.critics.parameters(), algorithm._target[1].parameters()):
+        torch.testing.assert_close(target, old + 0.25 * (new.detach() - old))
+    algorithm.update(draw)
+    assert any(not torch.equal(a, b) for a, b in zip(actor, policy.actor.parameters()))
+
+
+def test_critics_learn_values_of_a_known_chain():
+    """0 → 1 → 2 → end with reward 1: values γ⁸, γ⁴, 1 whatever is done."""
+    policy, replay, generator = small(), Replay(), torch.Generator().manual_seed(0)
+    config = TD3Config(batch_size=64, gamma=0.9, critics=CriticsConfig(hidden=[32], tau=0.05, learning_rate=3e-3))
+    algorithm = TD3(config, policy)
+    for _ in range(200):
+        actions = 2.0 * torch.rand(3, 4, 2, generator=generator) - 1.0
+        trajectory, rewards = dataclasses.replace(episode(0), actions=actions), torch.tensor([0.0, 0.0, 1.0])
+        replay.add(trajectory, rewards, extra=algorithm.annotate(trajectory, rewards))
+    for _ in range(800):
+        algorithm.update(functools.partial(replay.draw, generator=generator))
+    with torch.no_grad():
+        encoded = policy.features(seen(0, 3))
+        values = algorithm.head.value(algorithm.critics(encoded, policy.propose(encoded, {}, None)[0])).mean(0)
+    torch.testing.assert_close(values, torch.tensor([0.9**8, 0.9**4, 1.0]), rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize("kind", ["td3", "sac"])
+def test_learning_goes_on_exactly_after_a_resume(kind):
+    def fresh() -> TD3 | SAC:
+        common = {"critics": CriticsConfig(count=3, subset=2, hidden=[8]), "batch_size": 3}
+        if kind == "td3":
+            return TD3(TD3Config(**common), small())
+        torch.manual_seed(0)
+        return SAC(SACConfig(**common), DirectActor(DirectConfig(hidden=[8], encoder=8), Base()))
+
+    whole, first, second = fresh(), fresh(), fresh()
+
+    def learn(algorithm, updates: int) -> None:
+        trajectory = episode(0, t=2)
+        rewards = torch.tensor([0.0, 1.0])
+        replay = Replay()
+        replay.add(cut(trajectory, algorithm.policy.chunk_length), rewards, extra=algorithm.annotate(trajectory, rewards))
+        for _ in range(updates):
+            algorithm.update(functools.partial(replay.draw, generator=torch.Generator().manual_seed(algorithm.updates)))
+
+    learn(whole, 6)
+    learn(first, 3)
+    second.policy.load_state_dict(first.policy.state_dict())
+    second.load_state_dict(first.state_dict())
+    learn(second, 3)
+    for a, b in zip(whole.policy.parameters(), second.policy.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_the_temperature_holds_the_entropy():
+    torch.manual_seed(0)
+    policy = DirectActor(DirectConfig(hidden=[8], encoder=8), Base())
+    algorithm = SAC(SACConfig(temperature=0.1, temperature_learning_rate=0.1), policy)
+    value = torch.zeros(4, requires_grad=True)
+    algorithm._actor_loss(value, torch.full((4,), 5.0))  # far more certain than wanted: entropy −5 against −1
+    assert float(algorithm.temperature) > 0.1
+    raised = float(algorithm.temperature)
+    for _ in range(3):
+        algorithm._actor_loss(value, torch.full((4,), -5.0))
+    assert float(algorithm.temperature) < raised
+
+
+def test_a_squashed_gaussian_has_its_density():
+    torch.manual_seed(1)
+    policy = DirectActor(DirectConfig(hidden=[8], encoder=8), Base())
+    with torch.no_grad():
+        policy.actor[-1].bias.copy_(torch.tensor([0.3, -0.2, 0.1, 0.4]))
+    frames, noise = policy.base.frame_features(seen(0, 5)), torch.randn(5, 2)
+    latent, log_prob = policy.propose(policy.encode(frames), frames, noise)
+    log_std = -5.0 + 6.0 * (torch.tensor([0.1, 0.4]).tanh() + 1.0) / 2.0
+    normal = torch.distributions.Normal(torch.tensor([0.3, -0.2]), log_std.exp())
+    squashed = torch.distributions.TransformedDistribution(normal, torch.distributions.TanhTransform(cache_size=1))
+    torch.testing.assert_close(log_prob, squashed.log_prob(latent).sum(1), rtol=1e-4, atol=1e-4)
+
+
+# --------------------------------------------------------------------------------------------------------------- actors
+class Base(torch.nn.Module):
+    """A frozen policy that decides on four control steps: the first action is its observation's number / 100."""
+
+    policy_type, embodiment, chunk_length = "base", SPEC, 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+        self.asked = 0
+
+    def frame_features(self, observation):
+        numbers = observation.proprio[:, :1]
+        return {"visual": torch.cat([numbers, numbers.sin(), numbers.cos()], 1).half(), "state": observation.proprio / 10.0}
+
+    def act(self, observation, *, deterministic=False, seeds=None):
+        self.asked += len(observation)
+        first = self.weight.detach() * observation.proprio[:, :1] / 100.0
+        steps = torch.stack([first + 0.1 * i for i in range(4)], 1)
+        actions = torch.cat([steps, -steps], 2)
+        valid = torch.ones(actions.shape[:2], dtype=torch.bool)
+        return PolicyOutput(ActionChunk(actions, valid), torch.zeros(len(actions)), {})
+
+    def decode(self, observation, noise, features=None):
+        return (0.1 * noise).clamp(-1.0, 1.0)
+
+
+def cut(trajectory: Trajectory, h: int) -> Trajectory:
+    """The same episode with only the first ``h`` control steps of each decision."""
+    if h == trajectory.actions.shape[1]:
+        return trajectory
+    parts = {name: getattr(trajectory, name)[:, :h] for name in ("actions", "valid", "rewards")}
+    return dataclasses.replace(trajectory, **parts)
+
+
+def followed(policy: ResidualPolicy, numbers: range, **options) -> list[PolicyOutput]:
+    """Decisions on observations ``numbers`` of one episode, each with what the one before left."""
+    memory, out = [policy.initial_memory()], []
+    for number in numbers:
+        out.append(policy.act(seen(number, 1), memory=memory, **options))
+        memory = out[-1].memory
+    return out
+
+
+def test_an_untrained_residual_acts_as_the_frozen_policy_does_step_by_step():
+    policy = ResidualPolicy(ResidualConfig(hidden=[8], distribution="deterministic"), Base())
+    out = followed(policy, range(10), deterministic=True)
+    expected = [(n // 4 * 4) / 100.0 + 0.1 * (n % 4) for n in range(10)]  # decided anew at 0, 4 and 8
+    assert [float(o.chunk.actions[0, 0, 0]) for o in out] == pytest.approx(expected, abs=1e-6)
+    assert policy.base.asked == 3
+
+
+def test_a_correction_is_bounded_and_only_in_its_dimensions():
+    policy = ResidualPolicy(
+        ResidualConfig(hidden=[8], distribution="deterministic", scale=0.2, dimensions=[SPEC.action_names[1]]), Base()
+    )
+    with torch.no_grad():
+        policy.actor[-1].bias.fill_(50.0)  # as far up as it goes
+    chunk = policy.act(seen(0, 1), deterministic=True).chunk.actions[0, 0]
+    assert chunk.tolist() == pytest.approx([0.0, 0.2], abs=1e-6)
+    latent = torch.full((1, 2), 1.0)
+    assert policy.realize(latent, {ACTION: torch.tensor([[0.9, 0.9]])}).tolist() == [[pytest.approx(0.9), 1.0]]
+
+
+def test_frames_of_an_episode_are_those_that_were_acted_on():
+    policy = ResidualPolicy(ResidualConfig(hidden=[8], distribution="deterministic"), Base())
+    for t in (1, 6, 8):
+        out = followed(policy, range(t), deterministic=True)
+        one_step = dataclasses.replace(
+            cut(episode(0, t=t), 1), replay={name: torch.cat([o.replay[name] for o in out]) for name in out[0].replay}
+        )
+        shown = policy.annotate(dataclasses.replace(one_step, replay={}))  # as of a demonstration
+        kept = policy.annotate(one_step)
+        expected = [(n // 4 * 4) / 100.0 + 0.1 * (n % 4) for n in range(t + 1)]
+        assert shown[ACTION][:, 0].tolist() == pytest.approx(expected, abs=1e-6)
+        for name, frame in shown.items():
+            assert len(frame) == t + 1
+            torch.testing.assert_close(frame, kept[name])
+
+
+def test_a_steered_policy_turns_latent_actions_into_noise_and_back():
+    for repeat, size in ((False, 8), (True, 2)):
+        policy = SteeredPolicy(SteeredConfig(hidden=[8], bound=1.5, repeat=repeat), Base())
+        latent = torch.linspace(-1.0, 1.0, 3 * size).view(3, size)
+        noise = policy.noise(latent)
+        assert noise.shape == (3, 4, 2) and float(noise.max()) == 1.5
+        torch.testing.assert_close(policy.latent_of(noise), latent)
+        out = policy.act(seen(0, 3), seeds=[1, 2, 3])
+        torch.testing.assert_close(out.chunk.actions, 0.1 * policy.noise(out.replay[LATENT]))
+        frames = policy.annotate(dataclasses.replace(episode(0), replay=out.replay))
+        assert frames[LATENT][:-1].isfinite().all() and frames[LATENT][-1].isnan().all()
+        assert policy.annotate(episode(0))[LATENT].isnan().all()  # a person chose no noise
+
+
+def test_the_critic_of_noises_learns_what_the_critic_of_actions_says_of_their_actions():
+    policy = SteeredPolicy(SteeredConfig(hidden=[8]), Base())
+    algorithm = DSRL(DSRLConfig(batch_size=64, critics=CriticsConfig(hidden=[32], learning_rate=1e-2)), policy)
+
+    def first_action(encoded, actions):  # a critic that values the first action; the second of the two asks for more
+        return torch.stack([actions[:, :1], actions[:, :1] + 1.0])
+
+    algorithm.critics.forward = first_action
+    observation = seen(0, 64)
+    frames = policy.base.frame_features(observation)
+    encoded = policy.encode(frames).detach()
+    for _ in range(400):
+        loss = algorithm._learn_noise(observation, encoded, frames)
+    assert loss < 1e-3
+    noise = torch.zeros(64, 4, 2)
+    noise[:, 0, 0] = torch.linspace(-2.0, 2.0, 64)
+    values = algorithm._value(encoded, policy.latent_of(noise), frames).detach()
+    torch.testing.assert_close(values[0], 0.1 * noise[:, 0, 0], rtol=0, atol=0.05)
+
+
+def test_dsrl_bootstraps_from_what_the_frozen_policy_makes_of_the_actors_noise():
+    policy = SteeredPolicy(SteeredConfig(hidden=[8]), Base())
+    algorithm = DSRL(DSRLConfig(critics=CriticsConfig(hidden=[8])), policy)
+    algorithm._target[1].forward = lambda encoded, actions: torch.stack([actions.sum(1, keepdim=True)] * 2)
+    state = algorithm.generator.get_state()
+    frames = policy.base.frame_features(seen(1, 3))
+    latent, _ = policy.propose(policy.encode(frames), frames, algorithm._normal(3))
+    algorithm.generator.set_state(state)
+    valid = torch.ones(3, 4, dtype=torch.bool)
+    batch = Transitions(
+        seen(0, 3), torch.zeros(3, 4, 2), valid, ~valid, torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.5, 0.5, 0.0]),
+        seen(1, 3), {}, frames, ("online",) * 3,
+    )  # fmt: skip
+    beyond = 0.1 * 1.5 * latent.detach().sum(1)
+    torch.testing.assert_close(algorithm._targets(batch, frames).detach(), batch.rewards + batch.discounts * beyond)
+
+
+def test_the_support_penalty_counts_what_exceeds_the_limit():
+    policy = SteeredPolicy(SteeredConfig(hidden=[8], bound=2.0), Base())
+    algorithm = DSRL(DSRLConfig(support_coef=0.1, support_limit=3.0, critics=CriticsConfig(hidden=[8])), policy)
+    latent = torch.zeros(2, 8)
+    latent[0, 0], latent[1] = 0.5, 1.0  # ½‖noise‖²: ½, and ½ · 8 · 4 = 16
+    assert algorithm._penalty(latent).item() == pytest.approx(0.1 * (0.0 + 13.0) / 2)
+
+
+def test_learning_leaves_the_frozen_policy_as_it_was():
+    torch.manual_seed(0)
+    for policy, algorithm in (
+        (p := ResidualPolicy(ResidualConfig(hidden=[8]), Base()), SAC(SACConfig(batch_size=4), p)),
+        (p := SteeredPolicy(SteeredConfig(hidden=[8]), Base()), DSRL(DSRLConfig(batch_size=4), p)),
+    ):
+        replay, rewards = Replay(), torch.tensor([0.0, 1.0])
+        trajectory = cut(episode(0, t=2), policy.chunk_length)
+        replay.add(trajectory, rewards, extra=algorithm.annotate(trajectory, rewards))
+        before = {name: p.detach().clone() for name, p in policy.named_parameters()}
+        policy.train()
+        for _ in range(4):
+            algorithm.update(functools.partial(replay.draw, generator=torch.Generator().manual_seed(0)))
+        changed = {n.split(".")[0] for n, p in policy.named_parameters() if not torch.equal(p, before[n])}
+        assert changed == {"actor", "encoder"}
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+def test_what_does_not_fit_is_refused_with_the_remedy():
+    class Tokens:
+        embodiment, chunk_length = SPEC, 4
+
+        def act(self, observation, *, deterministic=False, seeds=None):
+            raise AssertionError("is only looked at")
+
+    with pytest.raises(ConfigError, match=r"td3 trains a small actor, and Tokens has none.*actor=residual"):
+        TD3(TD3Config(), Tokens())
+    with pytest.raises(ConfigError, match=r"builds on what a frozen policy sees, and Tokens does not offer it"):
+        DirectActor(DirectConfig(), Tokens())
+    with pytest.raises(ConfigError, match="sac needs an actor with a density"):
+        SAC(SACConfig(), small())
+    with pytest.raises(ConfigError, match="dsrl steers a policy by its noise, and SmallPolicy chooses none"):
+        DSRL(DSRLConfig(), small())
+    with pytest.raises(ConfigError, match=r"actor\.dimensions has 'wrist'"):
+        ResidualPolicy(ResidualConfig(dimensions=["wrist"]), Base())
+    with pytest.raises(ConfigError, match=r"actor\.base_steps=9 is more than the 4"):
+        ResidualPolicy(ResidualConfig(base_steps=9), Base())
+    with pytest.raises(ConfigError, match=r"algorithm\.critics\.subset=5"):
+        CriticsConfig(count=3, subset=5)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error"),
+    [
+        (["algorithm=td3"], r"algorithm.type=td3 trains an actor, and policy.type=nano_vla is none: put one on top of it"),
+        (["algorithm=ppo", "actor=residual"], r"ppo trains the policy itself, and actor.type=residual freezes it"),
+        (["algorithm=sac", "actor=steered"], r"actor.type=steered needs a policy with a noise capability"),
+        (["algorithm=sac", "actor=residual", "actor.scale=0"], r"actor.scale is 0"),
+        (["algorithm=sac", "actor=residual", "actor.distribution=uniform"], r"actor.distribution is 'uniform'"),
+    ],
+)
+def test_pairs_that_do_not_fit_are_refused_before_anything_runs(overrides, error):
+    from vla_rl.run.preflight import check_run
+
+    with pytest.raises(ConfigError, match=error):
+        check_run(configs.compose(["run=quickstart", *overrides]))
+
+
+# --------------------------------------------------------------------------------------------------------- checkpoints
+@pytest.mark.parametrize(
+    ("actor", "policy"), [("residual", "nano_toy"), ("direct", "nano_toy"), ("steered", "nano_flow_toy")]
+)
+def test_an_actor_is_a_policy_and_its_checkpoint_holds_the_frozen_one(tmp_path, actor, policy):
+    config = configs.compose(["run=toy", f"policy={policy}", f"actor={actor}", "algorithm=sac"])
+    torch.manual_seed(0)
+    ends = {name: [sign, sign] for names, sign in (("low q01", -1.0), ("high q99", 1.0)) for name in names.split()}
+    stats = {"mean": [0.0, 0.0], "std": [1.0, 1.0], **ends}
+    base = build.implementation("policy", config.policy_type).from_statistics(config.policy, SPEC, stats, stats, seed=0)
+    built = build.implementation("actor", actor).from_base(config.actor, base)
+    torch.nn.init.normal_(built.actor[-1].weight)
+    check_policy(built, blank(SPEC, 3))
+    save_checkpoint(tmp_path / "c", built)
+    again = load_policy(tmp_path / "c", build.policy_class, SPEC)
+    a, b = (p.act(seen(0, 3), seeds=[1, 2, 3]).chunk.actions for p in (built.eval(), again))
+    assert torch.equal(a, b) and type(again.base) is type(base)
+
+
+def test_rows_of_an_actor_do_not_depend_on_their_batch():
+    policy = ResidualPolicy(ResidualConfig(hidden=[8]), Base())
+    torch.nn.init.normal_(policy.actor[-1].weight)
+    together = policy.act(seen(0, 3), seeds=[5, 6, 7]).chunk.actions
+    alone = policy.act(Observation.cat([seen(1, 1)]), seeds=[6]).chunk.actions
+    torch.testing.assert_close(together[1:2], alone)

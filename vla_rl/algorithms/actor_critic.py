@@ -1,0 +1,311 @@
+"""Learning from a replay with an actor and an ensemble of critics: TD3 and SAC, and what is built on them.
+
+A decision is one action, a chunk too; the discount counts control steps, as chunks may be cut short (SMDP; Sutton et al.
+1999). Critics and their encoder learn from each draw, the actor from every few; the targets follow. Which algorithm of the
+literature this is depends on the options: RLPD (Ball et al. 2023), REDQ (Chen et al. 2021), HIL-SERL's learner, ResFiT with
+a residual actor, DSRL-SAC with a steered one, Cal-QL and WSRL with updates before the first episode.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vla_rl.algorithms import critics
+from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adamw, optimizer_state
+from vla_rl.algorithms.replay_settings import ActorCriticConfig, SACConfig, TD3Config
+from vla_rl.errors import ConfigError
+from vla_rl.interfaces import ActorPolicy, AlgorithmContext, Draw, Policy
+from vla_rl.types import EpisodeSpec, Observation, Trajectory, Transitions
+
+DEMONSTRATIONS = "demonstrations"
+RETURN = "return"  # what an episode went on to earn, per frame
+ADAM_BETAS = (0.9, 0.999)
+
+
+class ActorCritic:
+    """What `TD3` and `SAC` share: a `Replayed` algorithm for an `ActorPolicy`. It owns critics, targets and optimisers."""
+
+    reads_rewards = True
+    name = ""
+
+    def __init__(self, config: ActorCriticConfig, policy: Policy) -> None:
+        """Raises ConfigError where the policy has no actor."""
+        if not isinstance(policy, ActorPolicy):
+            raise ConfigError(
+                f"algorithm {self.name} trains a small actor, and {type(policy).__name__} has none (ActorPolicy): put one "
+                f"on top of it with actor=residual, actor=direct or actor=steered, use policy=small, or algorithm=ppo"
+            )
+        self.config, self.policy = config, policy
+        self.device = next(policy.actor.parameters()).device
+        self.head = critics.value_head(config.critics)
+        self.generator = torch.Generator().manual_seed(config.seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            self.critics = self._new_critics().to(self.device)
+        self._target = copy.deepcopy(nn.ModuleList([policy.encoder, self.critics])).requires_grad_(False)
+        learned = [*policy.encoder.parameters(), *self.critics.parameters()]
+        self.critic_optimizer = make_adamw([(learned, config.critics.learning_rate)], ADAM_BETAS, 0.0)
+        self.optimizer = make_adamw([(policy.actor.parameters(), config.learning_rate)], ADAM_BETAS, 0.0)
+        self._guard = GuardedStep(config.max_bad_updates, config.grad_clip)
+        self._critic_guard = GuardedStep(config.max_bad_updates, config.grad_clip)
+        self.updates = 0
+
+    @classmethod
+    def from_context(cls, config: Any, policy: Policy, context: AlgorithmContext) -> Any:
+        """Needs nothing of the context: it makes its own critics."""
+        return cls(config, policy)
+
+    def _new_critics(self) -> critics.Critics:
+        c = self.config.critics
+        with torch.no_grad():
+            frames = self.policy.annotate(_blank(self.policy))
+            first = {name: frame[:1] for name, frame in frames.items()}
+            features = self.policy.encode(first).shape[1]
+            return critics.Critics(features, self._action_width(first), c.hidden, c.count, self.head.outputs)
+
+    def _action_width(self, frames: Mapping[str, Tensor]) -> int:
+        """How many numbers critics read of an action; ``frames`` are one row."""
+        return self.policy.realize(torch.zeros(1, self.policy.latent_dim, device=self.device), frames).shape[1]
+
+    # -------------------------------------------------------------------------------------------------------- learning
+    def annotate(self, trajectory: Trajectory, rewards: Tensor) -> dict[str, Tensor]:
+        """The policy's frames, and with Cal-QL the discounted rewards to go [t + 1] (nothing follows the last frame)."""
+        frames = self.policy.annotate(trajectory)
+        if self.config.conservatism == "cal_ql":
+            frames[RETURN] = rewards_to_go(rewards, trajectory.valid.sum(1), self.config.gamma)
+        return frames
+
+    def update(self, draw: Draw) -> dict[str, float]:
+        """One step of the critics and, every ``actor_every``, one of the actor. Raises `TrainingDiverged`."""
+        c = self.config
+        offline = self.updates < c.offline_updates
+        share = c.demonstration_share if offline or c.demonstrations_online else 0.0
+        shares = {DEMONSTRATIONS: share, "online": 1.0 - share}
+        batch = draw(c.batch_size, gamma=c.gamma, n_step=c.n_step, shares=shares, images=False)
+        frames, next_frames = self._on_device(batch.extra), self._on_device(batch.next_extra)
+        encoded = self.policy.encode(frames)
+        taken = self._taken(batch, frames)
+        with torch.no_grad():
+            target = self._targets(batch, next_frames)
+        outputs = self.critics(encoded, taken)
+        loss = self.head.loss(outputs, target)
+        values = self.head.value(outputs)
+        figures = {"critic_loss": loss, "value_mean": values.mean()}
+        if offline and c.conservatism != "none":
+            gap = self._conservative_gap(encoded, frames, values)
+            loss = loss + c.conservative_weight * gap
+            figures["conservative_gap"] = gap
+        loss.backward()
+        self._critic_guard.step(self.critic_optimizer, loss.detach())
+        self.updates += 1
+        metrics = {f"{self.name}/{name}": float(value.detach()) for name, value in figures.items()}
+        if self.updates > c.critic_warmup and self.updates % c.actor_every == 0:
+            metrics |= self._improve(batch, encoded.detach(), frames)
+        critics.follow(self._target[0], self.policy.encoder, c.critics.tau)
+        critics.follow(self._target[1], self.critics, c.critics.tau)
+        return metrics
+
+    def _targets(self, batch: Transitions, next_frames: Mapping[str, Tensor]) -> Tensor:
+        """What the critics learn: rewards + discounts · the smallest of a random subset of target values."""
+        latent, bonus = self._next_latent(self.policy.encode(next_frames), next_frames)
+        outputs = self._target_outputs(latent, batch.next_observations, next_frames)
+        subset = critics.random_subset(self.critics.count, self.config.critics.subset, self.generator)
+        discounts = batch.discounts.to(self.device)
+        rewards = batch.rewards.to(self.device) + discounts * bonus
+        return self.head.target(rewards, discounts, outputs[subset.to(self.device)])
+
+    def _taken(self, batch: Transitions, frames: Mapping[str, Tensor]) -> Tensor:
+        """What critics read of the stored decisions [b d]."""
+        return self.policy.taken(batch.actions, frames)
+
+    def _target_outputs(self, latent: Tensor, seen: Observation, frames: Mapping[str, Tensor]) -> Tensor:
+        """Outputs [critics b …] of the target critics where ``latent`` would be taken."""
+        encoder, target = self._target
+        return target(encoder(frames), self.policy.realize(latent, frames))
+
+    def _value(self, encoded: Tensor, latent: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
+        """Values [critics b] of a latent action, with gradient to it alone."""
+        self.critics.requires_grad_(False)
+        value = self.head.value(self.critics(encoded, self.policy.realize(latent, frames)))
+        self.critics.requires_grad_(True)
+        return value
+
+    def _improve(self, batch: Transitions, encoded: Tensor, frames: Mapping[str, Tensor]) -> dict[str, float]:
+        """One step of the actor up the mean of the critics."""
+        c = self.config
+        latent, log_prob = self._actor_latent(encoded, frames)
+        value = self._value(encoded, latent, frames).mean(0)
+        loss = self._actor_loss(value, log_prob) + self._penalty(latent)
+        if c.imitation_coef:
+            loss = loss + c.imitation_coef * self._imitation_error(batch, latent, frames)
+        loss.backward()
+        self._guard.step(self.optimizer, loss.detach())
+        figures = {"policy_loss": float(loss.detach()), "latent_size": float(latent.detach().abs().mean())}
+        return {f"{self.name}/{name}": value for name, value in figures.items()}
+
+    def _penalty(self, latent: Tensor) -> Tensor:
+        return self.config.action_penalty * latent.square().mean()
+
+    def _imitation_error(self, batch: Transitions, latent: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
+        """Mean squared distance to the actions that people chose, in half-ranges."""
+        action = self.policy.realize(latent, frames)
+        shown = torch.tensor([source == DEMONSTRATIONS for source in batch.source])[:, None]
+        counts = (batch.valid & (batch.is_human | shown)).to(action)
+        error = (action - self.policy.taken(batch.actions, frames)).square().view(*counts.shape, -1).mean(-1)
+        return (error * counts).sum() / counts.sum().clamp(min=1)
+
+    def _conservative_gap(self, encoded: Tensor, frames: Mapping[str, Tensor], data: Tensor) -> Tensor:
+        """CQL's or Cal-QL's regulariser, on actions of the actor at this frame and on random ones."""
+        c, b = self.config, len(encoded)
+        n = c.conservative_samples
+        repeated = {name: frame.repeat_interleave(2 * n, 0) for name, frame in frames.items()}
+        features = encoded.repeat_interleave(2 * n, 0)
+        with torch.no_grad():
+            own, _ = self.policy.propose(features, repeated, self._normal(len(features)))
+            random = 2.0 * torch.rand(own.shape, generator=self.generator).to(own) - 1.0
+            chosen = torch.arange(len(own), device=own.device)[:, None] % 2 == 0
+            actions = self.policy.realize(torch.where(chosen, own, random), repeated)
+        proposed = self.head.value(self.critics(features, actions)).view(self.critics.count, b, 2 * n)
+        return critics.calibrated_gap(proposed, data, frames.get(RETURN))
+
+    # --------------------------------------------------------------------------------------------- what algorithms differ in
+    def _next_latent(self, encoded: Tensor, frames: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | float]:
+        """The latent action of the target [b l], and what is added to its value."""
+        raise NotImplementedError
+
+    def _actor_latent(self, encoded: Tensor, frames: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """A latent action [b l] with gradient, and its log-prob [b]."""
+        raise NotImplementedError
+
+    def _actor_loss(self, value: Tensor, log_prob: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    # ---------------------------------------------------------------------------------------------------------- inside
+    def _on_device(self, frames: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: frame.to(self.device, non_blocking=True) for name, frame in frames.items()}
+
+    def _normal(self, rows: int) -> Tensor:
+        return torch.randn(rows, self.policy.latent_dim, generator=self.generator).to(self.device)
+
+    # ---------------------------------------------------------------------------------------------------------- resume
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the policy's weights. Needs no pickle."""
+        return {
+            "updates": self.updates,
+            "critics": dict(self.critics.state_dict()),
+            "target": dict(self._target.state_dict()),
+            "optimizer": optimizer_state(self.optimizer),
+            "critic_optimizer": optimizer_state(self.critic_optimizer),
+            "guards": [self._guard.state_dict(), self._critic_guard.state_dict()],
+            "generator": self.generator.get_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state_dict`."""
+        self.updates = int(state["updates"])
+        self.critics.load_state_dict(state["critics"])
+        self._target.load_state_dict(state["target"])
+        load_optimizer_state(self.optimizer, state["optimizer"])
+        load_optimizer_state(self.critic_optimizer, state["critic_optimizer"])
+        self._guard.load_state_dict(state["guards"][0])
+        self._critic_guard.load_state_dict(state["guards"][1])
+        self.generator.set_state(state["generator"].cpu())
+
+
+class TD3(ActorCritic):
+    """A deterministic actor with smoothed targets (Fujimoto et al. 2018); with imitation beside it, TD3+BC (Fujimoto & Gu
+    2021) without its scaling."""
+
+    config: TD3Config
+    name = "td3"
+
+    def _next_latent(self, encoded: Tensor, frames: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | float]:
+        """The present actor's action with clipped noise (eq. 14; the actor moves slowly, and has no target copy)."""
+        latent, _ = self.policy.propose(encoded, frames, None)
+        limit = self.config.target_clip
+        noise = (self.config.target_noise * self._normal(len(latent))).clamp(-limit, limit)
+        return (latent + noise).clamp(-1.0, 1.0), 0.0
+
+    def _actor_latent(self, encoded: Tensor, frames: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        return self.policy.propose(encoded, frames, None)
+
+    def _actor_loss(self, value: Tensor, log_prob: Tensor) -> Tensor:
+        return -value.mean()
+
+
+class SAC(ActorCritic):
+    """A stochastic actor and a temperature that holds its entropy (Haarnoja et al. 2018, arXiv 1812.05905)."""
+
+    config: SACConfig
+    name = "sac"
+
+    def __init__(self, config: SACConfig, policy: Policy) -> None:
+        """Raises ConfigError where the policy's actor has no density."""
+        super().__init__(config, policy)
+        if not self.policy.stochastic:
+            raise ConfigError(
+                f"algorithm {self.name} needs an actor with a density: set actor.distribution=gaussian, or use algorithm=td3"
+            )
+        size = self.policy.latent_dim
+        self.target_entropy = -size / 2.0 if config.target_entropy is None else config.target_entropy
+        self.log_temperature = nn.Parameter(torch.tensor(config.temperature, device=self.device).log())
+        groups = [([self.log_temperature], config.temperature_learning_rate)]
+        self.temperature_optimizer = make_adamw(groups, ADAM_BETAS, 0.0)
+
+    @property
+    def temperature(self) -> Tensor:
+        return self.log_temperature.detach().exp()
+
+    def _next_latent(self, encoded: Tensor, frames: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | float]:
+        latent, log_prob = self._actor_latent(encoded, frames)
+        return latent, -self.temperature * log_prob if self.config.entropy_in_backup else 0.0
+
+    def _actor_latent(self, encoded: Tensor, frames: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        return self.policy.propose(encoded, frames, self._normal(len(encoded)))
+
+    def _actor_loss(self, value: Tensor, log_prob: Tensor) -> Tensor:
+        if self.config.temperature_learning_rate:
+            (-self.log_temperature.exp() * (log_prob.detach().mean() + self.target_entropy)).backward()
+            self.temperature_optimizer.step()
+            self.temperature_optimizer.zero_grad(set_to_none=True)
+        return (self.temperature * log_prob - value).mean()
+
+    def _improve(self, batch: Transitions, encoded: Tensor, frames: Mapping[str, Tensor]) -> dict[str, float]:
+        return super()._improve(batch, encoded, frames) | {f"{self.name}/temperature": float(self.temperature)}
+
+    def state_dict(self) -> dict[str, Any]:
+        own = {"log_temperature": self.log_temperature.detach().clone()}
+        return super().state_dict() | own | {"temperature_optimizer": optimizer_state(self.temperature_optimizer)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        with torch.no_grad():
+            self.log_temperature.copy_(state["log_temperature"])
+        load_optimizer_state(self.temperature_optimizer, state["temperature_optimizer"])
+
+
+def rewards_to_go(rewards: Tensor, steps: Tensor, gamma: float) -> Tensor:
+    """Discounted rewards from each decision on, float32 [t + 1], of rewards [t] and executed control steps [t]."""
+    total, out = 0.0, [0.0]
+    for reward, n in zip(reversed(rewards.tolist()), reversed(steps.tolist())):
+        total = reward + gamma**n * total
+        out.append(total)
+    return torch.tensor(out[::-1])
+
+
+def _blank(policy: Policy) -> Trajectory:
+    """An episode of one decision, to ask for sizes."""
+    spec = policy.embodiment
+    images = {c.name: torch.zeros(1, c.height, c.width, 3, dtype=torch.uint8) for c in spec.cameras}
+    seen = Observation(images, torch.zeros(1, spec.proprio_dim), ("",))
+    actions = torch.zeros(1, policy.chunk_length, spec.action_dim)
+    valid = torch.ones(1, policy.chunk_length, dtype=torch.bool)
+    return Trajectory(
+        EpisodeSpec("", 0), seen, seen, actions, valid, torch.zeros(valid.shape), torch.zeros(1), {},
+        terminated=True, truncated=False, success=False,
+    )  # fmt: skip

@@ -1,0 +1,175 @@
+"""Ensembles of action values: the networks, what they predict (a number or a distribution), and the targets they learn.
+
+LayerNorm in every layer bounds what a critic makes of actions it never saw (RLPD, Ball et al. 2023, §4.2). The target takes
+the smallest of a random subset of the ensemble (REDQ, Chen et al. 2021, eq. 1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import layer_norm, log_softmax
+
+from vla_rl.algorithms.replay_settings import CriticsConfig
+
+
+@runtime_checkable
+class ValueHead(Protocol):
+    """What a critic's last layer stands for. ``outputs`` numbers per value."""
+
+    outputs: int
+
+    def value(self, outputs: Tensor) -> Tensor:
+        """[… ``outputs``] → [...]."""
+        ...
+
+    def target(self, rewards: Tensor, discounts: Tensor, following: Tensor) -> Tensor:
+        """What to learn, from rewards and discounts [b] and the outputs [s b ``outputs``] of the target critics at the
+        next action; of the ``s`` the one with the smallest value counts, row by row."""
+        ...
+
+    def loss(self, outputs: Tensor, target: Tensor) -> Tensor:
+        """Mean over critics and rows; ``outputs`` [e b ``outputs``]."""
+        ...
+
+
+class MeanHead:
+    """One number, learned by squared error."""
+
+    outputs = 1
+
+    def value(self, outputs: Tensor) -> Tensor:
+        return outputs.squeeze(-1)
+
+    def target(self, rewards: Tensor, discounts: Tensor, following: Tensor) -> Tensor:
+        return rewards + discounts * self.value(following).amin(0)
+
+    def loss(self, outputs: Tensor, target: Tensor) -> Tensor:
+        return (self.value(outputs) - target).square().mean()
+
+
+class _Bins:
+    """A distribution over ``count`` values between ``low`` and ``high``."""
+
+    def __init__(self, low: float, high: float, count: int) -> None:
+        self.outputs, self.width = count, (high - low) / (count - 1)
+        self.centers = torch.linspace(low, high, count)
+
+    def value(self, outputs: Tensor) -> Tensor:
+        return (outputs.softmax(-1) * self.centers.to(outputs.device)).sum(-1)
+
+    def loss(self, outputs: Tensor, target: Tensor) -> Tensor:
+        """Cross-entropy with the target distribution [b ``outputs``]."""
+        return -(target * log_softmax(outputs, -1)).sum(-1).mean()
+
+
+class HLGaussHead(_Bins):
+    """The target value as a Gaussian over the bins, learned by cross-entropy (Farebrother et al. 2024, §3.1).
+
+    The Gaussian's standard deviation is ``SIGMA`` bins; its mass outside of the range goes to the outermost bins' share.
+    """
+
+    SIGMA = 0.75
+
+    def target(self, rewards: Tensor, discounts: Tensor, following: Tensor) -> Tensor:
+        return self.project(rewards + discounts * self.value(following).amin(0))
+
+    def project(self, values: Tensor) -> Tensor:
+        """[b] → [b ``outputs``]: the mass of the Gaussian around each value in each bin."""
+        centers = self.centers.to(values.device)
+        edges = torch.cat([centers - self.width / 2.0, centers[-1:] + self.width / 2.0])
+        values = values.clamp(float(centers[0]), float(centers[-1]))
+        below = torch.erf((edges - values[:, None]) / (self.SIGMA * self.width * math.sqrt(2.0)))
+        mass = below.diff(dim=1)
+        return mass / mass.sum(1, keepdim=True)
+
+
+class C51Head(_Bins):
+    """The distribution of returns itself (Bellemare et al. 2017, algorithm 1)."""
+
+    def target(self, rewards: Tensor, discounts: Tensor, following: Tensor) -> Tensor:
+        smallest = self.value(following).argmin(0)
+        share = following[smallest, torch.arange(len(rewards), device=rewards.device)].softmax(-1)
+        centers = self.centers.to(rewards.device)
+        at = (rewards[:, None] + discounts[:, None] * centers).clamp(float(centers[0]), float(centers[-1]))
+        place = (at - centers[0]) / self.width
+        lower = place.floor().long().clamp(max=self.outputs - 2)
+        upper_share = share * (place - lower)
+        target = torch.zeros_like(share).scatter_add_(1, lower, share - upper_share)
+        return target.scatter_add_(1, lower + 1, upper_share)
+
+
+def value_head(config: CriticsConfig) -> ValueHead:
+    """As ``config.head`` says."""
+    if config.head == "mean":
+        return MeanHead()
+    bins = HLGaussHead if config.head == "hl_gauss" else C51Head
+    return bins(config.low, config.high, config.bins)
+
+
+class _Layer(nn.Module):
+    """A linear layer per critic, [e b i] → [e b o], with LayerNorm and SiLU unless it is the ``last``."""
+
+    def __init__(self, count: int, inputs: int, outputs: int, last: bool) -> None:
+        super().__init__()
+        bound = 1.0 / math.sqrt(inputs)
+        self.weight = nn.Parameter(torch.empty(count, inputs, outputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(count, 1, outputs).uniform_(-bound, bound))
+        self.last = last
+        if not last:
+            self.scale = nn.Parameter(torch.ones(count, 1, outputs))
+            self.shift = nn.Parameter(torch.zeros(count, 1, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.baddbmm(self.bias, x, self.weight)
+        if self.last:
+            return x
+        return nn.functional.silu(layer_norm(x, x.shape[-1:]) * self.scale + self.shift)
+
+
+class Critics(nn.Module):
+    """``count`` values of (features [b f], action [b d]), evaluated as one batched product."""
+
+    def __init__(self, features: int, actions: int, hidden: Sequence[int], count: int, outputs: int = 1) -> None:
+        super().__init__()
+        self.count, self.inputs = count, features + actions
+        widths = [self.inputs, *hidden, outputs]
+        self.layers = nn.Sequential(
+            *(_Layer(count, i, o, last=n == len(hidden)) for n, (i, o) in enumerate(pairwise(widths)))
+        )
+
+    def forward(self, features: Tensor, actions: Tensor) -> Tensor:
+        """Outputs [critics b outputs]."""
+        x = torch.cat([features, actions], dim=1)
+        return self.layers(x.expand(self.count, *x.shape))
+
+
+def random_subset(count: int, size: int, generator: torch.Generator) -> Tensor:
+    """``size`` of ``count`` indices, without replacement; all of them in order where ``size`` is 0 or not smaller."""
+    if not size or size >= count:
+        return torch.arange(count)
+    return torch.randperm(count, generator=generator)[:size]
+
+
+@torch.no_grad()
+def follow(target: nn.Module, source: nn.Module, tau: float) -> None:
+    """target ← (1 − tau)·target + tau·source, in place."""
+    parameters: list[Tensor] = list(target.parameters())
+    if parameters:
+        torch._foreach_lerp_(parameters, [p.detach() for p in source.parameters()], tau)
+
+
+def calibrated_gap(proposed: Tensor, data: Tensor, returns: Tensor | None) -> Tensor:
+    """CQL's regulariser, scalar: log-mean-exp of the values [e b k] of proposed actions minus the value [e b] of the data's.
+
+    With ``returns`` [b], what the data's episode went on to earn, values of proposed actions are not pushed below them
+    (Cal-QL, Nakamoto et al. 2023, eq. 5.1).
+    """
+    if returns is not None:
+        proposed = torch.maximum(proposed, returns[None, :, None])
+    return (proposed.logsumexp(-1) - math.log(proposed.shape[-1]) - data).mean()

@@ -1,0 +1,150 @@
+"""Options of the algorithms that learn from a replay (torch-free, see `vla_rl.algorithms.settings`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vla_rl.algorithms.settings import require_above_zero, require_choice, require_range
+from vla_rl.errors import ConfigError
+
+HEADS = ("mean", "hl_gauss", "c51")
+CONSERVATISM = ("none", "cql", "cal_ql")
+
+
+@dataclass
+class CriticsConfig:
+    """An ensemble of ``count`` action values, of which the smallest of ``subset`` random ones is the target (0: of all).
+
+    ``hidden`` widths; ``head`` mean, hl_gauss or c51, the latter two over ``bins`` values from ``low`` to ``high``; ``tau``:
+    what share of the new weights the targets take at each update.
+    """
+
+    count: int = 2
+    subset: int = 0
+    hidden: list[int] = field(default_factory=lambda: [256, 256])
+    head: str = "mean"
+    low: float = 0.0
+    high: float = 1.0
+    bins: int = 51
+    tau: float = 0.005
+    learning_rate: float = 3e-4
+
+    def __post_init__(self) -> None:
+        require_range("algorithm.critics", "count", self.count, 1)
+        require_range("algorithm.critics", "subset", self.subset, 0, self.count)
+        require_range("algorithm.critics", "bins", self.bins, 2)
+        require_range("algorithm.critics", "tau", self.tau, 0.0, 1.0)
+        require_range("algorithm.critics", "learning_rate", self.learning_rate, 0)
+        require_choice("algorithm.critics", "head", self.head, HEADS)
+        if not self.low < self.high:
+            raise ConfigError(f"algorithm.critics.low={self.low} must lie below algorithm.critics.high={self.high}")
+        if not self.hidden or min(self.hidden) < 1:
+            raise ConfigError(f"algorithm.critics.hidden={list(self.hidden)!r} needs at least one width, each 1 or more")
+
+
+@dataclass
+class ActorCriticConfig:
+    """What TD3 and SAC share.
+
+    Pace: ``updates_per_decision`` critic updates for each new decision, once ``start_decisions`` are there, the first
+    ``critic_warmup`` of all without the actor; the actor learns every ``actor_every`` of them. ``offline_updates`` come
+    before the first episode, on what is there then; with ``conservatism`` (cql, or cal_ql, which spares values
+    below what the data earned) at ``conservative_weight``, from ``conservative_samples`` actions each of the actor and at
+    random.
+
+    Data: of a batch of ``batch_size``, ``demonstration_share`` are demonstrations (``demonstrations_online=false``: only
+    before the first episode, as WSRL); ``n_step`` decisions of reward; ``gamma`` discounts per control step.
+
+    Actor: ``imitation_coef`` on the squared distance to human and demonstrated actions, ``action_penalty`` on the squared
+    latent action, ``grad_clip`` on both gradients.
+    """
+
+    batch_size: int = 256
+    updates_per_decision: float = 1.0
+    start_decisions: int = 500
+    critic_warmup: int = 0
+    actor_every: int = 2
+    offline_updates: int = 0
+    conservatism: str = "none"
+    conservative_weight: float = 0.005
+    conservative_samples: int = 4
+    demonstration_share: float = 0.5
+    demonstrations_online: bool = True
+    gamma: float = 0.99
+    n_step: int = 1
+    critics: CriticsConfig = field(default_factory=CriticsConfig)
+    learning_rate: float = 3e-4
+    imitation_coef: float = 0.0
+    action_penalty: float = 0.0
+    grad_clip: float | None = 10.0
+    max_bad_updates: int = 10
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "n_step", "actor_every", "conservative_samples", "max_bad_updates"):
+            require_range("algorithm", name, getattr(self, name), 1)
+        for name in (
+            "updates_per_decision", "start_decisions", "critic_warmup", "offline_updates", "conservative_weight",
+            "learning_rate", "imitation_coef", "action_penalty",
+        ):  # fmt: skip
+            require_range("algorithm", name, getattr(self, name), 0)
+        require_above_zero("algorithm", "grad_clip", self.grad_clip)
+        for name in ("gamma", "demonstration_share"):
+            require_range("algorithm", name, getattr(self, name), 0.0, 1.0)
+        require_choice("algorithm", "conservatism", self.conservatism, CONSERVATISM)
+
+
+@dataclass
+class TD3Config(ActorCriticConfig):
+    """Settings of `TD3`. ``target_noise`` and ``target_clip`` smooth the target action, in units of the latent action."""
+
+    target_noise: float = 0.1
+    target_clip: float = 0.25
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("target_noise", "target_clip"):
+            require_range("algorithm", name, getattr(self, name), 0)
+
+
+@dataclass
+class SACConfig(ActorCriticConfig):
+    """Settings of `SAC`.
+
+    The temperature starts at ``temperature`` and follows ``target_entropy`` (None: minus half the latent dimensions) at
+    ``temperature_learning_rate`` (0: it stays). ``entropy_in_backup`` puts the entropy into the target too.
+    """
+
+    temperature: float = 0.01
+    temperature_learning_rate: float = 3e-4
+    target_entropy: float | None = None
+    entropy_in_backup: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_range("algorithm", "temperature_learning_rate", self.temperature_learning_rate, 0)
+        require_above_zero("algorithm", "temperature", self.temperature)
+
+
+@dataclass
+class DSRLConfig(SACConfig):
+    """Settings of `DSRL`. ``noise_updates`` steps of the noise critic with each update, each on noises of which
+    ``own_share`` are the actor's and the rest standard normal (DSRL: 0; GR-RL: 0.5). ``support_coef`` on how far the actor's
+    ½‖noise‖² exceeds ``support_limit`` (None: half its dimensions, what a standard normal has on average)."""
+
+    noise_updates: int = 1
+    own_share: float = 0.0
+    support_coef: float = 0.0
+    support_limit: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_range("algorithm", "noise_updates", self.noise_updates, 1)
+        require_range("algorithm", "own_share", self.own_share, 0.0, 1.0)
+        require_range("algorithm", "support_coef", self.support_coef, 0)
+        require_range("algorithm", "support_limit", self.support_limit, 0)
+        if self.conservatism != "none" or self.imitation_coef:
+            raise ConfigError(
+                "algorithm dsrl chooses noises, which demonstrations do not have: set algorithm.conservatism=none and "
+                "algorithm.imitation_coef=0 (its critic learns from demonstrations all the same)"
+            )
