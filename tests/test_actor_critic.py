@@ -299,6 +299,19 @@ def test_an_untrained_residual_acts_as_the_frozen_policy_does_step_by_step():
     assert policy.base.asked == 3
 
 
+def test_a_correction_may_hold_for_several_control_steps():
+    policy = ResidualPolicy(ResidualConfig(hidden=[8], distribution="deterministic", hold=2, scale=0.1), Base())
+    with torch.no_grad():
+        policy.actor[-1].bias.copy_(torch.tensor([50.0, -50.0]))
+    out = followed(policy, range(3), deterministic=True)  # two decisions a chunk: decided anew at 0 and 2
+    first = [[[0.1, -0.1], [0.2, -0.2]], [[0.3, -0.3], [0.4, -0.4]], [[0.12, -0.12], [0.22, -0.22]]]
+    torch.testing.assert_close(torch.cat([o.chunk.actions for o in out]), torch.tensor(first))
+    shown = policy.annotate(cut(episode(0, t=3), 2))
+    torch.testing.assert_close(shown[ACTION][1], torch.tensor([0.2, -0.2, 0.3, -0.3]))
+    with pytest.raises(ConfigError, match=r"actor\.hold=3 does not divide the 4"):
+        ResidualPolicy(ResidualConfig(hold=3), Base())
+
+
 def test_a_correction_is_bounded_and_only_in_its_dimensions():
     policy = ResidualPolicy(
         ResidualConfig(hidden=[8], distribution="deterministic", scale=0.2, dimensions=[SPEC.action_names[1]]), Base()

@@ -1,7 +1,7 @@
-"""A correction per control step on top of a frozen policy that decides in chunks (ResFiT, arXiv 2509.19301).
+"""A correction on top of a frozen policy that decides in chunks (ResFiT, arXiv 2509.19301).
 
-a = clamp(a_base + scale · u, −1, 1) in half-ranges. The frozen policy's chunk is followed step by step, and the actor sees
-every step, so what acts is closed-loop though the frozen policy is not.
+a = clamp(a_base + scale · u, −1, 1) in half-ranges. The frozen policy's chunk is followed a step (or ``hold`` steps) at a
+time, and the actor sees each, so what acts is closed-loop though the frozen policy is not.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from policies.actors.settings import ResidualConfig
 from vla_rl.errors import ConfigError
 from vla_rl.types import Observation, PolicyOutput, Trajectory
 
-ACTION = "base_action"  # the frame that holds what the frozen policy would do, [b a] in half-ranges
+ACTION = "base_action"  # the frame that holds what the frozen policy would do, [b hold·a] in half-ranges
 
 
 class ResidualPolicy(FrozenBaseActor):
-    """A `RememberingPolicy`: a row's memory is the frozen policy's chunk [h a] (half-ranges) and how far it was followed."""
+    """A `RememberingPolicy`: a row's memory is the frozen policy's chunk [decisions hold·a] (half-ranges) and how
+    many decisions it was followed for."""
 
     policy_type = "residual"
     config_class = ResidualConfig
-    chunk_length = 1
     config: ResidualConfig
     corrected: Tensor
 
     def __init__(self, config: ResidualConfig, base: Any) -> None:
         """Raises ConfigError for dimensions that the robot has not, or more ``base_steps`` than the base decides on."""
-        spec = base.embodiment
+        spec, self.chunk_length = base.embodiment, config.hold
         self.latent_dim = spec.action_dim
-        super().__init__(config, base, extra_inputs=spec.action_dim)
+        super().__init__(config, base, extra_inputs=config.hold * spec.action_dim)
         unknown = [name for name in config.dimensions if name not in spec.action_names]
         if unknown:
             raise ConfigError(
@@ -44,7 +44,13 @@ class ResidualPolicy(FrozenBaseActor):
                 f"actor.base_steps={config.base_steps} is more than the {base.chunk_length} control steps that the frozen "
                 f"policy decides on: use at most that, or 0"
             )
-        self.base_steps = config.base_steps or base.chunk_length
+        steps = config.base_steps or base.chunk_length
+        if steps % config.hold:
+            raise ConfigError(
+                f"actor.hold={config.hold} does not divide the {steps} control steps after which the frozen policy decides "
+                f"anew: choose a divisor, or another actor.base_steps"
+            )
+        self.base_decisions = steps // config.hold
         chosen = [float(not config.dimensions or name in config.dimensions) for name in spec.action_names]
         self.register_buffer("corrected", torch.tensor(chosen), persistent=False)
 
@@ -52,14 +58,15 @@ class ResidualPolicy(FrozenBaseActor):
         return torch.cat([encoded, frames[ACTION].to(encoded)], dim=1)
 
     def realize(self, latent: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
-        """What is sent [b a], in half-ranges, with gradient to ``latent``."""
-        return (frames[ACTION].to(latent) + self.config.scale * self.corrected * latent).clamp(-1.0, 1.0)
+        """What is sent [b hold·a], in half-ranges, with gradient to ``latent``."""
+        correction = (self.config.scale * self.corrected * latent).repeat(1, self.config.hold)
+        return (frames[ACTION].to(latent) + correction).clamp(-1.0, 1.0)
 
     @torch.no_grad()
     def annotate(self, trajectory: Trajectory) -> dict[str, Tensor]:
-        """Besides what it sees, what the frozen policy would do at each control step, if its chunks are followed."""
+        """Besides what it sees, what the frozen policy would do in each decision, if its chunks are followed."""
         frames = super().annotate(trajectory)
-        t, k = len(trajectory), self.base_steps
+        t, k = len(trajectory), self.base_decisions
         if ACTION in trajectory.replay:
             starts = [t // k * k]
         else:
@@ -67,14 +74,16 @@ class ResidualPolicy(FrozenBaseActor):
         rows = [s for s in starts if s < t]
         seen = [trajectory.observations[rows]] if rows else []
         seen += [trajectory.final_observation] if t in starts else []
-        unit = self._base_units(Observation.cat(seen)).cpu()
-        actions = unit[:, :k].flatten(0, 1)[: t + 1 - starts[0]]
+        actions = self._base_units(Observation.cat(seen)).cpu().flatten(0, 1)[: t + 1 - starts[0]]
         if ACTION in trajectory.replay:
             actions = torch.cat([trajectory.replay[ACTION].to(actions), actions[-1:]])
         return {**frames, ACTION: actions}
 
     def _base_units(self, observation: Observation) -> Tensor:
-        return self.to_unit(self.base.act(observation, deterministic=True).chunk.actions)
+        """The frozen policy's chunk [b decisions hold·a], as far as it is followed."""
+        unit = self.to_unit(self.base.act(observation, deterministic=True).chunk.actions)
+        k = self.base_decisions
+        return unit[:, : k * self.config.hold].reshape(len(unit), k, -1)
 
     # ---------------------------------------------------------------------------------------------------------- acting
     def initial_memory(self) -> Any:
@@ -89,9 +98,9 @@ class ResidualPolicy(FrozenBaseActor):
         seeds: Sequence[int] | None = None,
         memory: Sequence[Any] | None = None,
     ) -> PolicyOutput:
-        """One control step per row; the frozen policy takes its most likely action."""
+        """``hold`` control steps per row; the frozen policy takes its most likely action."""
         queues = [None] * len(observation) if memory is None else list(memory)
-        ended = [i for i, queue in enumerate(queues) if queue is None or queue[1] >= self.base_steps]
+        ended = [i for i, queue in enumerate(queues) if queue is None or queue[1] >= self.base_decisions]
         if ended:
             for i, chunk in zip(ended, self._base_units(observation[ended])):
                 queues[i] = (chunk, 0)

@@ -34,9 +34,12 @@ class ActorConfig:
 @dataclass
 class ResidualConfig(ActorConfig):
     """A correction of at most ``scale`` half-ranges on each action of the frozen policy, which decides anew every
-    ``base_steps`` control steps (0: at the end of its chunk). ``dimensions`` names what is corrected (empty: all)."""
+    ``base_steps`` control steps (0: at the end of its chunk). One correction holds for ``hold`` control steps: 1 reacts to
+    each (ResFiT); with more, exploration moves further one way and fewer decisions share the credit. ``dimensions`` names
+    what is corrected (empty: all)."""
 
     scale: float = 0.2
+    hold: int = 1
     base_steps: int = 0
     dimensions: list[str] = field(default_factory=list)
 
@@ -46,6 +49,8 @@ class ResidualConfig(ActorConfig):
             raise ConfigError(f"actor.scale is {self.scale}, it must lie in (0, 2]: half-ranges of an action")
         if self.base_steps < 0:
             raise ConfigError(f"actor.base_steps is {self.base_steps}, it must be 0 (the whole chunk) or more")
+        if self.hold < 1:
+            raise ConfigError(f"actor.hold is {self.hold}, it must be at least 1 control step")
 
 
 @dataclass
