@@ -151,7 +151,7 @@ def run_request(
     if isinstance(result, SlotStep):
         _require(result.rewards.shape == (len(actions),), f"rewards {result.rewards.shape}, expected ({len(actions)},)")
         for name, array, shape in (("sent", result.sent, actions.shape), ("human", result.human, actions.shape[:1])):
-            _require(array is None or array.shape == shape, f"{name} {getattr(array, 'shape', None)}, expected {shape}")
+            _require(array is None or array.shape == shape, f"{name} {np.shape(array)}, expected {shape}")
         if not np.isfinite(result.rewards).all():
             raise FloatingPointError(f"rewards are not finite: {result.rewards.tolist()}")
         if result.failure and (result.success or result.failure not in FAILURE_KINDS):

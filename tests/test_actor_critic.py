@@ -157,7 +157,7 @@ def test_redq_takes_the_smallest_of_a_random_pair():
     algorithm = TD3(TD3Config(critics=CriticsConfig(count=3, subset=2, hidden=[8])), policy)
     constant(algorithm._target[1], [5.0, -2.0, 3.0])
     batch = batch_of([0.0], [1.0], policy)
-    found = {float(algorithm._targets(batch, batch.next_extra)[0]) for _ in range(60)}
+    found = {float(algorithm._targets(batch, batch.next_extra)[0].detach()) for _ in range(60)}
     assert found == {-2.0, 3.0}  # (5, 3) → 3, every other pair → −2
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
+from vla_rl import asked as questions
 from vla_rl import build
 from vla_rl.commands.evaluate import config_of_checkpoint
 from vla_rl.config import RunConfig, compose, from_tree, load, override, save, to_tree
@@ -65,6 +67,28 @@ def test_every_group_option_composes(group, option):
     config = compose(["~run", f"{group}={option}"])
     assert getattr(config, f"{group}_type") in build.names(group)
     assert build.implementation(group, getattr(config, f"{group}_type")) is not None
+
+
+@pytest.mark.parametrize("group", ["algorithm", "policy", "env", "reward"])
+def test_every_option_that_the_core_asks_for_is_one_of_a_shipped_component(group):
+    """A misspelt one would be left at its default for ever."""
+    configs = [build.config_class(group, name) for name in build.names(group)]
+    known = {field.name for config in configs for field in dataclasses.fields(config)}
+    assert {field.name for field in dataclasses.fields(vars(questions)[f"{group.title()}Options"])} <= known
+
+
+def test_what_is_asked_is_read_from_what_there_is():
+    """Of an instance, a class or nothing; a value that is there counts, even one that means nothing."""
+
+    class Mine:
+        gamma, learning_rate, unknown = 0.5, 0.0, 1
+
+    for own in (Mine, Mine()):
+        assert questions.asked(own, questions.AlgorithmOptions) == questions.AlgorithmOptions(gamma=0.5, learning_rate=0.0)
+    assert questions.asked(None, questions.EnvOptions) == questions.EnvOptions()
+    assert questions.config_of(Mine) is None
+    assert questions.EnvOptions().pixels == 0 and questions.EnvOptions(image_size=32).pixels == 32
+    assert questions.EnvOptions(camera_size=64, image_size=32).pixels == 64
 
 
 def test_the_default_run_is_the_quickstart():

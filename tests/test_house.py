@@ -1,4 +1,5 @@
-"""House rules over the syntax trees: what is too large to read at once, and imports that run in a circle.
+"""House rules over the syntax trees: what is too large to read at once, imports that run in a circle, attributes that are
+asked for by name though nothing declares them.
 
 The lists of exceptions only shrink: an entry that is no longer needed fails too.
 """
@@ -33,6 +34,31 @@ MANY_PARAMETERS = {
     "policies/denoising/bench.py:bench_heads": OPTIONS,
     "sim/libero/backend.py:TaskScene.__init__": "a scene is what its simulator's options make of a task",
     "vla_rl/algorithms/advantages.py:grpo_advantages": OPTIONS,
+}
+
+# Attributes of other people's objects that are asked for by name. What this project asks of its own components is declared
+# in `vla_rl/asked.py`, `vla_rl/optional.py` and `vla_rl/interfaces.py`.
+SYSTEM = "not every operating system has it"
+VERSIONS = "not every version of that library has it"
+KINDS = "that library's classes tell themselves apart by it"
+PROBES = {
+    "vla_rl/evaluation/bench_learn.py:getloadavg": SYSTEM,
+    "vla_rl/reporting/machine.py:sched_getaffinity": SYSTEM,
+    "vla_rl/storage.py:renameat2": SYSTEM,
+    "sim/pool.py:memfd_create": SYSTEM,
+    "vla_rl/storage.py:errno": "errors of other libraries carry the system's number without being OSError",
+    "sim/libero/perturb_scene.py:tex_nchannel": VERSIONS,
+    "policies/trunk/llama.py:_is_avx512_bf16_supported": VERSIONS,
+    "sim/libero/backend.py:joints": KINDS,  # robosuite
+    "policies/denoising/chain.py:final_alpha_cumprod": KINDS,  # diffusers
+    "policies/lerobot/build.py:_fix_pytorch_state_dict_keys": KINDS,
+    "policies/lerobot/policy.py:tensor_device": KINDS,
+    "policies/lerobot/policy.py:input_tokenizer": KINDS,
+    "policies/lerobot/policy.py:vlm_model_name": KINDS,
+    "policies/openvla/model.py:gamma": KINDS,  # timm
+    "policies/openvla/model.py:attn_pool": KINDS,
+    "policies/openvla/model.py:fc_norm": KINDS,
+    "policies/openvla/policy.py:get_delta_weight": KINDS,  # peft
 }
 
 
@@ -86,6 +112,40 @@ def found() -> dict[str, dict[str, int]]:
 
 def test_the_list_of_exceptions_is_short():
     assert sum(map(len, (LONG_FUNCTIONS, LONG_FILES, LONG_CLASSES, MANY_PARAMETERS))) <= 10
+
+
+def probes_of(path: Path) -> set[str]:
+    """The attributes that a file asks for with ``hasattr`` or ``getattr`` and a name that stands in the code."""
+    calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+    asking = [c for c in calls if isinstance(c.func, ast.Name) and c.func.id in ("hasattr", "getattr")]
+    return {named(path, c.args[1].value) for c in asking if isinstance(c.args[1], ast.Constant)}
+
+
+def test_attributes_that_are_asked_for_are_declared():
+    found = set().union(*map(probes_of, FILES))
+    new = sorted(found - set(PROBES))
+    assert not new, f"{new}: declare what is asked in vla_rl/asked.py (configs, classes) or vla_rl/optional.py (objects)"
+    stale = sorted(set(PROBES) - found)
+    assert not stale, f"{stale} are not asked for any more: take them off the list"
+
+
+def test_what_is_optional_is_offered_by_someone():
+    """A misspelt method of a Protocol would never be found in any plug-in."""
+    protocols = [ROOT / "vla_rl" / "optional.py", ROOT / "vla_rl" / "asked.py"]
+    offered = {"training", "train", "eval"}  # by torch.nn.Module
+    for path in {*FILES} - {*protocols, ROOT / "vla_rl" / "interfaces.py"}:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                offered.add(node.name)
+            elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+                offered.add(node.id if isinstance(node, ast.Name) else node.attr)
+    asked = set()
+    for _, node in (pair for path in protocols for pair in walk(ast.parse(path.read_text(encoding="utf-8")))):
+        if isinstance(node, ast.ClassDef) and any("Protocol" in ast.unparse(base) for base in node.bases):
+            asked |= {child.name for child in node.body if isinstance(child, ast.FunctionDef)}
+            asked |= {ast.unparse(child.target) for child in node.body if isinstance(child, ast.AnnAssign)}
+    assert len(asked) > 30
+    assert not asked - offered
 
 
 def imports_of(path: Path, modules: set[str]) -> set[str]:

@@ -34,12 +34,12 @@ from vla_rl.rewards.build import (
     RewardContext,
     build_reward,
     fit_updates,
-    is_fitted,
     linked_to_algorithm,
     load_reward,
     save_reward,
 )
 from vla_rl.rewards.combined import CombinedReward
+from vla_rl.rewards.handle import is_fitted
 from vla_rl.rewards.quality import Figures, RewardCheckConfig, backwards, decide, judge, render_quality, write_quality
 from vla_rl.rewards.scorer import CoEvolvingReward, RewardScorer
 from vla_rl.run import reward_phases

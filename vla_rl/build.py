@@ -11,6 +11,7 @@ import operator
 from dataclasses import dataclass
 from typing import Any
 
+from vla_rl.asked import ComponentClass, asked
 from vla_rl.errors import ConfigError
 
 
@@ -188,10 +189,10 @@ def config_class(group: str, name: str) -> type:
     """The dataclass that checks this component's keys."""
     found = entry(group, name)
     if found.config.endswith(".Config"):
-        cls = attribute(found.target)
-        if not hasattr(cls, "Config"):
+        own = asked(attribute(found.target), ComponentClass).Config
+        if own is None:
             raise ConfigError(f"{found.target} needs a class attribute 'Config': the dataclass of its options")
-        return cls.Config
+        return own
     return attribute(found.config)
 
 

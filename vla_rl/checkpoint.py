@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 import vla_rl
+from vla_rl.asked import PolicyClass, asked
 from vla_rl.cluster.ranks import Ranks, full_state, load_full_state
 from vla_rl.errors import CheckpointError, ConfigError, UserError, first_line
 from vla_rl.files import (
@@ -194,7 +195,7 @@ def _build(
     kind = factory(config["policy_type"])
     if changes:
         own = config
-        for name in getattr(kind, "config_path", ("config",)):
+        for name in asked(kind, PolicyClass).config_path:
             own = own[name]
         _change(own, changes, config["policy_type"], path)
     return _from_config(kind, config, embodiment, files, factory)

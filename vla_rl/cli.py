@@ -20,11 +20,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status (2: bad input, 130: interrupted)."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
-    if rest and (not hasattr(arguments, "overrides") or any(r.startswith("-") for r in rest)):
+    if rest and ("overrides" not in arguments or any(r.startswith("-") for r in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:  # overrides that follow an option; argparse takes positional arguments in one go only
         arguments.overrides += rest
-    if not hasattr(arguments, "function"):
+    if "function" not in arguments:
         parser.print_help()
         return 2
     # Nothing here may reach for a hub or an account by itself.

@@ -1,4 +1,7 @@
-"""What plug-ins provide. These are Protocols: a plug-in needs no base class and never imports another plug-in."""
+"""What plug-ins provide. These are Protocols: a plug-in needs no base class and never imports another plug-in.
+
+What they may offer besides is in `vla_rl.optional`; what is asked of their configs and classes in `vla_rl.asked`.
+"""
 
 from __future__ import annotations
 
@@ -114,9 +117,9 @@ class LikelihoodPolicy(Policy, Protocol):
 
     Axis names: "control_step", "action_dim", "denoising_step", "token". A token-level ratio keeps all axes, a
     step-level ratio sums all but "control_step", a denoising-step-level ratio all but "denoising_step", a chunk-level
-    ratio sums all. A policy may have ``prepare_for_rl()``, which an algorithm calls before it first learns, and
-    ``correlated_axes``: those along which entries are not sampled independently, though each has its own log-prob; a
-    ratio that sums over one of them is no likelihood ratio, and PPO refuses it.
+    ratio sums all. A policy may have ``correlated_axes`` (`vla_rl.asked.NoiseOptions`): those along which entries are not
+    sampled independently, though each has its own log-prob; a ratio that sums over one of them is no likelihood ratio, and
+    PPO refuses it.
     """
 
     log_prob_axes: tuple[str, ...]
@@ -139,7 +142,7 @@ class DistillablePolicy(Policy, Protocol):
 
 
 @runtime_checkable
-class ImitationPolicy(Policy, Protocol):
+class ImitationPolicy(Protocol):
     """A policy that can be trained on demonstrations."""
 
     def imitation_loss(self, observation: Observation, actions: Tensor, valid: Tensor) -> tuple[Tensor, dict[str, float]]:
@@ -267,11 +270,7 @@ class RewardModel(Protocol):
 
 @runtime_checkable
 class ProgressReward(RewardModel, Protocol):
-    """A reward model that also estimates progress, which is what `vla-rl reward quality` judges.
-
-    It may have ``prepare(trajectory)`` (called as each episode ends, in a thread, while others still simulate) and
-    ``metrics()`` (figures of the last `score`, logged in each iteration).
-    """
+    """A reward model that also estimates progress, which is what `vla-rl reward quality` judges."""
 
     def progress(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
         """One float32 tensor [t+1] per trajectory, 0 … 1: before each decision and at the end; NaN where unknown.

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vla_rl import build
-from vla_rl.algorithms.settings import advantage_entry
+from vla_rl.algorithms.settings import advantage_of
+from vla_rl.asked import ShapingOptions, asked
 from vla_rl.errors import ConfigError
 from vla_rl.splits import check_split
 
@@ -18,11 +19,10 @@ NORMALISE = ("none", "running_std", "range")
 def refuse_potential_in_groups(shaping: Any, algorithm: Any) -> None:
     """Raise `ConfigError` for a potential under group-relative advantages: its sum over an episode is the same whatever the
     policy does, so that no member of a group would differ."""
-    advantage = getattr(algorithm, "advantage", "gae")
-    if getattr(shaping, "mode", "") == "potential" and advantage_entry(advantage).grouped and shaping.weight:
+    if asked(shaping, ShapingOptions).mode == "potential" and advantage_of(algorithm).grouped and shaping.weight:
         raise ConfigError(
             f"reward.shaping.mode=potential tells the episodes of a group nothing apart, and "
-            f"algorithm.advantage={advantage} compares nothing else: set reward.shaping.mode=final or delta, or "
+            f"algorithm.advantage={algorithm.advantage} compares nothing else: set reward.shaping.mode=final or delta, or "
             "algorithm.advantage=gae"
         )
 

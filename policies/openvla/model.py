@@ -65,8 +65,7 @@ class VisionBackbone(nn.Module):
     def __init__(self, architecture: Architecture):
         super().__init__()
         self.featurizer = _tower(architecture.towers[0], architecture.where)
-        if architecture.fused:
-            self.fused_featurizer = _tower(architecture.towers[1], architecture.where)
+        self.fused_featurizer = _tower(architecture.towers[1], architecture.where) if architecture.fused else None
         counts = [tower.patch_embed.num_patches for tower in self.towers]
         if len(set(counts)) > 1:
             raise UserError(
@@ -77,7 +76,7 @@ class VisionBackbone(nn.Module):
 
     @property
     def towers(self) -> list[nn.Module]:
-        return [self.featurizer, *([self.fused_featurizer] if hasattr(self, "fused_featurizer") else [])]
+        return [self.featurizer, *([] if self.fused_featurizer is None else [self.fused_featurizer])]
 
     @property
     def width(self) -> int:
@@ -114,12 +113,11 @@ class Projector(nn.Module):
         hidden = 4 * vision_width if fused else width
         self.fc1 = nn.Linear(vision_width, hidden)
         self.fc2 = nn.Linear(hidden, width)
-        if fused:
-            self.fc3 = nn.Linear(width, width)
+        self.fc3 = nn.Linear(width, width) if fused else None
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.fc2(F.gelu(self.fc1(x)))
-        return self.fc3(F.gelu(x)) if hasattr(self, "fc3") else x
+        return x if self.fc3 is None else self.fc3(F.gelu(x))
 
 
 class ProprioProjector(nn.Module):

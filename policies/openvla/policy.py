@@ -250,7 +250,7 @@ class OpenVLABase(nn.Module):
             raise UserError(
                 f"{folder} was trained with proprioception (it has a proprio_projector): set policy.use_proprio=true"
             )
-        if any(name.startswith("action_head.") for name in stored) and not hasattr(self, "action_head"):
+        if any(name.startswith("action_head.") for name in stored) and "action_head" not in dict(self.named_children()):
             raise UserError(
                 f"{folder} has an L1 action head, policy.type={self.policy_type} reads tokens: set policy.type=openvla_l1"
             )

@@ -24,6 +24,7 @@ from vla_rl.algorithms.optim import (
 from vla_rl.algorithms.settings import CriticConfig, PPOConfig
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import Critic
+from vla_rl.optional import ChoosyCritic, ObservingCritic
 from vla_rl.types import Observation
 
 
@@ -114,14 +115,15 @@ class CriticTrainer:
         self.guard = GuardedStep(config.max_bad_updates, config.grad_clip)
 
     def _view(self, observation: Observation) -> Observation:
-        return observation if getattr(self.critic, "reads_images", True) else replace(observation, images={})
+        blind = isinstance(self.critic, ChoosyCritic) and not self.critic.reads_images
+        return replace(observation, images={}) if blind else observation
 
     def _device(self) -> torch.device:
         return next(iter(self.critic.parameters())).device
 
     def observe(self, observation: Observation) -> None:
         """Let the critic update its input statistics, if it keeps any."""
-        if hasattr(self.critic, "observe"):
+        if isinstance(self.critic, ObservingCritic):
             self.critic.observe(self._view(observation))
 
     @torch.no_grad()

@@ -17,7 +17,8 @@ from torch import Tensor
 from vla_rl.algorithms.imitation import DecisionSampler, DecisionSamples, Imitation, ImitationConfig
 from vla_rl.algorithms.settings import FilteredBCConfig
 from vla_rl.errors import ConfigError
-from vla_rl.interfaces import AlgorithmContext, Policy
+from vla_rl.interfaces import AlgorithmContext, ImitationPolicy, Policy
+from vla_rl.optional import PreparedPolicy
 from vla_rl.types import RolloutBatch
 
 
@@ -40,12 +41,12 @@ class FilteredBC:
         policy: Policy,
     ):
         """Raises ConfigError where the policy has no ``imitation_loss``."""
-        if not hasattr(policy, "imitation_loss"):
+        if not isinstance(policy, ImitationPolicy):
             raise ConfigError(
                 f"filtered BC needs a policy with imitation_loss (ImitationPolicy); {type(policy).__name__} has none"
             )
         self.config, self.iteration = config, 0
-        if hasattr(policy, "prepare_for_rl"):  # which may freeze parts
+        if isinstance(policy, PreparedPolicy):  # which may freeze parts
             policy.prepare_for_rl()
         settings = ImitationConfig(
             batch_size=config.minibatch_size,

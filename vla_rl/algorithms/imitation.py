@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -116,11 +116,11 @@ class Imitation:
 
     def __init__(self, config: ImitationConfig, policy: Policy, sampler: Sampler, ranks: Ranks | None = None):
         """Raises ConfigError where the policy cannot imitate or has nothing to train."""
-        if not hasattr(policy, "imitation_loss"):
+        if not isinstance(policy, ImitationPolicy):
             raise ConfigError(
                 f"SFT needs a policy with imitation_loss (ImitationPolicy); {type(policy).__name__} has none"
             )
-        self.config, self.policy, self.sampler = config, cast(ImitationPolicy, policy), sampler
+        self.config, self.policy, self.sampler = config, policy, sampler
         self.parameters = [p for p in policy.parameters() if p.requires_grad]  # type: ignore[attr-defined]
         self.optimizer = make_adamw(
             [(self.parameters, config.learning_rate)],

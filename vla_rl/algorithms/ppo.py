@@ -42,6 +42,7 @@ from vla_rl.build import attribute
 from vla_rl.cluster.ranks import Ranks
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import AlgorithmContext, Critic, LikelihoodPolicy, Policy
+from vla_rl.optional import PreparedPolicy, ValueHeadPolicy
 from vla_rl.types import Observation, RolloutBatch
 
 
@@ -115,10 +116,10 @@ class PPO:
         self.estimator: Estimator = attribute(entry.target)(config)
         self._needs_value = entry.needs_value
         self._surrogate = Surrogate(config, policy.log_prob_axes)
-        if hasattr(policy, "prepare_for_rl"):  # which may freeze parts
+        if isinstance(policy, PreparedPolicy):  # which may freeze parts
             policy.prepare_for_rl()
         parameters = [p for p in policy.parameters() if p.requires_grad]
-        head = {id(p) for p in policy.value_parameters()} if hasattr(policy, "value_parameters") else set()
+        head = {id(p) for p in policy.value_parameters()} if isinstance(policy, ValueHeadPolicy) else set()
         if config.critic_warmup_iterations and critic is None and self._needs_value and not head:
             raise ConfigError(
                 f"algorithm.critic_warmup_iterations={config.critic_warmup_iterations} needs a separate critic, or a "

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from vla_rl.asked import AdvantageClass, AlgorithmOptions, NoiseOptions, asked
 from vla_rl.errors import ConfigError
 
 STRATEGIES = ("uniform", "vla_rl", "vla_rl_power", "frontier", "thompson")
@@ -43,8 +44,14 @@ def advantage_entry(name: str) -> AdvantageEntry:
         return ADVANTAGES[name]
     from vla_rl.build import attribute
 
-    own = attribute(name)
-    return AdvantageEntry(name, bool(getattr(own, "needs_value", False)), bool(getattr(own, "grouped", False)))
+    own = asked(attribute(name), AdvantageClass)
+    return AdvantageEntry(name, bool(own.needs_value), bool(own.grouped))
+
+
+def advantage_of(algorithm: Any) -> AdvantageEntry:
+    """The estimator that an algorithm's config names; one that names none counts as GAE: values bootstrap, no groups."""
+    chosen = asked(algorithm, AlgorithmOptions).advantage
+    return advantage_entry("gae" if chosen is None else chosen)
 
 
 def require_choice(owner: str, name: str, value: str, choices: Sequence[str]) -> None:
@@ -310,7 +317,7 @@ class PPOConfig:
         a whole chunk the mean exp(½·d²·h·(h − 1)·ρ) instead of 1: 1.25 for d = 0.1, h = 8, ρ = 0.8.
         """
         kept = KEPT_AXIS.get(self.ratio_level)
-        joined = [axis for axis in getattr(policy, "correlated_axes", ()) if axis != kept]
+        joined = [axis for axis in asked(policy, NoiseOptions).correlated_axes if axis != kept]
         if self.ratio_level == "token" or not joined:
             return
         raise ConfigError(

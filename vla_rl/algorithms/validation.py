@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.interfaces import ImitationPolicy
+from vla_rl.optional import ImageSpread, TrainingMode
 from vla_rl.types import Observation
 
 BLIND, WEAK = 0.05, 0.15  # of the loss that is lost with the images of other rows: below these SFT warns
@@ -25,15 +26,15 @@ ROWS = 512  # decisions that a figure is measured on, at most
 @contextlib.contextmanager
 def evaluating(policy: Any) -> Iterator[None]:
     """Within the block the policy is in evaluation mode, without gradients."""
-    training = getattr(policy, "training", False)
-    if training:
-        policy.eval()
+    trained = policy if isinstance(policy, TrainingMode) and policy.training else None
+    if trained is not None:
+        trained.eval()
     try:
         with torch.no_grad():
             yield
     finally:
-        if training:
-            policy.train()
+        if trained is not None:
+            trained.train()
 
 
 def derangement(n: int, generator: torch.Generator) -> Tensor:
@@ -76,7 +77,7 @@ def input_use(
         if len(set(seen.instruction)) > 1:
             texts = tuple(seen.instruction[i] for i in other.tolist())
             figures["instruction_use"] = loss(dataclasses.replace(seen, instruction=texts)) - true
-        if hasattr(policy, "image_token_spread"):
+        if isinstance(policy, ImageSpread):
             figures["image_spread"] = policy.image_token_spread(seen[:slice_size])
     return figures
 

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from vla_rl.asked import AlgorithmOptions, PolicyOptions, asked
 from vla_rl.commands.shared import Add, write_result
 from vla_rl.errors import ConfigError
 
@@ -112,10 +113,11 @@ def run_bench_policy(arguments: argparse.Namespace) -> None:
         from vla_rl.config import compose
 
         config = compose(arguments.overrides)
-        if not hasattr(config.policy, "lora_rank"):
+        if asked(config.policy, PolicyOptions).lora_rank is None:
             raise ConfigError(f"--dry-run estimates OpenVLA policies, this run has policy.type={config.policy_type}")
         options = {"policy": config.policy, "policy_type": config.policy_type}
-        options["offload_optimizer"] = getattr(config.algorithm, "offload_optimizer", False)
-        options["micro_batch"] = getattr(config.algorithm, "micro_batch_size", None) or 8
+        algorithm = asked(config.algorithm, AlgorithmOptions)
+        options["offload_optimizer"] = algorithm.offload_optimizer
+        options["micro_batch"] = algorithm.micro_batch_size or 8
         options["acting_batch"] = max(1, config.slots.workers) * config.slots.slots_per_worker
     write_result(arguments.json, build.attribute("policies.bench:dry_run")(arguments.preset, **options))

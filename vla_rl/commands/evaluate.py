@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from vla_rl.asked import DescribesConditions, DescribesStarts, TaskChoice
 from vla_rl.commands.shared import Add, write_result
 from vla_rl.errors import ConfigError
 
@@ -56,7 +57,7 @@ def run_eval(arguments: argparse.Namespace) -> None:
         config.tasks = arguments.tasks or []
     elif config.tasks:  # what the run itself evaluates
         config.tasks = [*config.tasks, *held_out]
-    if arguments.tasks and hasattr(config.env, "tasks"):  # an env that builds only the tasks it is asked for
+    if arguments.tasks and isinstance(config.env, TaskChoice):
         config.env.tasks = list(arguments.tasks)
     if arguments.suite and arguments.suite != config.env_type:  # a part of the env: a bare number may mean another's task
         held_out = [name for name in held_out if name.startswith(f"{arguments.suite}/")]
@@ -79,10 +80,10 @@ def run_eval(arguments: argparse.Namespace) -> None:
         held_out_tasks=held_out,
     )
     document["env"] = {"type": config.env_type, **dataclasses.asdict(config.env)}
-    if hasattr(config.env, "initial_states"):
+    if isinstance(config.env, DescribesStarts):
         document["initial_states"] = config.env.initial_states(config.evaluate.split)
         print(f"initial states: {document['initial_states']}")
-    if hasattr(config.env, "describe"):
+    if isinstance(config.env, DescribesConditions):
         document["conditions"] = config.env.describe()
         print(f"conditions: {document['conditions']}")
     write_result(arguments.json, document)

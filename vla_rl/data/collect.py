@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from vla_rl import build
+from vla_rl.asked import TimeLimit
 from vla_rl.data.lerobot_writer import DemonstrationWriter
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.reporting.machine import available_cores
@@ -43,7 +44,8 @@ def collect_demonstrations(
     `UserError` when more than half of the attempts at a task fail.
     """
     if config.horizon:
-        if not hasattr(env_config, "horizon"):
+        has_limit = isinstance(env_config, TimeLimit)
+        if not has_limit:
             raise ConfigError(f"collect.horizon={config.horizon}: env {env_type!r} has no key 'horizon' to change")
         env_config = dataclasses.replace(env_config, horizon=config.horizon)
     frames = attempts = 0

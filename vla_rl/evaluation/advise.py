@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vla_rl.algorithms.settings import advantage_entry
+from vla_rl.algorithms.settings import advantage_of
 from vla_rl.algorithms.validation import BLIND, WEAK
+from vla_rl.asked import EnvOptions, PolicyOptions, asked
 from vla_rl.config import RunConfig
 from vla_rl.data.lerobot_reader import episode_lengths
 from vla_rl.errors import ConfigError, UserError
@@ -257,7 +258,7 @@ def _sampled(figures: Figures, config: RunConfig, folder: Path) -> Iterator[Chec
 
 
 def _less_noise(config: RunConfig) -> str:
-    temperature = getattr(config.policy, "temperature", None)
+    temperature = asked(config.policy, PolicyOptions).temperature
     return f"policy.temperature={0.7 * temperature:.2g}" if isinstance(temperature, int | float) else "less sampling noise"
 
 
@@ -267,8 +268,7 @@ def _groups(figures: Figures, config: RunConfig) -> Iterator[Check]:
     share = figures.mixed.share
     text = f"{figures.mixed.successes} of {figures.mixed.episodes} groups of {figures.group_size}"
     verdict = GOOD if share >= MIXED[1] else WATCH
-    advantage = getattr(config.algorithm, "advantage", "gae")
-    if share < MIXED[0] and advantage_entry(advantage).grouped:
+    if share < MIXED[0] and advantage_of(config.algorithm).grouped:
         verdict = BAD  # where groups are all that is compared
     size = 2 * max(config.rl.group_size, GROUP)
     remedy = "" if verdict == GOOD else f"{more_exploration(config)}; for GRPO rl.group_size={size} rl.dynamic_sampling=true"
@@ -319,7 +319,7 @@ def _read_rl(figures: Figures, config: RunConfig, folder: Path, rows: Sequence[M
 
 def _limits(config: RunConfig, result: Mapping[str, Any], tasks: Sequence[str]) -> dict[str, int]:
     """The time limit of each task; without ``env.horizon`` that of its episodes that failed, which is when time was up."""
-    horizon = getattr(config.env, "horizon", 0)
+    horizon = asked(config.env, EnvOptions).horizon
     if horizon:
         return dict.fromkeys(tasks, int(horizon))
     limits: dict[str, int] = {}

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl import config as configs
+from vla_rl.asked import CriticWarmup
 from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.evaluation.outcome import EvaluationResult
@@ -252,7 +253,7 @@ def side_config(overrides: Sequence[str], folder: Path, name: str) -> RunConfig:
     config.output_dir, config.name, config.wandb.mode = str(folder), name.replace(" ", "_"), "off"
     config.phases, config.reward_check.on_bad = ["reward", "rl"], "warn"
     config.rl.iterations = config.rl.eval_every = 0
-    if hasattr(config.algorithm, "critic_warmup_iterations"):  # such iterations leave the policy out
+    if isinstance(config.algorithm, CriticWarmup):  # such iterations leave the policy out
         config.algorithm.critic_warmup_iterations = 0
     return config
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl import build
+from vla_rl.asked import EnvClass, asked
 from vla_rl.config import RunConfig
 from vla_rl.devices import pick_device
 from vla_rl.evaluation.clips import write_failure_videos, write_videos
@@ -37,7 +38,7 @@ def evaluate_checkpoints(
     ``perturb`` names perturbations under which they run again (see `robustness.choose`). ``held_out_tasks`` are those
     that training left out.
     """
-    declared = getattr(build.implementation("env", config.env_type), "perturbations", {})
+    declared = asked(build.implementation("env", config.env_type), EnvClass).perturbations
     chosen = choose(declared, perturb, levels, config.env_type) if perturb else {}
     with contextlib.closing(open_env(config)) as env, Progress() as progress:
         tasks = select_tasks(env.tasks, config.tasks)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.algorithms.validation import verdict
+from vla_rl.asked import AlgorithmOptions, PolicyOptions, asked
 from vla_rl.config import RunConfig
 from vla_rl.errors import UserError
 from vla_rl.evaluation.statistics import wilson_interval
@@ -171,7 +172,7 @@ def better_start(config: RunConfig) -> str:
 
 def more_exploration(config: RunConfig) -> str:
     """A higher temperature, for a policy that has one."""
-    temperature = getattr(config.policy, "temperature", None)
+    temperature = asked(config.policy, PolicyOptions).temperature
     if not isinstance(temperature, int | float):
         return "more noise in the policy's sampling"
     return f"more exploration (policy.temperature={1.3 * temperature:.2g})"
@@ -200,7 +201,7 @@ def advice(config: RunConfig, folder: Path) -> dict[str, str]:
         no_success = f"What helps: {'; '.join(options)}.{sight}"
     else:
         no_success = f"The run goes on with a learned progress reward (rl.fallback={config.rl.fallback}).{sight}"
-    rate = getattr(config.algorithm, "learning_rate", None)
+    rate = asked(config.algorithm, AlgorithmOptions).learning_rate
     options = [f"another algorithm.learning_rate (now {rate:g}; lower where updates are skipped)"] if rate else []
     if config.rl.group_size > 1:
         options = [f"larger groups (rl.group_size={2 * config.rl.group_size}) and rl.dynamic_sampling=true", *options]

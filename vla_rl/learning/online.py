@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.algorithms.curriculum import Curriculum
+from vla_rl.asked import AlgorithmOptions, asked, config_of
 from vla_rl.checkpoint import Checkpointable, keep_numbered, load_training_state, load_weights, restoring, save_checkpoint
 from vla_rl.interfaces import Collector
 from vla_rl.learning.counters import Counters
@@ -26,6 +27,7 @@ from vla_rl.learning.learners import Learner
 from vla_rl.learning.plan import propose_episodes, record_outcomes
 from vla_rl.reporting.metrics import MetricsLogger
 from vla_rl.reporting.progress import Progress
+from vla_rl.rewards.handle import state_of
 from vla_rl.rewards.scorer import RewardScorer
 from vla_rl.rollout.engine import pooled_stats
 from vla_rl.run.settings import RLConfig
@@ -130,7 +132,7 @@ class OnlineRL:
             got.rewards = [self._scored.pop(t.rollout_id) for t in got.chosen]
             got.named = torch.cat(got.rewards)
         else:  # (also the groups that a resumed run kept)
-            names = getattr(getattr(self.learner.algorithm, "config", None), "reward_names", ())
+            names = asked(config_of(self.learner.algorithm), AlgorithmOptions).reward_names
             got.rewards, got.named, figures = scorer.score(got.chosen, names)
             add_figures(metrics, figures)
         metrics |= rollout_metrics(got.rolled_out, pooled_stats(stats))
@@ -166,7 +168,7 @@ class OnlineRL:
             "algorithm": self.learner.state_dict(),
             "curriculum": self.curriculum.state_dict(),
             "buffer": None if self._buffer is None else self._buffer.state_dict(),
-            "reward": self.reward.state_dict() if hasattr(self.reward, "state_dict") else None,
+            "reward": state_of(self.reward),
             "guard": None if self.guard is None else self.guard.state_dict(),
             "counters": dict(vars(self.counters)),
         }

@@ -1,4 +1,4 @@
-"""Reward models: made from the config, linked to the algorithm, saved and loaded; and what may be asked of any of them."""
+"""Reward models: made from the config, linked to the algorithm, saved and loaded."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from typing import Any
 from torch import Tensor
 
 from vla_rl import build
-from vla_rl.algorithms.settings import advantage_entry
+from vla_rl.algorithms.settings import advantage_of
+from vla_rl.asked import AlgorithmOptions, EncoderOptions, RewardOptions, ShapingOptions, asked
 from vla_rl.checkpoint import CheckpointError, restoring
 from vla_rl.errors import ConfigError
+from vla_rl.optional import EmbodiedReward, ImageFeatures, ReferenceReward
 from vla_rl.reporting.metrics import write_json
+from vla_rl.rewards.handle import is_learned
 from vla_rl.settings import refuse_potential_in_groups
 from vla_rl.storage import load_state, save_state
 from vla_rl.types import EmbodimentSpec
@@ -49,29 +52,29 @@ def build_reward(kind: str, config: Any, context: RewardContext | None = None) -
         model = target(config, image_features(context.policy))
     else:
         model = target(config)
-    if context.embodiment is not None and hasattr(model, "set_embodiment"):
+    if context.embodiment is not None and isinstance(model, EmbodiedReward):
         model.set_embodiment(context.embodiment, context.stride)
-    saved = getattr(config, "checkpoint", None)
-    if is_learned(model) and saved:
-        load_reward(saved, kind, model)
-    if getattr(config, "reference", "") and hasattr(model, "set_references"):
+    options = asked(config, RewardOptions)
+    if is_learned(model) and options.checkpoint:
+        load_reward(options.checkpoint, kind, model)
+    if options.reference and isinstance(model, ReferenceReward):
         from vla_rl.rewards.sources import trajectories_of_dataset
 
-        model.set_references(trajectories_of_dataset(config.reference, context.embodiment, stride=context.stride))
+        model.set_references(trajectories_of_dataset(options.reference, context.embodiment, stride=context.stride))
     return model
 
 
 def reads_policy(config: Any) -> bool:
     """Whether a reward's config (or one of its parts) asks for the policy's own image features."""
-    parts = getattr(config, "parts", None) or {}
-    return getattr(getattr(config, "encoder", None), "type", "") == "policy" or any(
-        (part.get("encoder") or {}).get("type") == "policy" for part in parts.values()
+    options = asked(config, RewardOptions)
+    return asked(options.encoder, EncoderOptions).type == "policy" or any(
+        (part.get("encoder") or {}).get("type") == "policy" for part in (options.parts or {}).values()
     )
 
 
 def image_features(policy: Any) -> Callable[[Tensor], Tensor]:
     """The policy's own image features. Raises `ConfigError` where there is no policy, or it has none."""
-    if policy is None or not hasattr(policy, "image_features"):
+    if policy is None or not isinstance(policy, ImageFeatures):
         who = "no policy is at hand" if policy is None else f"{type(policy).__name__} has none"
         raise ConfigError(
             f"reward.encoder.type=policy needs a policy with image_features(frames), and {who}: use the reward inside a run "
@@ -85,38 +88,26 @@ def linked_to_algorithm(config: Any, algorithm: Any) -> Any:
 
     Raises `ConfigError` for a potential under group-relative advantages.
     """
-    shaping = getattr(config, "shaping", None)
-    if shaping is None or algorithm is None or not hasattr(shaping, "truncated_end"):
+    shaping = asked(config, RewardOptions).shaping
+    if shaping is None or algorithm is None or asked(shaping, ShapingOptions).truncated_end is None:
         return config
-    advantage = getattr(algorithm, "advantage", "gae")
+    options = asked(algorithm, AlgorithmOptions)
     refuse_potential_in_groups(shaping, algorithm)
     changes: dict[str, Any] = {}
     if shaping.gamma < 0:
-        changes["gamma"] = getattr(algorithm, "gamma", 1.0)
-        changes["gamma_per_control_step"] = getattr(algorithm, "gamma_per_control_step", False)
+        changes["gamma"] = options.gamma
+        changes["gamma_per_control_step"] = options.gamma_per_control_step
     if shaping.truncated_end == "auto":
         # What needs no value (group-relative advantages, reinforce++) sums rewards to the end and never bootstraps there.
-        bootstraps = advantage_entry(advantage).needs_value and getattr(algorithm, "bootstrap_truncated", True)
+        bootstraps = advantage_of(algorithm).needs_value and options.bootstrap_truncated
         changes["truncated_end"] = "keep" if bootstraps else "zero"
     return dataclasses.replace(config, shaping=dataclasses.replace(shaping, **changes))
 
 
-def is_learned(reward: Any) -> bool:
-    return bool(getattr(reward, "learned", False))
-
-
 def fit_updates(config: Any) -> int:
     """How many updates `fit` makes (of several parts: the longest), for a progress bar."""
-    parts = [config.part(name, part)[1] for name, part in getattr(config, "parts", {}).items()]
-    return max([1, *[getattr(c, "updates", 1) for c in (config, *parts)]])
-
-
-def is_fitted(reward: Any) -> bool:
-    """Whether a learned reward can score already."""
-    parts = getattr(reward, "parts", None)
-    if parts is not None:
-        return all(is_fitted(p.reward) for p in parts.values() if is_learned(p.reward))
-    return bool(reward.state_dict().get("fitted", True))
+    parts = [config.part(name, part)[1] for name, part in (asked(config, RewardOptions).parts or {}).items()]
+    return max([1, *[asked(c, RewardOptions).updates or 1 for c in (config, *parts)]])
 
 
 # --------------------------------------------------------------------------------------------------------------- saving
@@ -145,8 +136,3 @@ def load_reward(folder: Path | str, kind: str, reward: Any) -> None:
     state = load_state(folder / STATE_FOLDER)
     with restoring(folder, f"a trained reward of type {kind!r}"):
         reward.load_state_dict(state)
-
-
-def metrics_of(reward: Any) -> dict[str, float]:
-    """What the reward model says of its last `score`; empty for one that says nothing."""
-    return reward.metrics() if hasattr(reward, "metrics") else {}

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from vla_rl.algorithms.advantages import RunningScale, decision_discounts, discounted_returns
+from vla_rl.asked import ShapingOptions, asked
 from vla_rl.errors import UserError
-from vla_rl.interfaces import RewardModel
-from vla_rl.rewards.build import build_reward, is_fitted, is_learned, metrics_of
+from vla_rl.interfaces import ProgressReward, RewardModel
+from vla_rl.rewards.build import build_reward
+from vla_rl.rewards.handle import is_fitted, is_learned, metrics_of, prepare, shaping_of, state_of, wants_demonstrations
 from vla_rl.settings import CombinedConfig
 from vla_rl.types import Trajectory
 
@@ -27,8 +29,8 @@ class Part:
     def amounts(self, rewards: Sequence[Tensor], trajectories: Sequence[Trajectory]) -> Tensor:
         """What says how much this part pays: its sum over each trajectory [m]; of a potential, which sums to −Φ of the
         start whatever happens, the discounted reward to go of each decision [n], which is −Φ(s) beside the success."""
-        shaping: Any = getattr(getattr(self.reward, "config", None), "shaping", None)
-        if getattr(shaping, "mode", "") != "potential":
+        shaping = shaping_of(self.reward)
+        if asked(shaping, ShapingOptions).mode != "potential":
             return torch.stack([r.sum() for r in rewards])
         gamma = shaping.gamma if shaping.gamma >= 0 else 1.0
         valid = torch.cat([t.valid for t in trajectories])
@@ -87,25 +89,24 @@ class CombinedReward:
 
     def prepare(self, trajectory: Trajectory) -> None:
         for part in self.parts.values():
-            if hasattr(part.reward, "prepare"):
-                part.reward.prepare(trajectory)
+            prepare(part.reward, trajectory)
 
     def metrics(self) -> dict[str, float]:
         return dict(self._metrics)
 
     @property
     def wants_demonstrations(self) -> bool:
-        return any(getattr(p.reward, "wants_demonstrations", False) for p in self.parts.values())
+        return any(wants_demonstrations(p.reward) for p in self.parts.values())
 
     def set_demonstrations(self, trajectories: Sequence[Trajectory]) -> None:
         """Hand demonstrations to the parts that want some before RL."""
         for part in self.parts.values():
-            if getattr(part.reward, "wants_demonstrations", False):
+            if wants_demonstrations(part.reward):
                 part.reward.set_demonstrations(trajectories)
 
     def progress(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
         """Weighted mean of what the parts that estimate progress say. Raises `UserError` where none does."""
-        able = [p for p in self.parts.values() if hasattr(p.reward, "progress") and p.weight > 0]
+        able = [p for p in self.parts.values() if isinstance(p.reward, ProgressReward) and p.weight > 0]
         if not able:
             raise UserError(
                 f"none of the parts {', '.join(self.parts)} with a positive weight estimates progress: judge a learned "
@@ -127,7 +128,7 @@ class CombinedReward:
         return figures
 
     def state_dict(self) -> dict[str, Any]:
-        states = {n: p.reward.state_dict() for n, p in self.parts.items() if hasattr(p.reward, "state_dict")}
+        states = {n: state for n, p in self.parts.items() if (state := state_of(p.reward)) is not None}
         scales = {n: {"scale": p.scale.state_dict(), "largest": p.largest} for n, p in self.parts.items()}
         return {"fitted": is_fitted(self), "parts": states, "scales": scales}
 

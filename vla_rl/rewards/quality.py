@@ -28,6 +28,8 @@ from torch import Tensor
 
 from vla_rl.errors import UserError
 from vla_rl.evaluation.statistics import wilson_interval
+from vla_rl.interfaces import ProgressReward
+from vla_rl.optional import ReversibleProgress, StepCritics
 from vla_rl.reporting.charts import Series, line_chart, percent
 from vla_rl.reporting.metrics import write_json
 from vla_rl.settings import RewardCheckConfig
@@ -213,7 +215,7 @@ def judge(
 
     Raises `UserError` for a reward without progress, or no trajectories.
     """
-    if not hasattr(reward, "progress"):
+    if not isinstance(reward, ProgressReward):
         raise UserError(
             f"reward {name!r} has no progress(trajectories), so there is nothing to judge: it scores whole trajectories "
             f"from the task's own success"
@@ -222,7 +224,7 @@ def judge(
         raise UserError(f"the quality of reward {name!r} needs trajectories, got none")
     curves = [c.double().numpy() for c in reward.progress(trajectories)]
     reverse = [c.double().numpy() for c in _reverse(reward, trajectories)]
-    steps = [c.double().numpy() for c in reward.critics(trajectories)] if hasattr(reward, "critics") else None
+    steps = [c.double().numpy() for c in reward.critics(trajectories)] if isinstance(reward, StepCritics) else None
     steps = steps or [np.diff(c) for c in curves]
     rows = list(zip(trajectories, curves, reverse, steps, strict=True))
     tasks = {
@@ -242,7 +244,7 @@ def _reverse(reward: Any, trajectories: Sequence[Trajectory]) -> list[Tensor]:
 
     A pairwise critic shows its pairs the other way round; any other model sees the episode played backwards.
     """
-    if hasattr(reward, "reverse_progress"):
+    if isinstance(reward, ReversibleProgress):
         return reward.reverse_progress(trajectories)
     return [c.flip(0) for c in reward.progress([backwards(t) for t in trajectories])]
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.interfaces import RewardModel
-from vla_rl.rewards.build import metrics_of
+from vla_rl.optional import PartedScores
+from vla_rl.rewards.handle import can_prepare, metrics_of, prepare, state_of
 from vla_rl.splits import stable_seed
 from vla_rl.types import Trajectory
 
@@ -26,7 +27,7 @@ class RewardScorer:
 
     def __init__(self, reward: RewardModel):
         self.reward = reward
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="reward") if hasattr(reward, "prepare") else None
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="reward") if can_prepare(reward) else None
         self._pending: list[Future[float]] = []
 
     def __enter__(self) -> RewardScorer:
@@ -43,7 +44,7 @@ class RewardScorer:
 
     def _prepare(self, trajectory: Trajectory) -> float:
         started = time.perf_counter()
-        self.reward.prepare(trajectory)  # type: ignore[attr-defined]
+        prepare(self.reward, trajectory)
         return time.perf_counter() - started
 
     def score(
@@ -58,10 +59,9 @@ class RewardScorer:
         overlapped = sum(future.result() for future in self._pending)
         self._pending.clear()
         learn: Any
-        if names and hasattr(self.reward, "score_parts"):
-            whole: Any = self.reward
-            parts = whole.score_parts(trajectories)
-            rewards = whole.total(parts)
+        if names and isinstance(self.reward, PartedScores):
+            parts = self.reward.score_parts(trajectories)
+            rewards = self.reward.total(parts)
             missing = [n for n in names if n not in parts]
             if missing:
                 raise ConfigError(
@@ -94,15 +94,13 @@ class SwitchingReward:
         return self.active.score(trajectories)
 
     def prepare(self, trajectory: Trajectory) -> None:
-        if hasattr(self.active, "prepare"):
-            self.active.prepare(trajectory)
+        prepare(self.active, trajectory)
 
     def metrics(self) -> dict[str, float]:
         return metrics_of(self.active) | {"reward/switched": float(self.switched)}
 
     def state_dict(self) -> dict[str, Any]:
-        state = self.active.state_dict() if hasattr(self.active, "state_dict") else None
-        return {"switched": self.switched, "active": state}
+        return {"switched": self.switched, "active": state_of(self.active)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state["switched"] and not self.switched:
@@ -175,8 +173,7 @@ class CoEvolvingReward:
         }
 
     def prepare(self, trajectory: Trajectory) -> None:
-        if hasattr(self.reward, "prepare"):
-            self.reward.prepare(trajectory)
+        prepare(self.reward, trajectory)
 
     def metrics(self) -> dict[str, float]:
         return dict(self._metrics)

@@ -15,10 +15,13 @@ import torch
 from torch import Tensor
 
 from vla_rl import build
+from vla_rl.asked import RewardClass, RewardOptions, asked
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.evaluation.video import Clip, grid, have_video, write_mp4
+from vla_rl.interfaces import ProgressReward
 from vla_rl.reporting.metrics import METRICS_FILE, read_metrics, write_json
-from vla_rl.rewards.build import RewardContext, build_reward, is_fitted, is_learned, save_reward
+from vla_rl.rewards.build import RewardContext, build_reward, save_reward
+from vla_rl.rewards.handle import is_fitted, is_learned
 from vla_rl.rewards.quality import Quality, RewardCheckConfig, judge, write_quality
 from vla_rl.rewards.scorer import CoEvolvingReward
 from vla_rl.rewards.sources import Source
@@ -34,7 +37,7 @@ def needs_judging(kind: str, config: Any) -> bool:
     if kind == "combined":
         parts = [config.part(name, options) for name, options in config.parts.items()]
         return any(needs_judging(part_kind, part_config) for part_kind, part_config, _ in parts)
-    return bool(getattr(build.implementation("reward", kind), "judge_first", False))
+    return bool(asked(build.implementation("reward", kind), RewardClass).judge_first)
 
 
 def split_held_out(trajectories: Sequence[Trajectory], share: float, seed: int) -> tuple[list[Trajectory], list[Trajectory]]:
@@ -120,7 +123,9 @@ class Scored:
 def score_trajectories(reward: Any, trajectories: Sequence[Trajectory]) -> list[Scored]:
     """Rewards and, where the model estimates it, progress."""
     rewards = reward.score(trajectories)
-    curves: Sequence[Tensor | None] = reward.progress(trajectories) if hasattr(reward, "progress") else [None] * len(rewards)
+    curves: Sequence[Tensor | None] = [None] * len(rewards)
+    if isinstance(reward, ProgressReward):
+        curves = reward.progress(trajectories)
     return [
         Scored(t.rollout_id, t.episode.task_id, t.success, float(r.sum()), r.tolist(), None if c is None else c.tolist())
         for t, r, c in zip(trajectories, rewards, curves)
@@ -266,10 +271,11 @@ def bench_reward(
         result["run"] = scoring_share(run)
         iteration = result["run"]["iteration_seconds"]
     for kind, config in kinds:
-        if hasattr(config, "updates"):  # what it learns of noise does not matter, how fast it scores does
+        options = asked(config, RewardOptions)
+        if options.updates is not None:  # what it learns of noise does not matter, how fast it scores does
             config = dataclasses.replace(config, updates=1)
-        if hasattr(config, "milestones"):  # the synthetic robot's dimensions have no names
-            named = dataclasses.replace(config.milestones, gripper=[3], position=[0, 1, 2])
+        if options.milestones is not None:  # the synthetic robot's dimensions have no names
+            named = dataclasses.replace(options.milestones, gripper=[3], position=[0, 1, 2])
             config = dataclasses.replace(config, milestones=named)
         reward = build_reward(kind, config)
         if is_learned(reward) and not is_fitted(reward):

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.interfaces import Env, Policy, RememberingPolicy
+from vla_rl.optional import MeasuredEnv, WorkerEnv
 from vla_rl.settings import RolloutConfig
 from vla_rl.specs import EmbodimentSpec, EpisodeSpec, SlotEvent, SlotObservation, SlotStep
 from vla_rl.splits import check_split, stable_seed
@@ -106,7 +107,7 @@ class RolloutEngine:
         """
         self._check(episodes)
         self._settle()
-        with _spare_threads(getattr(self.env, "num_workers", 0)):
+        with _spare_threads(self.env.num_workers if isinstance(self.env, WorkerEnv) else 0):
             return self._run(episodes, deterministic, progress, on_trajectory)
 
     def _run(
@@ -116,7 +117,8 @@ class RolloutEngine:
         progress: Progress | None,
         on_trajectory: Callable[[Trajectory], None] | None,
     ) -> RolloutResult:
-        started, busy_before = time.perf_counter(), getattr(self.env, "busy_seconds", None)
+        started = time.perf_counter()
+        busy_before = self.env.busy_seconds if isinstance(self.env, MeasuredEnv) else 0.0
         tally = _Tally()
         queue = deque(_Episode(i, spec) for i, spec in enumerate(episodes))
         live: dict[int, _Episode] = {}
@@ -239,12 +241,11 @@ class RolloutEngine:
                 f"Last error: {error}"
             )
 
-    def _stats(self, tally: _Tally, episodes: int, seconds: float, busy_before: float | None) -> dict[str, float]:
+    def _stats(self, tally: _Tally, episodes: int, seconds: float, busy_before: float) -> dict[str, float]:
         seconds = max(seconds, 1e-9)
         busy, servers = tally.slot_seconds, self.env.num_slots
-        if busy_before is not None:
-            counting: Any = self.env
-            busy, servers = counting.busy_seconds - busy_before, counting.num_workers
+        if isinstance(self.env, MeasuredEnv):
+            busy, servers = self.env.busy_seconds - busy_before, self.env.num_workers
         return {
             "episodes": episodes,
             "successes": tally.successes,

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from vla_rl import build
+from vla_rl.asked import PolicyOptions, asked
 from vla_rl.checkpoint import save_checkpoint
 from vla_rl.config import RunConfig
 from vla_rl.data.demonstrations import DemonstrationDataset
@@ -99,7 +100,7 @@ def start_checkpoint(run: Run) -> Path:
     trained, published = run.dir / "checkpoints" / "sft", run.dir / "checkpoints" / "published"
     if c.checkpoint:
         return Path(c.checkpoint)
-    if "sft" in c.phases or trained.exists() or not getattr(c.policy, "checkpoint", ""):
+    if "sft" in c.phases or trained.exists() or not asked(c.policy, PolicyOptions).checkpoint:
         return trained
     if not published.exists():
         policy = build.implementation("policy", c.policy_type).from_published(c.policy, run.env.embodiment)

@@ -25,6 +25,7 @@ from vla_rl.devices import pick_device
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.evaluate import evaluate
 from vla_rl.evaluation.outcome import EvaluationResult, compare, comparison_text
+from vla_rl.interfaces import DistillablePolicy
 from vla_rl.reporting.metrics import write_json
 from vla_rl.reporting.progress import Progress
 from vla_rl.rewards.sources import load_rollouts, roll_out, save_rollouts
@@ -44,12 +45,12 @@ def distill(config: RunConfig, checkpoint: Path, settings: DistillConfig, folder
     device, partial = pick_device(config.device), folder.with_name(f"{folder.name}.partial")
     with contextlib.closing(open_env(config)) as env, Progress() as progress:
         teacher = open_policy(config, checkpoint, env.embodiment).to(device)
-        if not hasattr(teacher, "make_student"):
+        if not isinstance(teacher, DistillablePolicy):
             raise ConfigError(
                 f"{checkpoint} holds a {type(teacher).__name__}, which makes no faster student (it has no make_student): "
                 "give a checkpoint of a policy whose actions are denoised"
             )
-        student = teacher.make_student(settings.steps, settings.method)
+        student: Any = teacher.make_student(settings.steps, settings.method)
         tasks = select_tasks(env.tasks, config.tasks)
         record: dict[str, Any] = {"checkpoint": str(checkpoint), **dataclasses.asdict(settings)}
         if settings.updates:

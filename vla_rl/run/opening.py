@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl import build
+from vla_rl.asked import ChecksCameras, PolicyOptions, PublishedStart, asked
 from vla_rl.checkpoint import EMBODIMENT, load_policy
 from vla_rl.config import RunConfig
 from vla_rl.data.lerobot_reader import check_dataset
@@ -17,6 +18,7 @@ from vla_rl.devices import pick_device
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.files import check_checkpoint
 from vla_rl.interfaces import Env
+from vla_rl.optional import PublishablePolicy
 from vla_rl.types import EmbodimentSpec, TaskSpec
 
 
@@ -32,7 +34,7 @@ def open_env(config: RunConfig) -> Env:
         functools.partial(simulator, config.env),
         num_workers=slots.workers,
         slots_per_worker=slots.slots_per_worker,
-        max_chunk_length=max(128, getattr(config.policy, "chunk_length", 0)),
+        max_chunk_length=max(128, asked(config.policy, PolicyOptions).chunk_length or 0),
         hang_timeout=slots.hang_timeout,
         max_restarts=slots.max_restarts,
     )
@@ -62,12 +64,12 @@ def checked_env(config: RunConfig, resources: contextlib.ExitStack) -> Env:
 
 def _require_cameras(policy: Any, embodiment: EmbodimentSpec) -> None:
     """Raise `ConfigError` where a new policy's config asks for cameras that the env does not show, or cannot cut up."""
-    wanted, known = getattr(policy, "cameras", []), embodiment.camera_names
+    wanted, known = asked(policy, PolicyOptions).cameras, embodiment.camera_names
     missing = [name for name in wanted if ":" not in name and name not in known]  # (feature:camera is another form)
     if missing:
         raise ConfigError(f"policy.cameras has {missing[0]!r}, and the env shows only {', '.join(known)}: name those")
     for camera in embodiment.cameras:
-        if hasattr(policy, "check_camera") and camera.name in (wanted or known):
+        if isinstance(policy, ChecksCameras) and camera.name in (wanted or known):
             policy.check_camera(camera.name, camera.height, camera.width)
 
 
@@ -83,7 +85,8 @@ def acting_policy(config: RunConfig, path: Path, embodiment: EmbodimentSpec) -> 
 
 def open_policy(config: RunConfig, path: Path, embodiment: EmbodimentSpec) -> Any:
     """The policy of a checkpoint of this project, or of a published one that ``config.policy`` says how to read."""
-    if (path / EMBODIMENT).exists() or not hasattr(config.policy, "checkpoint"):
+    reads_published = isinstance(config.policy, PublishedStart)
+    if (path / EMBODIMENT).exists() or not reads_published:
         return acting_policy(config, path, embodiment)
     published = dataclasses.replace(config.policy, checkpoint=str(path))
     return build.implementation("policy", config.policy_type).from_published(published, embodiment)
@@ -94,7 +97,7 @@ def export_policy(checkpoint: Path, folder: Path) -> None:
     if folder.exists():
         raise UserError(f"{folder} exists already: give the name of a folder that does not")
     policy = load_policy(checkpoint, policy_factory)
-    if not hasattr(policy, "save_pretrained"):
+    if not isinstance(policy, PublishablePolicy):
         raise UserError(
             f"{checkpoint} holds a {policy.policy_type} policy, which has no form but this project's own: use the checkpoint"
         )

@@ -12,10 +12,12 @@ import torch
 from vla_rl import build
 from vla_rl.algorithms.imitation import Imitation
 from vla_rl.algorithms.validation import ROWS
+from vla_rl.asked import DescribesConditions, DescribesStarts
 from vla_rl.config import RunConfig
 from vla_rl.data.collect import collect_demonstrations
 from vla_rl.data.demonstrations import DatasetSampler
 from vla_rl.evaluation.clips import write_failure_videos, write_videos
+from vla_rl.interfaces import LikelihoodPolicy
 from vla_rl.learning.sft import train_sft
 from vla_rl.reporting import words
 from vla_rl.run.context import Run, evaluate_held_out, keep_best, split_demonstrations, start_checkpoint
@@ -75,9 +77,9 @@ def phase_eval(run: Run, name: str, checkpoint: Path) -> dict[str, Any]:
     if best and name == "rl":
         run.progress.say(f"best: {words.best(best)}; kept as {run.dir / 'checkpoints' / 'best'}")
     record: dict[str, Any] = {"episodes": result.episodes, "control_steps": result.control_steps}
-    if hasattr(c.env, "initial_states"):  # a benchmark says whether they are its own
+    if isinstance(c.env, DescribesStarts):  # a benchmark says whether they are its own
         record["initial_states"] = c.env.initial_states(result.split)
-    if hasattr(c.env, "describe"):
+    if isinstance(c.env, DescribesConditions):
         record["conditions"] = c.env.describe()
         run.progress.say(f"conditions: {record['conditions']}")
     if name == "sft" and c.evaluate.deterministic and _samples_too(c, policy):
@@ -95,7 +97,7 @@ def phase_eval(run: Run, name: str, checkpoint: Path) -> dict[str, Any]:
 
 def _samples_too(config: RunConfig, policy: Any) -> bool:
     if config.evaluate.sampled_too is None:
-        return "denoising_step" in getattr(policy, "log_prob_axes", ())
+        return isinstance(policy, LikelihoodPolicy) and "denoising_step" in policy.log_prob_axes
     return config.evaluate.sampled_too
 
 

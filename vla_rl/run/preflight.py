@@ -15,7 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl import build, files
-from vla_rl.algorithms.settings import advantage_entry
+from vla_rl.algorithms.settings import advantage_entry, advantage_of
+from vla_rl.asked import (
+    AlgorithmClass,
+    AlgorithmOptions,
+    ChecksMachine,
+    ChecksPolicy,
+    EnvOptions,
+    PolicyOptions,
+    PublishedStart,
+    RewardClass,
+    RewardOptions,
+    asked,
+)
 from vla_rl.config import PHASES, RunConfig, checked
 from vla_rl.devices import check_device
 from vla_rl.errors import ConfigError, UserError
@@ -45,12 +57,12 @@ def check(config: RunConfig, *, fresh: bool = False) -> None:
     _check_inputs(config, open_phases, fresh)
     _check_rewards(config, open_phases, fresh)
     _check_values(config, open_phases)
-    if "rl" in config.phases and not config.checkpoint and hasattr(config.algorithm, "check_policy"):
+    if "rl" in config.phases and not config.checkpoint and isinstance(config.algorithm, ChecksPolicy):
         config.algorithm.check_policy(config.policy)  # the algorithm asks the policy itself again
     if open_phases:
         _check_places(config)
         _check_space(config, open_phases)
-        if hasattr(config.env, "check_machine"):  # packages and OpenGL
+        if isinstance(config.env, ChecksMachine):  # packages and OpenGL
             config.env.check_machine()
 
 
@@ -120,7 +132,7 @@ def _check_inputs(config: RunConfig, open_phases: list[str], fresh: bool) -> Non
                 "phases has sft, and there are no demonstrations to learn from: put collect before it, or name some with "
                 "dataset=FOLDER"
             )
-        published = "" if "sft" in config.phases else getattr(config.policy, "checkpoint", "")
+        published = "" if "sft" in config.phases else asked(config.policy, PolicyOptions).checkpoint
         start = config.checkpoint or published or "sft" in before or there("checkpoints", "sft")
         if name in ("eval_sft", "reward", "rl") and not start:
             raise ConfigError(
@@ -142,9 +154,9 @@ def check_run(config: RunConfig) -> None:
         return
     if not config.checkpoint:  # which brings its own policy
         build.require_fit(config.algorithm_type, config.policy_type, config.actor_type)
-    advantage, virtual = getattr(config.algorithm, "advantage", "gae"), getattr(config.algorithm, "virtual_best", "none")
-    grouped = advantage_entry(advantage).grouped
-    joined = advantage == "grpo" and virtual != "none"  # a virtual sample joins groups of one
+    algorithm = asked(config.algorithm, AlgorithmOptions)
+    advantage, grouped = algorithm.advantage, advantage_of(config.algorithm).grouped
+    joined = advantage == "grpo" and algorithm.virtual_best != "none"  # a virtual sample joins groups of one
     if grouped and not joined and config.rl.group_size < 2:
         raise ConfigError(
             f"rl.group_size={config.rl.group_size} with algorithm.advantage={advantage}: a group of one has nothing to be "
@@ -160,22 +172,21 @@ def _check_values(config: RunConfig, open_phases: list[str]) -> None:
     if "sft" in open_phases and not config.checkpoint:
         if not config.sft.learning_rate:
             raise ConfigError("sft.learning_rate=0.0 trains nothing: give a value above 0, such as 1e-3")
-        size = getattr(config.env, "camera_size", getattr(config.env, "image_size", 0))
+        size = asked(config.env, EnvOptions).pixels
         if size and config.sft.augment.shift >= size:
             raise ConfigError(
                 f"sft.augment.shift={config.sft.augment.shift} pushes whole pictures of {size} pixels out of sight: use a "
                 f"few pixels, such as 4"
             )
-    steps = config.rollout.replan_steps
-    if not config.checkpoint and steps > getattr(config.policy, "chunk_length", steps):
+    steps, policy = config.rollout.replan_steps, asked(config.policy, PolicyOptions)
+    if not config.checkpoint and policy.chunk_length is not None and steps > policy.chunk_length:
         raise ConfigError(
-            f"rollout.replan_steps={steps} is more than policy.chunk_length={config.policy.chunk_length}: a chunk cannot be "
+            f"rollout.replan_steps={steps} is more than policy.chunk_length={policy.chunk_length}: a chunk cannot be "
             f"followed past its end. Use 0 for the whole chunk"
         )
-    has_head = getattr(config.policy, "value_head", None)
-    if "rl" not in open_phases or config.critic_type != "none" or has_head is not False or config.checkpoint:
+    if "rl" not in open_phases or config.critic_type != "none" or policy.value_head is not False or config.checkpoint:
         return
-    advantage = getattr(config.algorithm, "advantage", "")
+    advantage = asked(config.algorithm, AlgorithmOptions).advantage
     if advantage and advantage_entry(advantage).needs_value:
         raise ConfigError(
             f"algorithm.advantage={advantage} needs values, and there is neither a critic nor a value head: set "
@@ -194,9 +205,9 @@ def reward_parts(config: RunConfig) -> Iterator[tuple[str, str, Any]]:
 
 
 def _learned(kind: str, reward: Any) -> bool:
-    if hasattr(reward, "refit_updates"):  # the learned ones of this project; no need to import them
+    if asked(reward, RewardOptions).refit_updates is not None:  # the learned ones of this project; no need to import them
         return True
-    return ":" in kind and bool(getattr(build.implementation("reward", kind), "learned", False))
+    return ":" in kind and bool(asked(build.implementation("reward", kind), RewardClass).learned)
 
 
 def _check_rewards(config: RunConfig, open_phases: list[str], fresh: bool) -> None:
@@ -210,14 +221,14 @@ def _check_rewards(config: RunConfig, open_phases: list[str], fresh: bool) -> No
             f"reward_check.refit_every={every} refits a learned reward, and reward={config.reward_type} is none: set it to "
             f"0, or choose reward=pairwise, process, classifier, value_progress or preference"
         )
-    untrained = [name for name, part in learned if not getattr(part, "checkpoint", "")]
+    untrained = [name for name, part in learned if not asked(part, RewardOptions).checkpoint]
     trained = "reward" in config.phases or (not fresh and (config.run_dir / "reward").is_dir())
     if "rl" in open_phases and untrained and not trained:
         raise ConfigError(
             f"reward={untrained[0]} is learned, and nothing trains it: put reward before rl in phases, or name a trained "
             f"one with reward.checkpoint=FOLDER ('vla-rl reward fit reward={untrained[0]} data=FOLDER' writes one)"
         )
-    names = getattr(config.algorithm, "reward_names", [])
+    names = asked(config.algorithm, AlgorithmOptions).reward_names
     unknown = [name for name in names if name not in {part for part, _, _ in parts}]
     if unknown or (names and config.reward_type != "combined"):
         raise ConfigError(
@@ -225,7 +236,7 @@ def _check_rewards(config: RunConfig, open_phases: list[str], fresh: bool) -> No
             f"parts of reward=combined ({', '.join(part for part, _, _ in parts)}), or leave it empty"
         )
     for _, _, part in parts:
-        refuse_potential_in_groups(getattr(part, "shaping", None), config.algorithm)
+        refuse_potential_in_groups(asked(part, RewardOptions).shaping, config.algorithm)
 
 
 def is_sparse(config: RunConfig) -> bool:
@@ -235,7 +246,7 @@ def is_sparse(config: RunConfig) -> bool:
 
 def reads_rewards(config: RunConfig) -> bool:
     """Whether the algorithm learns from rewards at all."""
-    return getattr(build.implementation("algorithm", config.algorithm_type), "reads_rewards", True)
+    return asked(build.implementation("algorithm", config.algorithm_type), AlgorithmClass).reads_rewards
 
 
 def fallback_config(config: RunConfig) -> Any:
@@ -295,7 +306,7 @@ def check_start(config: RunConfig, path: Path) -> None:
     ``config.policy`` says how to read; and unless ``config`` could run it here."""
     check_device(config.device)
     _check_workers(config)
-    if hasattr(config.policy, "checkpoint") and path.is_dir() and not (path / files.EMBODIMENT).exists():
+    if isinstance(config.policy, PublishedStart) and path.is_dir() and not (path / files.EMBODIMENT).exists():
         return
     files.check_checkpoint(path)
 
@@ -327,12 +338,11 @@ def _check_space(config: RunConfig, open_phases: list[str]) -> None:
     """Is there about enough room? Of a start that is there: three copies (the new one, the last one, the one before)."""
     need = _LEAST_SPACE
     if "collect" in open_phases and not (config.checkpoint or config.dataset):
-        env = config.env
-        size = getattr(env, "camera_size", getattr(env, "image_size", 0))
-        tasks = len(config.tasks or getattr(env, "tasks", [])) or 1
+        env = asked(config.env, EnvOptions)
+        tasks = len(config.tasks or env.tasks) or 1
         episodes = tasks * (config.collect.episodes_per_task + config.sft.validation_episodes)
-        need += episodes * _FRAMES * len(getattr(env, "cameras", [0])) * size**2
-    start = config.checkpoint or getattr(config.policy, "checkpoint", "")
+        need += episodes * _FRAMES * len(env.cameras) * env.pixels**2
+    start = config.checkpoint or asked(config.policy, PolicyOptions).checkpoint
     if start and {"sft", "rl"} & set(open_phases):
         need += 3 * sum(p.stat().st_size for p in Path(start).glob("*.safetensors"))
     place = files.nearest_folder(config.run_dir)

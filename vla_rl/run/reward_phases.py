@@ -8,7 +8,8 @@ from typing import Any
 
 from vla_rl.learning.guard import NO_SUCCESS, Finding, Guard, advice
 from vla_rl.reporting.metrics import write_json
-from vla_rl.rewards.build import RewardContext, build_reward, fit_updates, is_learned, load_reward, reads_policy, save_reward
+from vla_rl.rewards.build import RewardContext, build_reward, fit_updates, load_reward, reads_policy, save_reward
+from vla_rl.rewards.handle import is_learned, wants_demonstrations
 from vla_rl.rewards.quality import Quality, write_quality
 from vla_rl.rewards.scorer import SwitchingReward
 from vla_rl.rewards.sources import ROLLOUTS, demonstration_trajectories, load_rollouts, roll_out, save_rollouts
@@ -57,7 +58,7 @@ def start_reward(run: Run, policy: Any) -> Any:
     """The configured reward, with the run's demonstrations where it wants some."""
     c = run.config
     reward = build_reward(c.reward_type, seeded(c.reward, c.seed), _reward_context(run, policy))
-    if getattr(reward, "wants_demonstrations", False):
+    if wants_demonstrations(reward):
         reward.set_demonstrations(reward_demonstrations(run))
     return reward
 

@@ -1,0 +1,218 @@
+"""What the core asks of a component by name: options of its config, and what its class says of itself.
+
+A user's own component may declare any of these names, with the meaning that they have here, and need not. Each dataclass
+says what is assumed of a component without them (None: the question does not arise); `asked` reads them. The Protocols at
+the end are options that the core changes, and methods that a config may have; methods of live objects (policies, envs,
+reward models) are in `vla_rl.optional`. Nothing here needs torch, since configs are checked without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_Asked = TypeVar("_Asked", bound="DataclassInstance")
+
+
+def asked(of: Any, kind: type[_Asked]) -> _Asked:
+    """``kind``, each field read from ``of`` (a config, a class, None), or left at its default where ``of`` has none."""
+    return kind(**{f.name: getattr(of, f.name) for f in fields(kind) if hasattr(of, f.name)})
+
+
+def config_of(component: Any) -> Any:
+    """The config that a live component keeps, or None."""
+    return asked(component, _Configured).config
+
+
+@dataclass(frozen=True)
+class _Configured:
+    config: Any = None
+
+
+# ------------------------------------------------------------------------------------------------- options of the configs
+@dataclass(frozen=True)
+class AlgorithmOptions:
+    """``algorithm.…``: what rewards, checks and advice depend on. ``virtual_best`` belongs to advantage=grpo."""
+
+    advantage: str | None = None  # None: it has no estimator to choose; then values bootstrap, and nothing is grouped
+    gamma: float = 1.0
+    gamma_per_control_step: bool = False
+    bootstrap_truncated: bool = True
+    reward_names: Sequence[str] = ()
+    virtual_best: str = "none"
+    learning_rate: float | None = None
+    offload_optimizer: bool = False
+    micro_batch_size: int | None = None
+
+
+@dataclass(frozen=True)
+class PolicyOptions:
+    """``policy.…``. ``value_head`` False: the policy could have one and has not. ``lora_rank``: it is an OpenVLA."""
+
+    chunk_length: int | None = None
+    checkpoint: str | None = None  # of published weights that it starts from
+    cameras: Sequence[str] = ()  # () takes all
+    temperature: float | None = None
+    value_head: bool | None = None
+    lora_rank: int | None = None
+
+
+@dataclass(frozen=True)
+class NoiseOptions:
+    """Of a policy or its config: the axes along which entries are not sampled independently (see `LikelihoodPolicy`)."""
+
+    correlated_axes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class EnvOptions:
+    """``env.…``: what room on the disk and checks depend on. Sizes are in pixels, ``horizon`` in control steps (0: the
+    tasks' own)."""
+
+    tasks: Sequence[str] = ()
+    horizon: int = 0
+    cameras: Sequence[str] = ("camera",)
+    camera_size: int | None = None
+    image_size: int = 0
+
+    @property
+    def pixels(self) -> int:
+        """The side of a picture; 0 where it is not known."""
+        return self.image_size if self.camera_size is None else self.camera_size
+
+
+@dataclass(frozen=True)
+class RewardOptions:
+    """``reward.…``. ``updates`` of its training, ``refit_updates`` of each later one: with these it is a learned reward.
+    ``reference`` is a dataset, ``parts`` are those of a combined reward, ``milestones`` name proprioception."""
+
+    checkpoint: str | None = None
+    reference: str = ""
+    parts: Mapping[str, Any] | None = None
+    encoder: Any = None
+    shaping: Any = None
+    updates: int | None = None
+    refit_updates: int | None = None
+    milestones: Any = None
+
+
+@dataclass(frozen=True)
+class EncoderOptions:
+    """``reward.encoder.…``; "policy" stands for the policy's own image features."""
+
+    type: str = ""
+
+
+@dataclass(frozen=True)
+class ShapingOptions:
+    """``reward.shaping.…``. A potential also has ``weight``, ``gamma`` and ``gamma_per_control_step``."""
+
+    mode: str = ""
+    truncated_end: str | None = None
+
+
+# ------------------------------------------------------------------------------------------- what classes say of themselves
+@dataclass(frozen=True)
+class ComponentClass:
+    Config: Any = None  # the dataclass of its options
+
+
+@dataclass(frozen=True)
+class PolicyClass:
+    config_path: Sequence[str] = ("config",)  # where its options stand in `config_dict`
+
+
+@dataclass(frozen=True)
+class EnvClass:
+    perturbations: Mapping[str, Any] = field(default_factory=dict)  # {name: `vla_rl.specs.Perturbation`}
+
+
+@dataclass(frozen=True)
+class RewardClass:
+    judge_first: bool = False  # its quality is checked before RL trains on it
+    learned: bool = False
+
+
+@dataclass(frozen=True)
+class AlgorithmClass:
+    reads_rewards: bool = True
+
+
+@dataclass(frozen=True)
+class AdvantageClass:
+    needs_value: bool = False
+    grouped: bool = False
+
+
+# ------------------------------------------------------------------- options that are changed, and methods, of the configs
+@runtime_checkable
+class TaskChoice(Protocol):
+    """An env that builds only the tasks it is asked for."""
+
+    tasks: list[str]
+
+
+@runtime_checkable
+class TimeLimit(Protocol):
+    """An env whose time limit can be chosen."""
+
+    horizon: int
+
+
+@runtime_checkable
+class CriticWarmup(Protocol):
+    """An algorithm that trains its critic alone at first."""
+
+    critic_warmup_iterations: int
+
+
+@runtime_checkable
+class PublishedStart(Protocol):
+    """A policy that reads weights in a form that others published (``Class.from_published(config, embodiment)``)."""
+
+    checkpoint: str
+
+
+@runtime_checkable
+class ChecksPolicy(Protocol):
+    """The config of an algorithm that cannot learn with every policy."""
+
+    def check_policy(self, policy: Any) -> None:
+        """Raise `ConfigError` where it cannot with ``policy``, or the policy of that config."""
+        ...
+
+
+@runtime_checkable
+class ChecksCameras(Protocol):
+    """The config of a policy that cannot use pictures of every size."""
+
+    def check_camera(self, name: str, height: int, width: int) -> None:
+        """Raise `ConfigError` for a camera (sizes in pixels) that it cannot cut up."""
+        ...
+
+
+@runtime_checkable
+class ChecksMachine(Protocol):
+    """The config of an env that not every machine can run."""
+
+    def check_machine(self) -> None:
+        """Raise `UserError` where packages, files or OpenGL are missing."""
+        ...
+
+
+@runtime_checkable
+class DescribesConditions(Protocol):
+    """The config of an env that says in a line what a figure depends on besides the policy."""
+
+    def describe(self) -> str: ...
+
+
+@runtime_checkable
+class DescribesStarts(Protocol):
+    """The config of an env that says in a line where episodes of a split start."""
+
+    def initial_states(self, split: str) -> str: ...

@@ -1,0 +1,213 @@
+"""What plug-ins may offer beyond `vla_rl.interfaces`: the core asks with ``isinstance`` and does without where none is.
+
+Each Protocol holds one question, so that a class answers it by having these names and nothing else. Options of configs and
+attributes of classes are in `vla_rl.asked`. `vla_rl.rewards.handle` asks reward models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+from vla_rl.types import EmbodimentSpec, Observation, Trajectory
+
+
+# --------------------------------------------------------------------------------------------------------------- policies
+@runtime_checkable
+class PreparedPolicy(Protocol):
+    """A policy that changes before RL, such as by freezing parts."""
+
+    def prepare_for_rl(self) -> None:
+        """Called before an algorithm first learns; a resumed run calls it again."""
+        ...
+
+
+@runtime_checkable
+class ValueHeadPolicy(Protocol):
+    """A policy with a value head, whose value is `PolicyEvaluation.value`."""
+
+    def value_parameters(self) -> Iterable[nn.Parameter]:
+        """The head's parameters: they learn at ``critic_learning_rate``, and alone in the critic warm-up."""
+        ...
+
+
+@runtime_checkable
+class ImageFeatures(Protocol):
+    """A policy that lends its image features to a reward (``reward.encoder.type=policy``)."""
+
+    def image_features(self, frames: Tensor) -> Tensor:
+        """Float32 [b f] of pictures uint8 [b H W 3], without gradient."""
+        ...
+
+
+@runtime_checkable
+class ImageSpread(Protocol):
+    """A policy that can say whether its image features differ from picture to picture."""
+
+    def image_token_spread(self, observation: Observation) -> float: ...
+
+
+@runtime_checkable
+class PublishablePolicy(Protocol):
+    """A policy that its own project has a form for (``vla-rl export``)."""
+
+    def save_pretrained(self, folder: Path) -> None: ...
+
+
+@runtime_checkable
+class TrainingMode(Protocol):
+    """A policy that acts differently while it is trained, as a `torch.nn.Module` does."""
+
+    training: bool
+
+    def train(self, mode: bool = True) -> Any: ...
+
+    def eval(self) -> Any: ...
+
+
+# ------------------------------------------------------------------------------------------------------------------ critics
+@runtime_checkable
+class ObservingCritic(Protocol):
+    """A critic that keeps statistics of its inputs."""
+
+    def observe(self, observation: Observation) -> None:
+        """Called once per batch, before values are read."""
+        ...
+
+
+@runtime_checkable
+class ChoosyCritic(Protocol):
+    """A critic that says whether it looks at images. False spares copying them; without it they are copied."""
+
+    reads_images: bool
+
+
+# --------------------------------------------------------------------------------------------------------------------- envs
+@runtime_checkable
+class RepeatableEnv(Protocol):
+    """``repeatable`` True: the same episode and actions give the same images again, so that videos can be drawn later."""
+
+    repeatable: bool
+
+
+@runtime_checkable
+class WorkerEnv(Protocol):
+    """An env of processes; they take cores from the policy."""
+
+    num_workers: int
+
+
+@runtime_checkable
+class MeasuredEnv(WorkerEnv, Protocol):
+    """An env that knows for how many seconds its workers simulated, all together."""
+
+    @property
+    def busy_seconds(self) -> float: ...
+
+
+# ------------------------------------------------------------------------------------------------------------------ rewards
+@runtime_checkable
+class PreparingReward(Protocol):
+    """A reward model that can do a part of its work as each episode ends."""
+
+    def prepare(self, trajectory: Trajectory) -> None:
+        """Called in a thread while other episodes still simulate."""
+        ...
+
+
+@runtime_checkable
+class ReportingReward(Protocol):
+    """A reward model with figures to log."""
+
+    def metrics(self) -> dict[str, float]:
+        """Of the last `score`."""
+        ...
+
+
+@runtime_checkable
+class StatefulReward(Protocol):
+    """A reward model that changes in a run. It also has ``load_state_dict(state)``."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nested dicts and lists of tensors, numbers and strings. ``fitted`` False: it cannot score yet."""
+        ...
+
+
+@runtime_checkable
+class LearnedReward(Protocol):
+    """``learned`` True: the model is a `FittedReward`, to be trained before it scores."""
+
+    @property
+    def learned(self) -> bool: ...
+
+
+@runtime_checkable
+class DemonstratedReward(Protocol):
+    """``wants_demonstrations`` True: the model has ``set_demonstrations(trajectories)``, called before RL."""
+
+    @property
+    def wants_demonstrations(self) -> bool: ...
+
+
+@runtime_checkable
+class EmbodiedReward(Protocol):
+    """A reward model that reads proprioception by name."""
+
+    def set_embodiment(self, embodiment: EmbodimentSpec, stride: int) -> None:
+        """``stride``: control steps between the frames of demonstrations."""
+        ...
+
+
+@runtime_checkable
+class ReferenceReward(Protocol):
+    """A reward model that compares with demonstrations (``reward.reference``)."""
+
+    def set_references(self, trajectories: Sequence[Trajectory]) -> None: ...
+
+
+@runtime_checkable
+class ReversibleProgress(Protocol):
+    """A progress model with a judgement of its own of episodes played backwards."""
+
+    def reverse_progress(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
+        """[t+1] per trajectory as `ProgressReward.progress`, in the order of time."""
+        ...
+
+
+@runtime_checkable
+class StepCritics(Protocol):
+    """A progress model made of judgements of single steps."""
+
+    def critics(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
+        """[t] per trajectory: above 0 where a step led on."""
+        ...
+
+
+@runtime_checkable
+class PartedScores(Protocol):
+    """A reward model of several named rewards (``algorithm.reward_names``)."""
+
+    def score_parts(self, trajectories: Sequence[Trajectory]) -> dict[str, list[Tensor]]:
+        """{name: [t] per trajectory}."""
+        ...
+
+    def total(self, parts: Mapping[str, Sequence[Tensor]]) -> list[Tensor]:
+        """[t] per trajectory: what `score` returns of them."""
+        ...
+
+
+@runtime_checkable
+class RewardPart(Protocol):
+    @property
+    def reward(self) -> Any: ...
+
+
+@runtime_checkable
+class RewardOfParts(Protocol):
+    """A reward model made of others."""
+
+    @property
+    def parts(self) -> Mapping[str, RewardPart]: ...
