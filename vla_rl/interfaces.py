@@ -127,6 +127,18 @@ class LikelihoodPolicy(Policy, Protocol):
 
 
 @runtime_checkable
+class ValuePolicy(Policy, Protocol):
+    """A policy that may have a value head, which then serves instead of a separate critic."""
+
+    def value(self, observation: Observation) -> Tensor | None:
+        """Value [b] with gradient, that of `act` and `evaluate` for the same observation; None: built without a head.
+
+        It decides nothing and draws no noise, so it is cheaper than `act` where deciding takes more than the forward.
+        """
+        ...
+
+
+@runtime_checkable
 class DistillablePolicy(Policy, Protocol):
     """A policy that can teach a faster student.
 

@@ -88,6 +88,10 @@ class DenoisingBase(VisionLanguageTrunk):
             hidden, present = self.trunk(prefix, causal=False, cache_only=not self.config.value_head)
         return [(k.float(), v.float()) for k, v in present], self._value(hidden)
 
+    def value(self, observation: Observation) -> Tensor | None:
+        """See `vla_rl.interfaces.ValuePolicy`: one prefix, and no denoising."""
+        return self.encode(observation)[1] if self.config.value_head else None
+
     def normalize(self, actions: Tensor) -> Tensor:
         return (actions - self.action_offset) / self.action_scale
 
