@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import math
@@ -180,6 +181,53 @@ def test_leftovers_of_a_killed_save_are_removed(tmp_path: Path):
     (tmp_path / ".a.part-1" / "model.safetensors").write_text("half")
     save_checkpoint(tmp_path / "a", Plain(5, SPEC))
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+# what env, dataset and checkpoints of this project said before `FRAMES`, `ROTATIONS` and `GRIPPERS`
+FORMER = [
+    (("world", "none", "none"), ("world", "none", "none")),
+    (("world", "fixed, hand down", "-1 opens, +1 closes"), ("world", "none", "-1 open, +1 close")),
+    (
+        ("world", "rotation vector, relative to the present orientation, world frame", "-1 opens, +1 closes"),
+        ("world", "axis_angle_delta", "-1 open, +1 close"),
+    ),
+    (
+        ("world", "rotation vector, relative to the present orientation", "-1 opens, +1 closes"),
+        ("world", "axis_angle_delta", "-1 open, +1 close"),
+    ),
+    (("world", "rotation vector, world frame", "-1 opens, +1 closes"), ("world", "axis_angle", "-1 open, +1 close")),
+    (("my table", "roll first", "1 is shut"), ("other: my table", "other: roll first", "other: 1 is shut")),
+]
+
+
+@pytest.mark.parametrize("former, present", FORMER)
+def test_a_checkpoint_from_before_there_were_words_fits_its_robot(tmp_path: Path, former, present):
+    names = ("frame", "rotation", "gripper")
+    now = dataclasses.replace(SPEC, **dict(zip(names, present)))
+    save_checkpoint(tmp_path / "a", Plain(3, SPEC))
+    file = tmp_path / "a" / "embodiment.json"
+    file.write_text(json.dumps(SPEC.to_dict() | dict(zip(names, former))))
+    assert load_policy(tmp_path / "a", factory, expected_embodiment=now).embodiment == now
+    assert EmbodimentSpec.from_dict(now.to_dict()) == now
+
+
+@pytest.mark.parametrize(
+    "field, value, choices",
+    [
+        ("frame", "wolrd", ["'world'", "'base'", "'tool'", "FRAMES"]),
+        ("rotation", "axis angle", ["'axis_angle'", "'euler_xyz'", "'quaternion_xyzw'", "ROTATIONS"]),
+        ("gripper", "-1 opens, +1 closes", ["'-1 open, +1 close'", "'width'", "GRIPPERS"]),
+        ("gripper", "other: ", ["'other: ' and your own words"]),
+    ],
+)
+def test_a_robot_is_described_in_known_words(tmp_path: Path, field, value, choices):
+    with pytest.raises(ConfigError) as caught:
+        dataclasses.replace(SPEC, **{field: value})
+    assert all(part in str(caught.value) for part in ("'one_joint'", f"{field}={value!r}", *choices))
+    save_checkpoint(tmp_path / "a", Plain(3, SPEC))
+    (tmp_path / "a" / "embodiment.json").write_text(json.dumps(SPEC.to_dict() | {field: ""}))
+    with pytest.raises(CheckpointError, match=f"embodiment.json describes no robot .*{field}"):
+        load_policy(tmp_path / "a", factory)
 
 
 def test_another_embodiment(tmp_path: Path):

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from vla_rl.errors import CheckpointError, UserError, first_line
+from vla_rl.errors import CheckpointError, ConfigError, UserError, first_line
 from vla_rl.specs import EmbodimentSpec
 
 CONFIG, EMBODIMENT, TRAINING_STATE = "config.json", "embodiment.json", "training_state"
@@ -74,7 +74,7 @@ def read_embodiment(path: Path, remedy: str, error: type[UserError] = UserError)
     """The robot that an ``embodiment.json`` describes; errors as in `read_json`."""
     try:
         return EmbodimentSpec.from_dict(read_json(path, remedy, error))
-    except (KeyError, TypeError, ValueError, AttributeError) as problem:
+    except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as problem:
         raise error(f"{path} describes no robot ({_first(problem)}): {remedy}") from problem
 
 
