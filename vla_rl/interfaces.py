@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -176,6 +177,21 @@ class RegressionPolicy(Policy, Protocol):
     def state_dict(self) -> dict[str, Tensor]: ...
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> Any: ...
+
+
+@runtime_checkable
+class BasedPolicy(Protocol):
+    """A policy whose checkpoints leave frozen weights to another folder: a published model, or another checkpoint.
+
+    ``base_key`` is the key of its own config that names the folder. A checkpoint stores where it is and a fingerprint of its
+    weights (`vla_rl.checkpoint.BaseReference`); as it is loaded the folder is found again, and stands under that key.
+    """
+
+    base_key: str
+
+    def base_folder(self) -> Path | None:
+        """The folder, as absolute or from the working directory; None: its checkpoints hold all weights."""
+        ...
 
 
 @runtime_checkable

@@ -82,6 +82,7 @@ class OpenVLABase(nn.Module):
 
     policy_type: str
     config_path = (_OWN, "config")
+    base_key = "checkpoint"
 
     def __init__(
         self, config: OpenVLAConfig, embodiment: EmbodimentSpec, source: Source, statistics: tuple[str, Mapping[str, Any]]
@@ -530,6 +531,10 @@ class OpenVLABase(nn.Module):
             return state
         frozen = {name for name, p in self.named_parameters() if not p.requires_grad}
         return {name: value for name, value in state.items() if name not in frozen}
+
+    def base_folder(self) -> Path | None:
+        """See `vla_rl.interfaces.BasedPolicy`."""
+        return Path(self.config.checkpoint) if self.config.save_trained_only else None
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Inverse of `state_dict`."""
