@@ -35,6 +35,7 @@ def open_env(config: RunConfig) -> Env:
         max_chunk_length=max(128, getattr(config.policy, "chunk_length", 0)),
         hang_timeout=slots.hang_timeout,
         max_restarts=slots.max_restarts,
+        python=slots.python,
     )
 
 
