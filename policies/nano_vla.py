@@ -194,10 +194,7 @@ class NanoVLA(VisionLanguageTrunk):
         unused = self.unused_bins.view(-1, self.group, self.config.action_bins)  # by position within a control step
         chosen, all_log_probs = [], []
         with self._autocast():
-            prefix = self._prefix(*inputs)
-            x = torch.cat([prefix, self.action_queries[:1].expand(len(prefix), 1, -1)], dim=1)
-            hidden, past = self.trunk(x, causal=True)
-            value = self._value(hidden[:, : self.prefix_length])
+            hidden, past, value = self._first_position(inputs)
             for s in range(self.slots):
                 logits = self._logits(hidden[:, -1:])[:, 0].masked_fill(unused[s % len(unused)], MASKED)
                 log_probs = self._log_probs(logits)  # [b g bins]
@@ -207,10 +204,29 @@ class NanoVLA(VisionLanguageTrunk):
                 if s + 1 < self.slots:
                     x = self._embed_tokens(tokens[:, None]) + self.action_queries[s + 1]
                     hidden, past = self.trunk(x, True, self.prefix_length + s + 1, past)
-        shape = (len(prefix), self.chunk_length, self.embodiment.action_dim)
+        shape = (len(hidden), self.chunk_length, self.embodiment.action_dim)
         return torch.stack(chosen, 1).view(shape), torch.stack(all_log_probs, 1).view(*shape, -1), value
 
+    def _first_position(
+        self, inputs: tuple[Tensor, ...]
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]], Tensor | None]:
+        """Hidden states of the prefix and the first action position, their keys and values, and the value [b]."""
+        prefix = self._prefix(*inputs)
+        x = torch.cat([prefix, self.action_queries[:1].expand(len(prefix), 1, -1)], dim=1)
+        hidden, past = self.trunk(x, causal=True)
+        return hidden, past, self._value(hidden[:, : self.prefix_length])
+
     # ---------------------------------------------------------------------------------------------------- interfaces
+    def value(self, observation: Observation) -> Tensor | None:
+        """See `vla_rl.interfaces.ValuePolicy`."""
+        if not self.config.value_head:
+            return None
+        inputs = self._inputs(observation)
+        if self.config.decoding == "parallel":
+            return self._from_inputs(inputs, None)[1]
+        with self._autocast():
+            return self._first_position(inputs)[2]
+
     @torch.no_grad()
     def act(
         self, observation: Observation, *, deterministic: bool = False, seeds: Sequence[int] | None = None

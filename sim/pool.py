@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sim.inline import SlotGuard
+from sim.interpreter import check_python, started_by
 from sim.pool_worker import slot_layout, work
 from vla_rl import errors
 from vla_rl.errors import ConfigError, UserError
@@ -62,7 +63,8 @@ class ProcessPool:
     open requests yield events with ``error``, and so does the next `step` of its other slots. `poll` raises `UserError`
     when one worker failed more than ``max_restarts`` times in a row without answering a request in between, when it was
     not ready within ``start_timeout`` seconds that often, or with the simulator's own `UserError`. Any other exception
-    of a simulator costs that slot its episode only. ``worker_env`` adds environment variables for the workers.
+    of a simulator costs that slot its episode only. ``python`` is the executable that the workers run under (empty: this
+    one); `ConfigError` where it cannot run them (`sim.interpreter`).
     """
 
     repeatable = True  # the same episode and actions give the same images again
@@ -77,7 +79,7 @@ class ProcessPool:
         hang_timeout: float | None = 300.0,
         start_timeout: float | None = 300.0,
         max_chunk_length: int = 128,
-        worker_env: Mapping[str, str] | None = None,
+        python: str = "",
     ) -> None:
         if min(num_workers, slots_per_worker, max_chunk_length) < 1 or max_restarts < 0:
             raise ConfigError(
@@ -98,7 +100,8 @@ class ProcessPool:
         self._factory, self._max_restarts, self._max_chunk_length = factory, max_restarts, max_chunk_length
         self._hang_timeout = math.inf if hang_timeout is None else hang_timeout
         self._start_timeout = math.inf if start_timeout is None else start_timeout
-        self._worker_env = SINGLE_THREADED | dict(worker_env or {})
+        check_python(python)
+        self._python = python
         self._events: list[SlotEvent] = []
         self._failure = ""  # why the pool gave up
         self._lost: dict[int, str] = {}  # slots whose episode was lost while no request was open
@@ -277,7 +280,7 @@ class ProcessPool:
         worker.ready, worker.since = False, time.monotonic()
         resource_tracker.ensure_running()  # it would unblock SIGINT
         hidden = contextlib.nullcontext() if self._needs_main else _main_module_hidden()
-        with _environment(self._worker_env), _interrupts_blocked(), hidden:
+        with _environment(SINGLE_THREADED), _interrupts_blocked(), started_by(self._python), hidden:
             worker.process.start()
         worker.pid = worker.process.pid
         theirs.close()

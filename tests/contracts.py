@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from vla_rl.errors import UserError
-from vla_rl.interfaces import Env, LikelihoodPolicy, Policy, Simulator
+from vla_rl.interfaces import Env, LikelihoodPolicy, Policy, Simulator, ValuePolicy
 from vla_rl.specs import FAILURE_KINDS
 from vla_rl.types import EmbodimentSpec, EpisodeSpec, Observation, SlotEvent, SlotObservation, SlotStep
 
@@ -217,6 +217,11 @@ def check_policy(policy: Policy, observation: Observation | None = None, *, tole
     torch.testing.assert_close(shuffled.chunk.actions.flip(0), output.chunk.actions, rtol=0, atol=tolerance)
     torch.testing.assert_close(alone.chunk.actions, output.chunk.actions[:1], rtol=0, atol=tolerance)
     torch.testing.assert_close(fixed[0].chunk.actions, fixed[1].chunk.actions, rtol=0, atol=tolerance)
+    if isinstance(policy, ValuePolicy):
+        with torch.no_grad():
+            value = policy.value(observation)
+        assert (value is None) == (output.value is None)
+        assert value is None or (torch.equal(value, output.value) and torch.equal(value, fixed[0].value))
     if isinstance(policy, LikelihoodPolicy):
         replay = {name: tensor.clone() for name, tensor in output.replay.items()}
         evaluation = policy.evaluate(observation, replay)

@@ -36,7 +36,8 @@ def libero_like(size: int = 32, action_names: tuple[str, ...] | None = None, pro
     names = action_names or ("dx", "dy", "dz", "drx", "dry", "drz", "gripper")
     return EmbodimentSpec(
         name="libero_like", action_names=names, action_units=("share",) * len(names), action_low=(-1.0,) * len(names),
-        action_high=(1.0,) * len(names), frame="world", rotation="axis_angle", gripper="-1 opens", control_hz=20.0,
+        action_high=(1.0,) * len(names), frame="world", rotation="axis_angle_delta", gripper="-1 open, +1 close",
+        control_hz=20.0,
         cameras=(CameraSpec("agentview", size, size), CameraSpec("wrist", size, size)),
         proprio_names=tuple(f"p{i}" for i in range(proprio)),
     )  # fmt: skip

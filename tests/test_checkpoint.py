@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import math
 import multiprocessing
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +182,138 @@ def test_leftovers_of_a_killed_save_are_removed(tmp_path: Path):
     (tmp_path / ".a.part-1" / "model.safetensors").write_text("half")
     save_checkpoint(tmp_path / "a", Plain(5, SPEC))
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+# ------------------------------------------------------------------------------------------------- frozen base weights
+class OnTop(Plain):
+    """Its checkpoints hold the bias alone; the weight is that of another checkpoint."""
+
+    policy_type, base_key = "on_top", "base"
+
+    def __init__(self, base: str, embodiment: EmbodimentSpec):
+        super().__init__(3, embodiment)
+        self.base = base
+        self.weight.data = safetensors.torch.load_file(Path(base) / "model.safetensors")["weight"]
+
+    def base_folder(self) -> Path | None:
+        return Path(self.base) if self.base else None
+
+    def config_dict(self) -> dict[str, Any]:
+        return {"config": {"base": self.base}}
+
+    @classmethod
+    def from_config_dict(cls, data: dict[str, Any], embodiment: EmbodimentSpec, files: dict[str, str]) -> OnTop:
+        return cls(data["config"]["base"], embodiment)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return {"bias": super().state_dict(*args, **kwargs)["bias"]}
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        return super().load_state_dict(state_dict, strict=False)
+
+
+def on_base(run: Path, base: Path) -> tuple[OnTop, Path]:
+    """A policy on the checkpoint ``base``, and where it was saved."""
+    save_checkpoint(base, Plain(3, SPEC))
+    policy = OnTop(str(base), SPEC)
+    save_checkpoint(run / "rl", policy, {"iteration": 1})
+    return policy, run / "rl"
+
+
+def on_top(path: Path, **changes: Any) -> OnTop:
+    return load_policy(path, lambda name: OnTop, SPEC, changes)
+
+
+def test_a_base_beside_the_checkpoint_moves_with_it(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    policy, saved = on_base(Path("run"), Path("run/sft"))
+    assert json.loads((saved / "config.json").read_text())["frozen_base"]["path"] == "../sft"
+    save_checkpoint(saved, policy)
+    keep_numbered(saved, 7, 1)
+    shutil.copytree("run", "copied/run")
+    shutil.rmtree("run")
+    monkeypatch.chdir("/")
+    for name in ("rl", "rl.last_good", "rl_7"):
+        loaded = on_top(tmp_path / "copied/run" / name)
+        assert same_weights(loaded, policy) and torch.equal(loaded.weight, policy.weight)
+        assert loaded.base == str(tmp_path / "copied/run/sft")
+
+
+def test_a_base_elsewhere_is_named_by_its_place_and_checked(tmp_path: Path):
+    policy, saved = on_base(tmp_path / "run", tmp_path / "published")
+    assert torch.equal(on_top(saved).weight, policy.weight)
+    (tmp_path / "published").rename(tmp_path / "away")
+    with pytest.raises(CheckpointError, match=f"frozen weights, which are not at {tmp_path}/published.*frozen_base.path"):
+        on_top(saved)
+    assert torch.equal(on_top(saved, base=str(tmp_path / "away")).weight, policy.weight)
+    with pytest.raises(CheckpointError, match="no weights"):
+        (tmp_path / "published").mkdir()
+        on_top(saved)
+    save_checkpoint(tmp_path / "other", Plain(3, SPEC))
+    with pytest.raises(CheckpointError, match=r"other holds other weights than those that .*rl was trained on"):
+        on_top(saved, base=str(tmp_path / "other"))
+    with pytest.raises(CheckpointError, match="holds other weights"):  # a run that goes on, whose start was put elsewhere
+        load_weights(saved, OnTop(str(tmp_path / "other"), SPEC))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "head--5_checkpoint.pt", "pytorch_model.bin"])
+def test_a_fingerprint_sees_every_tensor(tmp_path: Path, name: str):
+    first = {"small": torch.zeros(3), "large": torch.zeros(50_000), "middle": torch.zeros(100, 40)}
+    seen = set()
+    for change in (None, "small", "large", "middle"):
+        weights = {k: torch.full_like(x, 1e-6) if k == change else x for k, x in first.items()}
+        (safetensors.torch.save_file if name.endswith("tensors") else torch.save)(weights, tmp_path / name)
+        seen.add(checkpoint.fingerprint(tmp_path))
+        os.utime(tmp_path / name, ns=(0, 0))
+        assert checkpoint.fingerprint(tmp_path) in seen  # what it is, not when it was written
+    assert len(seen) == 4
+
+
+# what env, dataset and checkpoints of this project said before `FRAMES`, `ROTATIONS` and `GRIPPERS`
+FORMER = [
+    (("world", "none", "none"), ("world", "none", "none")),
+    (("world", "fixed, hand down", "-1 opens, +1 closes"), ("world", "none", "-1 open, +1 close")),
+    (
+        ("world", "rotation vector, relative to the present orientation, world frame", "-1 opens, +1 closes"),
+        ("world", "axis_angle_delta", "-1 open, +1 close"),
+    ),
+    (
+        ("world", "rotation vector, relative to the present orientation", "-1 opens, +1 closes"),
+        ("world", "axis_angle_delta", "-1 open, +1 close"),
+    ),
+    (("world", "rotation vector, world frame", "-1 opens, +1 closes"), ("world", "axis_angle", "-1 open, +1 close")),
+    (("my table", "roll first", "1 is shut"), ("other: my table", "other: roll first", "other: 1 is shut")),
+]
+
+
+@pytest.mark.parametrize("former, present", FORMER)
+def test_a_checkpoint_from_before_there_were_words_fits_its_robot(tmp_path: Path, former, present):
+    names = ("frame", "rotation", "gripper")
+    now = dataclasses.replace(SPEC, **dict(zip(names, present)))
+    save_checkpoint(tmp_path / "a", Plain(3, SPEC))
+    file = tmp_path / "a" / "embodiment.json"
+    file.write_text(json.dumps(SPEC.to_dict() | dict(zip(names, former))))
+    assert load_policy(tmp_path / "a", factory, expected_embodiment=now).embodiment == now
+    assert EmbodimentSpec.from_dict(now.to_dict()) == now
+
+
+@pytest.mark.parametrize(
+    "field, value, choices",
+    [
+        ("frame", "wolrd", ["'world'", "'base'", "'tool'", "FRAMES"]),
+        ("rotation", "axis angle", ["'axis_angle'", "'euler_xyz'", "'quaternion_xyzw'", "ROTATIONS"]),
+        ("gripper", "-1 opens, +1 closes", ["'-1 open, +1 close'", "'width'", "GRIPPERS"]),
+        ("gripper", "other: ", ["'other: ' and your own words"]),
+    ],
+)
+def test_a_robot_is_described_in_known_words(tmp_path: Path, field, value, choices):
+    with pytest.raises(ConfigError) as caught:
+        dataclasses.replace(SPEC, **{field: value})
+    assert all(part in str(caught.value) for part in ("'one_joint'", f"{field}={value!r}", *choices))
+    save_checkpoint(tmp_path / "a", Plain(3, SPEC))
+    (tmp_path / "a" / "embodiment.json").write_text(json.dumps(SPEC.to_dict() | {field: ""}))
+    with pytest.raises(CheckpointError, match=f"embodiment.json describes no robot .*{field}"):
+        load_policy(tmp_path / "a", factory)
 
 
 def test_another_embodiment(tmp_path: Path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import warnings
 
 import numpy as np
@@ -27,7 +28,7 @@ SPEC = EmbodimentSpec(
     action_high=(0.05, 0.05, 1.0),
     frame="base",
     rotation="none",
-    gripper="+1 closes",
+    gripper="-1 open, +1 close",
     control_hz=20.0,
     cameras=(CameraSpec("front", 12, 16), CameraSpec("wrist", 10, 10)),
     proprio_names=("x", "y", "z", "gripper_open"),
@@ -221,6 +222,20 @@ def test_another_embodiment_is_refused(folder, change, names):
     with pytest.raises(EmbodimentMismatch) as caught:
         load_demonstrations(folder, dataclasses.replace(SPEC, **change), 2)
     assert all(name in str(caught.value) for name in names)
+
+
+def test_data_from_before_there_were_words_still_fits_its_robot(folder, tmp_path):
+    old = tmp_path / "old"
+    shutil.copytree(folder, old)
+    file = old / "meta" / "embodiment.json"
+    prose = {"rotation": "fixed, hand down", "gripper": "-1 opens, +1 closes"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | prose))
+    assert len(load_demonstrations(old, SPEC, 2)) == sum(LENGTHS)
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"gripper": "a suction cup"}))
+    with pytest.raises(EmbodimentMismatch, match="other: a suction cup"):
+        load_demonstrations(old, SPEC, 2)
+    suction = dataclasses.replace(SPEC, gripper="other: a suction cup")
+    assert len(load_demonstrations(old, suction, 2)) == sum(LENGTHS)
 
 
 def test_further_cameras_are_ignored(folder):

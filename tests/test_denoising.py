@@ -26,7 +26,7 @@ from vla_rl.types import CameraSpec, EmbodimentSpec, EpisodeSpec, Observation, R
 
 SPEC = EmbodimentSpec(
     name="arm", action_names=("dx", "dy", "gripper"), action_units=("m", "m", "1"), action_low=(-0.05, -0.04, -1.0),
-    action_high=(0.05, 0.08, 1.0), frame="base", rotation="none", gripper="1 closed", control_hz=20.0,
+    action_high=(0.05, 0.08, 1.0), frame="base", rotation="none", gripper="-1 open, +1 close", control_hz=20.0,
     cameras=(CameraSpec("front", 16, 16),), proprio_names=("x", "y"),
 )  # fmt: skip
 TINY = DenoisingVLAConfig(

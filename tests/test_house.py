@@ -195,3 +195,57 @@ def test_sizes(kind, allowed):
     assert not new, f"{kind} over the limit: {new}. Split them; a new exception needs a reason in this file."
     stale = sorted(set(allowed) - set(over))
     assert not stale, f"{stale} are within the limit now: take them off the list"
+
+
+# One iteration of PPO with GAE and a critic, from the plan to backward() and the checkpoint: what a reader has to read.
+# Apart stand what is behind a Protocol (policy, env, collector, reward model), the formulas (`advantages.py`, `losses.py`),
+# how bytes reach the disk (`storage.py`), the guard that watches the figures, and the groups of dynamic sampling.
+ITERATION = {
+    "learning/online.py": ["OnlineRL.run", "OnlineRL._evaluated", "OnlineRL._gather", "OnlineRL._learn", "OnlineRL._save"],
+    "learning/plan.py": ["propose_episodes", "record_outcomes"],
+    "learning/figures.py": ["add_figures", "rollout_metrics"],
+    "learning/learners.py": ["BatchLearner.learn", "BatchLearner.state_dict"],
+    "rewards/scorer.py": ["RewardScorer.begin", "RewardScorer._prepare", "RewardScorer.score"],
+    "types.py": ["RolloutBatch.from_trajectories"],
+    "algorithms/ppo.py": [
+        "PPO.update", "PPO._estimate", "PPO._prepare", "PPO._by_trajectory", "PPO._train_policy", "PPO._minibatches",
+        "PPO._backward", "_Prepared.rows_of", "_reduce", "PPO.state_dict",
+    ],
+    "algorithms/reading.py": ["Reader.evaluate", "Reader.values", "Reader.final_values"],
+    "algorithms/estimators.py": ["scored", "named_rewards", "GAE.estimate"],
+    "algorithms/critic.py": ["CriticTrainer.observe", "CriticTrainer.values", "CriticTrainer.train"],
+    "algorithms/surrogate.py": ["Surrogate.losses", "Surrogate.at_level", "Surrogate._clipped", "behavior_weights"],
+    "algorithms/optim.py": ["even_split", "GuardedStep.step", "optimizer_state"],
+    "checkpoint.py": ["save_checkpoint", "_write_checkpoint", "_save_weights", "keep_numbered"],
+}  # fmt: skip
+ITERATION_LINES, HOPS = 800, 3
+
+
+def iteration() -> dict[tuple[str, str], ast.FunctionDef]:
+    trees = {file: dict(walk(ast.parse((ROOT / "vla_rl" / file).read_text(encoding="utf-8")))) for file in ITERATION}
+    return {(file, name): trees[file][name] for file, names in ITERATION.items() for name in names}
+
+
+def mentioned(node: ast.AST) -> set[str]:
+    """Names of what a function may call."""
+    found = [x for x in ast.walk(node) if isinstance(x, ast.Attribute | ast.Name)]
+    return {x.attr if isinstance(x, ast.Attribute) else x.id for x in found}
+
+
+def test_one_iteration_can_be_read():
+    functions = iteration()
+    lines = sum(node.end_lineno - node.lineno + 1 for node in functions.values())
+    assert lines <= ITERATION_LINES, f"one iteration takes {lines} lines to read"
+    # every function is called on the way, and at most so many changes of the file lead to it
+    hops = {("learning/online.py", "OnlineRL.run"): 0}
+    waiting = list(hops)
+    while waiting:
+        caller = waiting.pop()
+        called = mentioned(functions[caller])
+        for target in functions:
+            distance = hops[caller] + (target[0] != caller[0])
+            if target[1].rpartition(".")[2] in called and distance < hops.get(target, 99):
+                hops[target] = distance
+                waiting.append(target)
+    assert set(functions) == set(hops), f"not on the way any more: {sorted(set(functions) - set(hops))}"
+    assert max(hops.values()) <= HOPS, f"too far from the loop: {hops}"

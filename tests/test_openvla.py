@@ -416,7 +416,11 @@ def test_cached_decoding_equals_transformers_generate(tmp_path):
             assert tokens[0].tolist() == mine[i].tolist()
 
 
-@pytest.mark.parametrize("options", [{}, {"value_head": True}, AUTOREGRESSIVE], ids=["parallel", "value", "autoregressive"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"value_head": True}, AUTOREGRESSIVE, AUTOREGRESSIVE | {"value_head": True}],
+    ids=["parallel", "value", "autoregressive", "autoregressive_value"],
+)
 def test_policy_contract(folder, options):
     check_policy(load(folder, **options), observe())
     check_policy(load(folder, **options))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from openvla_checkpoints import STATISTICS, libero_like, random_part, random_weights, shapes, write_checkpoint
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file, save, save_file
 from test_openvla import PLAIN, load, observe
 
 from policies.normalization import VectorStats
@@ -21,7 +21,7 @@ from policies.openvla.policy import statistics_of
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.build import implementation
 from vla_rl.checkpoint import load_policy, save_checkpoint
-from vla_rl.errors import ConfigError, MissingPackage, UserError
+from vla_rl.errors import CheckpointError, ConfigError, MissingPackage, UserError
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +162,35 @@ def test_a_runs_checkpoint_comes_back(folder, tmp_path, options):
     size = (tmp_path / "rl" / "model.safetensors").stat().st_size
     whole = sum(4 * p.numel() for p in policy.parameters())
     assert size < whole / 10 if options.get("save_trained_only") else size > 0.9 * whole
+
+
+def test_a_checkpoint_of_trained_weights_alone_knows_what_it_builds_on(folder, tmp_path):
+    base, trained = shutil.copytree(folder, tmp_path / "base"), {"lora_rank": 2, "save_trained_only": True}
+    policy = load(base, **trained)
+    with torch.no_grad():
+        for name, p in policy.named_parameters():
+            if ".lora_" in name:
+                p.add_(torch.randn_like(p) * 0.02)
+    save_checkpoint(tmp_path / "run" / "checkpoints" / "rl", policy)
+    file = tmp_path / "run" / "checkpoints" / "rl" / "config.json"
+
+    def again(**changes):
+        return load_policy(file.parent, lambda name: implementation("policy", name), libero_like(), changes)
+
+    stored = json.loads(file.read_text())
+    assert stored["frozen_base"]["path"] == str(base) and "frozen_base" not in again().source.config
+    base = base.rename(tmp_path / "moved")
+    with pytest.raises(CheckpointError, match=r"builds on frozen weights, which are not at .*base"):
+        again()
+    same_outputs(policy, again(checkpoint=str(base)))
+    file.write_text(json.dumps({k: v for k, v in stored.items() if k != "frozen_base"}))  # as it was before
+    (tmp_path / "moved").rename(tmp_path / "base")
+    same_outputs(policy, again())
+    file.write_text(json.dumps(stored))
+    shard = sorted((tmp_path / "base").glob("*.safetensors"))[-1]
+    save_file({name: x + 0.01 for name, x in load_file(shard).items()}, shard)
+    with pytest.raises(CheckpointError, match="holds other weights than those that"):
+        again()
 
 
 def test_a_fully_trained_runs_checkpoint_is_itself_in_the_upstream_format(folder, tmp_path):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing.spawn
 import os
 import signal
 import subprocess
@@ -239,6 +240,52 @@ def test_exceptions_of_a_simulator_cost_the_episode_only(tmp_path):
 def test_a_simulator_that_cannot_be_built_says_why(factory, error, text):
     with pytest.raises(error, match=text):
         ProcessPool(factory, num_workers=1)
+
+
+def wrapped(path: Path, *lines: str) -> str:
+    """A Python that first runs ``lines`` of shell."""
+    path.write_text("\n".join(["#!/bin/sh", *lines, f'exec {sys.executable} "$@"', ""]))
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_workers_run_under_another_python_with_packages_of_its_own(tmp_path, monkeypatch):
+    """The two Pythons have a module of one name; the workers import theirs, the parent its own."""
+    text = "from sim.toy import ToyConfig, ToyReach\n\n\ndef make():\n    return ToyReach(ToyConfig(horizon={}))\n"
+    for name, horizon in (("here", 5), ("there", 7)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "planner_of_test_pool.py").write_text(text.format(horizon))
+    monkeypatch.syspath_prepend(tmp_path / "here")
+    from planner_of_test_pool import make
+
+    there = [f"export PYTHONPATH={tmp_path / 'there'}:$PYTHONPATH", f"echo started >> {tmp_path / 'mark'}"]
+    python, path = wrapped(tmp_path / "python", *there), list(sys.path)
+    with ProcessPool(make, num_workers=2, python=python) as pool:
+        assert pool.tasks[0].horizon == 7 and make().tasks[0].horizon == 5
+        assert (tmp_path / "mark").read_text().count("started") == 3  # tried once, and two workers
+        os.kill(pool.worker_stats()[0].pid, signal.SIGKILL)
+        assert wait_until(lambda: pool.poll(timeout=0.1) == [] and pool.restarts == 1)
+        assert (tmp_path / "mark").read_text().count("started") == 4
+        with ProcessPool(make) as other:  # this Python again
+            assert other.tasks[0].horizon == 5 and (tmp_path / "mark").read_text().count("started") == 4
+        event = ask(pool, [0], lambda slot: pool.start(slot, EpisodeSpec("reach_red", 0)))[0]
+        assert event.error is None and event.observation.images["top"].shape == (16, 16, 3)
+    assert sys.path == path and os.fsdecode(multiprocessing.spawn.get_executable()) == sys.executable
+
+
+def test_a_python_that_cannot_run_workers_is_refused_before_any_starts(tmp_path):
+    bare = wrapped(tmp_path / "bare", 'set -- -I -S "$@"')  # without site-packages
+    plain = tmp_path / "plain"
+    plain.write_text("no program")
+    for python, text in (
+        (str(tmp_path / "absent"), "slots.python=.*absent is no file"),
+        (str(tmp_path), "is no file"),
+        (str(plain), "may not be executed"),
+        (bare, r"bare cannot run a simulator's worker, .*No module named"),
+        ("/bin/false", "cannot run a simulator's worker, .*exit code 1"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            ProcessPool(ToyReach, python=python)
 
 
 def test_workers_end_with_a_parent_that_was_killed_even_while_they_are_busy():

@@ -160,6 +160,17 @@ def test_value_head_of_the_policy_learns_and_bootstraps():
     assert metrics["ppo/critic_warmup"] == 0 and score(policy) > 0.5
 
 
+def test_a_head_values_what_was_seen_last_without_deciding_anything(monkeypatch):
+    policy = BanditPolicy(head=True)
+    policy.head.bias.data.fill_(2.0)
+    batch = rollout(policy, 0)
+    monkeypatch.setattr(BanditPolicy, "act", lambda self, observation, **options: pytest.fail("it was asked to act"))
+    config = PPOConfig(gamma=1.0, gae_lambda=1.0, critic_warmup_iterations=0)
+    metrics = PPO(config, policy).update(batch, torch.zeros(batch.num_decisions))
+    truncated = float(batch.truncated[batch.trajectory_index].double().mean())
+    assert 0.0 < truncated < 1.0 and metrics["ppo/returns_mean"] == pytest.approx(2.0 * truncated, rel=1e-5)
+
+
 def test_critic_warmup_leaves_the_policy_untouched_and_unasked():
     policy, value = BanditPolicy(), critic()
     ppo = PPO(PPOConfig(critic_warmup_iterations=2), policy, value)
@@ -517,6 +528,12 @@ def test_missing_capabilities_name_both_sides():
     policy = BanditPolicy()
     with pytest.raises(ConfigError, match="has no head for them and no critic"):
         PPO(PPOConfig(), policy).update(rollout(policy, 0))
+    mute, batch = BanditPolicy(head=True), rollout(BanditPolicy(), 0)
+    mute.evaluate = lambda observation, replay: BanditPolicy.evaluate(headed, observation, replay)
+    mute.value = lambda observation: None
+    headed = BanditPolicy(head=True)
+    with pytest.raises(ConfigError, match=r"BanditPolicy.evaluate returns a value, .*no value\(observation\)"):
+        PPO(PPOConfig(critic_warmup_iterations=0), mute).update(batch)
     policy.requires_grad_(False)
     with pytest.raises(ConfigError, match="nothing to train"):
         PPO(PPOConfig(), policy, critic())

@@ -2,7 +2,8 @@
 
 A checkpoint folder holds ``config.json`` (policy type, its config and statistics, versions), ``model.safetensors`` (or
 shards with ``model.safetensors.index.json``), ``embodiment.json``, the policy's own text files (a tokenizer), and, for
-resuming, ``training_state/`` with ``state.json`` and ``state.safetensors``.
+resuming, ``training_state/`` with ``state.json`` and ``state.safetensors``. A policy that only adds to frozen weights
+(`vla_rl.interfaces.BasedPolicy`) stores its own alone, and under `BASE` in ``config.json`` where the others lie.
 
 A save writes a hidden folder beside the target, flushes it to disk and swaps it in; whatever goes wrong on the way, the
 checkpoint that was there stays whole. The one before is kept as ``<name>.last_good``.
@@ -11,9 +12,13 @@ checkpoint that was there stays whole. The one before is kept as ``<name>.last_g
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
+import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,11 +35,13 @@ from vla_rl.files import (
     TRAINING_STATE,
     WEIGHTS,
     WEIGHTS_INDEX,
+    check_tensors,
     existing_checkpoint,
     last_good,
     read_embodiment,
     weight_files,
 )
+from vla_rl.interfaces import BasedPolicy
 from vla_rl.storage import (
     load_state,
     load_tensors,
@@ -48,6 +55,9 @@ from vla_rl.storage import (
 from vla_rl.types import EmbodimentSpec
 
 FORMAT = 1
+BASE = "frozen_base"  # the key of a config.json that holds a `BaseReference`
+_WEIGHT_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
+_PIECE = 4096  # bytes
 
 
 class Checkpointable(Protocol):
@@ -110,7 +120,9 @@ def _write_checkpoint(
     keep_last_good: bool,
     max_shard_bytes: int,
 ) -> None:
-    header = {"policy_type": policy.policy_type, "format": FORMAT, "vla_rl_version": vla_rl.__version__}
+    header: dict[str, Any] = {"policy_type": policy.policy_type, "format": FORMAT, "vla_rl_version": vla_rl.__version__}
+    if isinstance(policy, BasedPolicy) and (base := policy.base_folder()) is not None:
+        header[BASE] = dataclasses.asdict(base_reference(base, path))
     with replacing(path, keep_last_good) as folder:
         _save_weights(folder, weights, max_shard_bytes)
         write_text(folder / CONFIG, to_json({**header, **policy.config_dict()}))
@@ -192,12 +204,17 @@ def _build(
         for p in sorted(path.iterdir())
         if p.is_file() and p.suffix in (".json", ".txt") and p.name not in skip
     }
-    kind = factory(config["policy_type"])
-    if changes:
-        own = config
+    kind, own = factory(config["policy_type"]), config
+    if changes or BASE in config:
         for name in asked(kind, PolicyClass).config_path:
             own = own[name]
+    if changes:
         _change(own, changes, config["policy_type"], path)
+    if BASE in config:
+        reference = BaseReference(**config.pop(BASE))
+        if kind.base_key in changes:
+            reference = dataclasses.replace(reference, path=os.path.abspath(changes[kind.base_key]))
+        own[kind.base_key] = str(resolve(reference, path))
     return _from_config(kind, config, embodiment, files, factory)
 
 
@@ -213,6 +230,78 @@ def _from_config(
     return kind.from_config_dict(config, embodiment, own, base)
 
 
+# ------------------------------------------------------------------------------------------------- frozen base weights
+@dataclass(frozen=True)
+class BaseReference:
+    """Another folder whose weights a checkpoint builds on. ``path`` is absolute, or relative to the checkpoint's folder."""
+
+    path: str
+    fingerprint: str
+
+
+def base_reference(folder: Path | str, checkpoint: Path | str) -> BaseReference:
+    """What the checkpoint at ``checkpoint`` is to say of ``folder``.
+
+    A folder beside the checkpoint (or inside of one beside it) is named relative to it, so that both can be moved and copied
+    together, as with their run. Raises `CheckpointError` where the folder is missing, holds no weights, or damaged ones.
+    """
+    place, own = Path(os.path.abspath(folder)), Path(os.path.abspath(checkpoint))
+    relative = place.is_relative_to(own.parent)
+    return BaseReference(os.path.relpath(place, own) if relative else str(place), fingerprint(place))
+
+
+def resolve(reference: BaseReference, checkpoint: Path | str) -> Path:
+    """The folder that the checkpoint at ``checkpoint`` refers to. `CheckpointError` unless it is there, and unchanged."""
+    place = Path(os.path.abspath(Path(checkpoint) / reference.path))
+    remedy = f"put it back, or write the place where it lies now into {Path(checkpoint) / CONFIG} ({BASE}.path)"
+    if not place.is_dir():
+        raise CheckpointError(f"{checkpoint} builds on frozen weights, which are not at {place}: {remedy}")
+    if (found := fingerprint(place)) != reference.fingerprint:
+        raise CheckpointError(
+            f"{place} holds other weights than those that {checkpoint} was trained on (fingerprint {found[:12]}…, it should "
+            f"be {reference.fingerprint[:12]}…): {remedy}"
+        )
+    return place
+
+
+def fingerprint(folder: Path | str) -> str:
+    """A hash of a folder's weights: names and sizes of their files, their headers, and of every tensor some bytes.
+
+    A tensor that was trained differs nearly everywhere, so its beginning, middle and end tell, and 14 GB need not be read.
+    Files that are no safetensors count by evenly spread pieces. Raises `CheckpointError` where there are no weights, or
+    damaged ones.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is no folder: the frozen weights of a policy are to be there. Put them back")
+    files = sorted(p for p in folder.iterdir() if p.suffix in _WEIGHT_SUFFIXES and p.is_file())
+    if not files:
+        raise CheckpointError(f"{folder} holds no weights ({', '.join(_WEIGHT_SUFFIXES)}): name the folder of a model")
+    return _fingerprint(tuple((str(p), (s := p.stat()).st_size, s.st_mtime_ns) for p in files))
+
+
+@functools.lru_cache(maxsize=16)
+def _fingerprint(files: tuple[tuple[str, int, int], ...]) -> str:
+    """Of files (path, size, time of change): worked out once for each state of theirs."""
+    digest = hashlib.sha256()
+    for path, size, _ in files:
+        digest.update(f"{os.path.basename(path)} {size}\n".encode())
+        spans = [(size * i // 64, size * (i + 1) // 64) for i in range(64)]
+        pieces: list[tuple[int, int]] = []
+        if path.endswith(".safetensors"):
+            spans = check_tensors(Path(path))
+            pieces.append((0, spans[0][0] if spans else size))  # the header: names, types and shapes
+        for begin, end in spans:
+            whole, middle = end - begin <= 3 * _PIECE, (begin + end - _PIECE) // 2
+            pieces += [(begin, end)] if whole else [(at, at + _PIECE) for at in (begin, middle, end - _PIECE)]
+        with open(path, "rb") as file:
+            for begin, end in pieces:
+                file.seek(begin)
+                digest.update(file.read(end - begin))
+    return digest.hexdigest()
+
+
+# ------------------------------------------------------------------------------------------------------------ resuming
 @contextlib.contextmanager
 def restoring(folder: Path, what: str = "a training state of this run") -> Iterator[None]:
     """What the block raises because ``folder`` holds something else becomes a `CheckpointError` that names it."""
@@ -242,6 +331,9 @@ def load_weights(path: Path | str, policy: Any) -> None:
     finite, and changes nothing.
     """
     path = existing_checkpoint(Path(path))
+    reference = read_object(path / CONFIG).get(BASE)
+    if reference and isinstance(policy, BasedPolicy) and (base := policy.base_folder()) is not None:
+        resolve(BaseReference(os.path.abspath(base), reference["fingerprint"]), path)
     stored, own = _load_weights(path), policy.state_dict()
     wrong = [f"missing: {name} {list(own[name].shape)}" for name in own.keys() - stored.keys()]
     wrong += [f"unexpected: {name} {list(stored[name].shape)}" for name in stored.keys() - own.keys()]

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from vla_rl.errors import CheckpointError, UserError, first_line
+from vla_rl.errors import CheckpointError, ConfigError, UserError, first_line
 from vla_rl.specs import EmbodimentSpec
 
 CONFIG, EMBODIMENT, TRAINING_STATE = "config.json", "embodiment.json", "training_state"
@@ -74,7 +74,7 @@ def read_embodiment(path: Path, remedy: str, error: type[UserError] = UserError)
     """The robot that an ``embodiment.json`` describes; errors as in `read_json`."""
     try:
         return EmbodimentSpec.from_dict(read_json(path, remedy, error))
-    except (KeyError, TypeError, ValueError, AttributeError) as problem:
+    except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as problem:
         raise error(f"{path} describes no robot ({_first(problem)}): {remedy}") from problem
 
 
@@ -128,22 +128,26 @@ def weight_files(path: Path) -> list[str]:
     return sorted(set(names))
 
 
-def check_tensors(path: Path) -> None:
-    """Raise `CheckpointError` unless ``path`` is a safetensors file of the length that its header tells."""
+def check_tensors(path: Path) -> list[tuple[int, int]]:
+    """Where the tensors of a safetensors file begin and end (bytes). Raises `CheckpointError` unless it is one of the length
+    that its header tells."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             size = path.stat().st_size
             header = json.loads(file.read(length)) if 8 + length <= size else None
-        end = max([0, *(x["data_offsets"][1] for name, x in header.items() if name != "__metadata__")]) if header else -1
+        offsets = [x["data_offsets"] for name, x in (header or {}).items() if name != "__metadata__"]
+        places = sorted((8 + length + begin, 8 + length + end) for begin, end in offsets)
+        complete = bool(header) and size == max([8 + length, *(end for _, end in places)])
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing: the checkpoint is incomplete, {_INCOMPLETE}") from None
     except OSError as problem:
         raise CheckpointError(f"{path} cannot be read ({problem.strerror or problem}): {_INCOMPLETE}") from problem
     except (ValueError, RecursionError, AttributeError, KeyError, IndexError, TypeError) as problem:
         raise CheckpointError(f"{path} is damaged (its header is no safetensors header): {_INCOMPLETE}") from problem
-    if end < 0 or 8 + length + end != size:
+    if not complete:
         raise CheckpointError(f"{path} is damaged (it is cut short, or longer than its header says): {_INCOMPLETE}")
+    return places
 
 
 # --------------------------------------------------------------------------------------------------------------- writing

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -130,6 +131,18 @@ class LikelihoodPolicy(Policy, Protocol):
 
 
 @runtime_checkable
+class ValuePolicy(Policy, Protocol):
+    """A policy that may have a value head, which then serves instead of a separate critic."""
+
+    def value(self, observation: Observation) -> Tensor | None:
+        """Value [b] with gradient, that of `act` and `evaluate` for the same observation; None: built without a head.
+
+        It decides nothing and draws no noise, so it is cheaper than `act` where deciding takes more than the forward.
+        """
+        ...
+
+
+@runtime_checkable
 class DistillablePolicy(Policy, Protocol):
     """A policy that can teach a faster student.
 
@@ -225,6 +238,21 @@ class SteeredActor(ActorPolicy, Protocol):
 
     def to_unit(self, actions: Tensor) -> Tensor:
         """Physical actions → half-ranges."""
+        ...
+
+
+@runtime_checkable
+class BasedPolicy(Protocol):
+    """A policy whose checkpoints leave frozen weights to another folder: a published model, or another checkpoint.
+
+    ``base_key`` is the key of its own config that names the folder. A checkpoint stores where it is and a fingerprint of its
+    weights (`vla_rl.checkpoint.BaseReference`); as it is loaded the folder is found again, and stands under that key.
+    """
+
+    base_key: str
+
+    def base_folder(self) -> Path | None:
+        """The folder, as absolute or from the working directory; None: its checkpoints hold all weights."""
         ...
 
 

@@ -16,7 +16,52 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.errors import EmbodimentMismatch
+from vla_rl.errors import ConfigError, EmbodimentMismatch
+
+# What a robot's actions mean, in words that can be compared. What none of them says goes behind `OTHER`.
+FRAMES: dict[str, str] = {
+    "world": "axes that are fixed in the scene, z upwards",
+    "base": "axes of the robot's base",
+    "tool": "axes of the hand, as it is when the action is taken",
+    "joints": "no axes: the action moves joints",
+}
+ROTATIONS: dict[str, str] = {
+    "none": "no number of the action is an orientation: the hand keeps its own, or joints are moved",
+    "axis_angle": "3 numbers: the orientation in `frame`, as its axis times its angle (rad)",
+    "axis_angle_delta": "3 numbers: the turn from the present orientation, about an axis in `frame`, times its angle",
+    "euler_xyz": "3 angles: the orientation, as turns about x, y, z of `frame`, which stay fixed (roll, pitch, yaw)",
+    "euler_xyz_delta": "3 angles: the turn from the present orientation, about x, y, z of `frame`, which stay fixed",
+    "quaternion_xyzw": "4 numbers: the orientation in `frame` as a unit quaternion, the real part last",
+    "quaternion_wxyz": "4 numbers: the orientation in `frame` as a unit quaternion, the real part first",
+    "rotation_6d": "6 numbers: the first two columns of the orientation's matrix in `frame`",
+}
+GRIPPERS: dict[str, str] = {
+    "none": "there is no gripper",
+    "-1 open, +1 close": "a command whose sign says where to go",
+    "-1 close, +1 open": "a command whose sign says where to go",
+    "0 open, 1 close": "how far closed",
+    "0 close, 1 open": "how far open",
+    "0 close, 1 stay, 2 open": "one of three commands",
+    "width": "the distance of the fingers, in the unit of that dimension",
+}
+OTHER = "other: "
+_WORDS = {"frame": FRAMES, "rotation": ROTATIONS, "gripper": GRIPPERS}
+# What this project's robots said in files from before there were such words.
+_FORMER_WORDS = {
+    ("rotation", "fixed, hand down"): "none",
+    ("rotation", "rotation vector, world frame"): "axis_angle",
+    ("rotation", "rotation vector, relative to the present orientation"): "axis_angle_delta",
+    ("rotation", "rotation vector, relative to the present orientation, world frame"): "axis_angle_delta",
+    ("gripper", "-1 opens, +1 closes"): "-1 open, +1 close",
+}
+
+
+def _present_word(name: str, text: Any) -> str:
+    """The word for what a file says of ``name``; unknown text of a file from before is kept behind `OTHER`."""
+    if not isinstance(text, str):
+        raise ValueError(f"its {name} is {text!r}, and a text is needed")
+    known = text in _WORDS[name] or text.startswith(OTHER)
+    return text if known else _FORMER_WORDS.get((name, text), f"{OTHER}{text}")
 
 
 @dataclass(frozen=True)
@@ -32,7 +77,8 @@ class CameraSpec:
 class EmbodimentSpec:
     """What a robot's actions and observations mean. Travels with env, policy, dataset and checkpoint.
 
-    ``action_low``/``action_high`` are the physical bounds per action dimension, in ``action_units``.
+    ``action_low``/``action_high`` are the physical bounds per action dimension, in ``action_units``. ``frame``, ``rotation``
+    and ``gripper`` are words of `FRAMES`, `ROTATIONS` and `GRIPPERS`, or "other: " and own ones; else ConfigError is raised.
     """
 
     name: str
@@ -46,6 +92,16 @@ class EmbodimentSpec:
     control_hz: float
     cameras: tuple[CameraSpec, ...]
     proprio_names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for name, words in _WORDS.items():
+            text = getattr(self, name)
+            if text not in words and not (text.startswith(OTHER) and text.removeprefix(OTHER).strip()):
+                raise ConfigError(
+                    f"the embodiment {self.name!r} has {name}={text!r}; use one of: "
+                    f"{', '.join(map(repr, words))} (`vla_rl.specs.{name.upper()}S` says what they mean), or {OTHER!r} "
+                    "and your own words"
+                )
 
     @property
     def action_dim(self) -> int:
@@ -65,9 +121,13 @@ class EmbodimentSpec:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> EmbodimentSpec:
-        """Raises ``KeyError``, ``TypeError`` or ``ValueError`` for what `to_dict` did not write."""
+        """Raises ``KeyError``, ``TypeError`` or ``ValueError`` for what `to_dict` did not write.
+
+        Files from before `FRAMES` and its like hold prose: it becomes the word for it, or stands behind "other: ".
+        """
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list | tuple) else v for k, v in data.items()}
         values["cameras"] = tuple(CameraSpec(**c) for c in data["cameras"])
+        values |= {name: _present_word(name, data[name]) for name in _WORDS}
         spec = cls(**values)
         sizes = {len(x) for x in (spec.action_names, spec.action_units, spec.action_low, spec.action_high)}
         positive = [spec.control_hz, *(size for c in spec.cameras for size in (c.height, c.width))]

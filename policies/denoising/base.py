@@ -88,6 +88,10 @@ class DenoisingBase(VisionLanguageTrunk):
             hidden, present = self.trunk(prefix, causal=False, cache_only=not self.config.value_head)
         return [(k.float(), v.float()) for k, v in present], self._value(hidden)
 
+    def value(self, observation: Observation) -> Tensor | None:
+        """See `vla_rl.interfaces.ValuePolicy`: one prefix, and no denoising."""
+        return self.encode(observation)[1] if self.config.value_head else None
+
     @torch.no_grad()
     def decode(
         self, observation: Observation, noise: Tensor, features: Mapping[str, Tensor] | None = None

@@ -82,6 +82,7 @@ class OpenVLABase(nn.Module):
 
     policy_type: str
     config_path = (_OWN, "config")
+    base_key = "checkpoint"
 
     def __init__(
         self, config: OpenVLAConfig, embodiment: EmbodimentSpec, source: Source, statistics: tuple[str, Mapping[str, Any]]
@@ -531,6 +532,10 @@ class OpenVLABase(nn.Module):
         frozen = {name for name, p in self.named_parameters() if not p.requires_grad}
         return {name: value for name, value in state.items() if name not in frozen}
 
+    def base_folder(self) -> Path | None:
+        """See `vla_rl.interfaces.BasedPolicy`."""
+        return Path(self.config.checkpoint) if self.config.save_trained_only else None
+
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Inverse of `state_dict`."""
         return super().load_state_dict(state_dict, strict=strict and not self.config.save_trained_only, assign=assign)
@@ -597,6 +602,21 @@ class OpenVLA(OpenVLABase):
             hidden = self.hidden_states(observation, tokens, pixels)
             logits = self._action_logits(hidden)
         return logits.view(len(observation), self.chunk_length, -1, logits.shape[-1]), self._value(hidden[:, 0])
+
+    def value(self, observation: Observation) -> Tensor | None:
+        """See `vla_rl.interfaces.ValuePolicy`: one forward, and of autoregressive decoding no token."""
+        if not self.config.value_head:
+            return None
+        with self._autocast():
+            prefix = self._prefix(observation)
+            if self.config.decoding == "autoregressive":
+                mask, deep = self._mask(prefix.valid, prefix.padded), self.config.gradient_checkpointing
+                positions = (prefix.valid.cumsum(1) - 1).clamp_(min=0)
+                llama = self.language_model.model
+                hidden = run_llama(llama, self.rope, prefix.x, positions, mask, True, checkpointing=deep)
+                return self._value(hidden[torch.arange(len(hidden), device=self.device), prefix.last])
+            first = self._parallel(prefix)[:, 0]
+        return self._value(first)
 
     def _choose(self, log_probs: Tensor, uniforms: Tensor | None) -> Tensor:
         return log_probs.argmax(-1) if uniforms is None else sample_inverse_cdf(log_probs, uniforms)

@@ -11,8 +11,8 @@ from vla_rl.algorithms.critic import CriticTrainer
 from vla_rl.algorithms.settings import PPOConfig
 from vla_rl.cluster.ranks import Ranks
 from vla_rl.errors import ConfigError
-from vla_rl.interfaces import LikelihoodPolicy
-from vla_rl.types import RolloutBatch
+from vla_rl.interfaces import LikelihoodPolicy, ValuePolicy
+from vla_rl.types import Observation, RolloutBatch
 
 
 class Reader:
@@ -86,12 +86,16 @@ class Reader:
             if self.critic is not None:
                 out[part] = self.critic.values(seen)
             else:
-                with self.autocast():
-                    value = self.policy.act(seen.without_privileged().to(self.device), deterministic=True).value
-                if value is None:
-                    raise ConfigError(
-                        f"{type(self.policy).__name__}.evaluate returns a value and its act() does not; PPO needs "
-                        f"act()'s value to bootstrap truncated episodes"
-                    )
-                out[part] = value.float().cpu()
+                out[part] = self._head_value(seen.without_privileged().to(self.device)).float().cpu()
         return out
+
+    def _head_value(self, seen: Observation) -> Tensor:
+        with self.autocast():
+            value = self.policy.value(seen) if isinstance(self.policy, ValuePolicy) else None
+        if value is None:
+            raise ConfigError(
+                f"{type(self.policy).__name__}.evaluate returns a value, and it has no value(observation) that does: PPO "
+                "needs one to bootstrap truncated episodes. Add it (see docs/adding_your_own.md), or set "
+                "algorithm.bootstrap_truncated=false"
+            )
+        return value

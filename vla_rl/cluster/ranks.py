@@ -23,7 +23,9 @@ from vla_rl.interfaces import ShardablePolicy
 
 MODES = ("sharded", "replicated")
 # Methods that run the network; FSDP2 gathers weights for `forward` and for what it is told of.
-ENTRIES = ("act", "evaluate", "imitation_loss", "distillation_loss", "teach", "image_token_spread", "image_features")
+ENTRIES = (
+    "act", "evaluate", "value", "imitation_loss", "distillation_loss", "teach", "image_token_spread", "image_features",
+)  # fmt: skip
 
 
 class Ranks:

@@ -37,6 +37,7 @@ def open_env(config: RunConfig) -> Env:
         max_chunk_length=max(128, asked(config.policy, PolicyOptions).chunk_length or 0),
         hang_timeout=slots.hang_timeout,
         max_restarts=slots.max_restarts,
+        python=slots.python,
     )
 
 

@@ -81,6 +81,8 @@ def _check_workers(config: RunConfig) -> None:
             f"slots.workers={config.slots.workers} starts that many simulator processes on {available_cores()} cores: at "
             f"most {most} are allowed here, and as many as there are cores are enough"
         )
+    if config.slots.python:
+        build.attribute("sim.interpreter:check_python")(config.slots.python)
 
 
 # ---------------------------------------------------------------------------------------------------------------- phases

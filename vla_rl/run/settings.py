@@ -40,14 +40,23 @@ class CollectConfig:
 
 @dataclass
 class SlotsConfig:
-    """Where the env's slots live. ``workers`` = 0 runs the simulator in the main process (deterministic order)."""
+    """Where the env's slots live. ``workers`` = 0 runs the simulator in the main process (deterministic order).
+
+    ``python`` is the executable of the workers (empty: this one), for a simulator whose packages do not go with these.
+    """
 
     workers: int = 2
     slots_per_worker: int = 8
     hang_timeout: float = 120.0
     max_restarts: int = 5
+    python: str = ""
 
     def __post_init__(self) -> None:
+        if self.python and self.workers == 0:
+            raise ConfigError(
+                f"slots.python={self.python} is what worker processes run under, and slots.workers=0 starts none: set "
+                "slots.workers, or leave slots.python empty"
+            )
         if self.workers < 0 or self.slots_per_worker < 1:
             raise ConfigError(
                 f"slots needs workers >= 0 and slots_per_worker >= 1, got {self.workers} and {self.slots_per_worker}"
