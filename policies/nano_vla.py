@@ -280,8 +280,15 @@ class NanoVLA(VisionLanguageTrunk):
         """Action tokens int64 [b h a] of physical actions; `replay` for actions that came from elsewhere."""
         return encode_actions(actions.to(self.device), self.bin_centers)
 
-    def imitation_loss(self, observation: Observation, actions: Tensor, valid: Tensor) -> tuple[Tensor, dict[str, float]]:
-        """Cross entropy per token over valid control steps (temperature 1).
+    def imitation_loss(
+        self,
+        observation: Observation,
+        actions: Tensor,
+        valid: Tensor,
+        features: Mapping[str, Tensor] | None = None,
+    ) -> tuple[Tensor, dict[str, float]]:
+        """Cross entropy per token over valid control steps (temperature 1). ``features`` are this policy's `frame_features`
+        of the observation: then no image is encoded.
 
         Metrics: ``nll`` (nats per token against hard labels), ``accuracy`` (argmax equals the label), ``mae`` (argmax
         against the true action, mean over dimensions, physical units), ``entropy`` (nats per token).
@@ -296,7 +303,8 @@ class NanoVLA(VisionLanguageTrunk):
         weight = weight / weight.sum().clamp(min=1.0)
         tokens = self.encode_actions(actions)
         with self.learning_features(valid):
-            logits, _ = self.logits_and_value(observation, tokens)
+            kept = None if features is None else self._tokens_of(features)
+            logits, _ = self._from_inputs(self._inputs(observation, kept), tokens)
         log_probs = F.log_softmax(logits, dim=-1)
         nll = -log_probs.gather(-1, tokens[..., None]).squeeze(-1)
         loss = (nll * weight).sum()

@@ -13,8 +13,9 @@ from test_replay import SPEC, episode, seen
 
 from policies.actors.base import blank
 from policies.actors.direct import DirectActor
+from policies.actors.improved import CANDIDATES, ImprovedPolicy
 from policies.actors.residual import ACTION, ResidualPolicy
-from policies.actors.settings import DirectConfig, ResidualConfig, SteeredConfig
+from policies.actors.settings import DirectConfig, ImprovedConfig, ResidualConfig, SteeredConfig
 from policies.actors.steered import LATENT, SteeredPolicy
 from policies.small import FEATURES, SmallConfig, SmallPolicy
 from vla_rl import build
@@ -22,11 +23,15 @@ from vla_rl import config as configs
 from vla_rl.algorithms import critics
 from vla_rl.algorithms.actor_critic import SAC, TD3, rewards_to_go
 from vla_rl.algorithms.dsrl import DSRL
-from vla_rl.algorithms.replay_settings import CriticsConfig, DSRLConfig, SACConfig, TD3Config
+from vla_rl.algorithms.parl import PARL
+from vla_rl.algorithms.replay_settings import CriticsConfig, DSRLConfig, PARLConfig, SACConfig, TD3Config
 from vla_rl.checkpoint import load_policy, save_checkpoint
 from vla_rl.data.replay import Replay
 from vla_rl.errors import ConfigError
 from vla_rl.types import ActionChunk, Observation, PolicyOutput, Trajectory, Transitions
+
+ENDS = {name: [sign, sign] for names, sign in (("low q01", -1.0), ("high q99", 1.0)) for name in names.split()}
+STATS = {"mean": [0.0, 0.0], "std": [1.0, 1.0], **ENDS}
 
 
 # ------------------------------------------------------------------------------------------------------------- critics
@@ -416,6 +421,81 @@ def test_learning_leaves_the_frozen_policy_as_it_was():
         assert changed == {"actor", "encoder"}
 
 
+# --------------------------------------------------------------------------------------------------------------- PA-RL
+class Proposer(Base):
+    """A base that also learns: it proposes its weight plus noise for every number."""
+
+    def act(self, observation, *, deterministic=False, seeds=None):
+        noise = 0.0 if deterministic else torch.randn(len(seeds), 4, 2, generator=torch.Generator().manual_seed(seeds[0]))
+        actions = (self.weight.detach() - 1.0 + 0.3 * noise) * torch.ones(len(observation), 4, 2)
+        valid = torch.ones(actions.shape[:2], dtype=torch.bool)
+        return PolicyOutput(ActionChunk(actions, valid), torch.zeros(len(actions)), {})
+
+    def imitation_loss(self, observation, actions, valid, features=None):
+        assert features is not None
+        loss = (self.weight - 1.0 - actions).square().mean()
+        return loss, {"mse": float(loss.detach())}
+
+
+def test_the_best_proposals_climb_the_critic_and_keep_their_best_point():
+    policy = ImprovedPolicy(ImprovedConfig(encoder=8, samples=4, keep=2, steps=3, step_size=0.1), Proposer())
+    policy.judge = lambda encoded, actions: -(actions[..., 0] - 0.25).abs()  # best at 0.25 in the first dimension
+    actions = torch.zeros(1, 4, 8)
+    actions[0, :, 0] = torch.tensor([-0.9, 0.0, 0.2, 0.9])
+    chosen, value = policy.improve(torch.zeros(1, 4), actions)
+    # 0.2 → 0.3 → 0.2 → 0.3, which is as near; 0.0 → 0.1 → 0.2 → 0.3. The other two were left out.
+    assert sorted(round(float(v), 4) for v in value[0]) == [-0.05, -0.05]
+    assert all(0.2 - 1e-6 <= float(x) <= 0.3 + 1e-6 for x in chosen[0, :, 0]) and not chosen[0, :, 1:].any()
+
+
+def test_pa_rl_teaches_the_policy_what_its_critic_prefers():
+    torch.manual_seed(0)
+    base = Proposer()
+    policy = ImprovedPolicy(ImprovedConfig(encoder=8, samples=8, keep=4), base)
+    config = PARLConfig(
+        batch_size=32, imitation_batch=32, learning_rate=0.02, actor_every=1, critics=CriticsConfig(hidden=[16])
+    )
+    algorithm = PARL(config, policy)
+    algorithm.critics.forward = lambda encoded, actions: -(actions.mean(1) - 0.5).square()[None, :, None].expand(2, -1, 1)
+    algorithm.critic_optimizer.step = lambda *_: None
+    replay, rewards = Replay(), torch.tensor([0.0, 1.0])
+    trajectory = episode(0, t=2)
+    replay.add(trajectory, rewards, extra=algorithm.annotate(trajectory, rewards))
+    before = float(base.weight.detach()) - 1.0
+    encoded, frames = torch.zeros(32, 8), replay.draw(32, torch.Generator().manual_seed(0)).extra
+    batch = replay.draw(32, torch.Generator().manual_seed(0))
+    for _ in range(10):
+        algorithm._improve(batch, encoded, frames)
+    after = float(base.weight.detach()) - 1.0
+    assert before == 0.0 and 0.05 < after < 0.5  # towards 0.5, as far as its own proposals reached
+
+
+def test_an_improved_policy_is_saved_as_the_policy_beneath(tmp_path):
+    config = configs.compose(["run=toy", "actor=improved", "algorithm=parl"])
+    base = build.implementation("policy", "nano_vla").from_statistics(config.policy, SPEC, STATS, STATS, seed=0)
+    built = build.implementation("actor", "improved").from_base(config.actor, base)
+    check_policy(built, blank(SPEC, 3))
+    algorithm = PARL(config.algorithm, built)
+    out = built.act(seen(0, 3), seeds=[1, 2, 3])
+    alone = built.act(seen(1, 1), seeds=[2])
+    assert out.replay[CANDIDATES].shape == (3, 16, 8) and torch.equal(out.replay[CANDIDATES][1:2], alone.replay[CANDIDATES])
+    torch.testing.assert_close(out.chunk.actions[1:2], alone.chunk.actions, rtol=0, atol=1e-4)
+    trajectory, rewards = dataclasses.replace(episode(0), replay=out.replay), torch.tensor([0.0, 0.0, 1.0])
+    replay = Replay()
+    replay.add(trajectory, rewards, extra=algorithm.annotate(trajectory, rewards))
+    before = {name: p.detach().clone() for name, p in base.named_parameters()}
+    algorithm.config.batch_size = algorithm.config.imitation_batch = 8
+    for _ in range(4):
+        algorithm.update(functools.partial(replay.draw, generator=torch.Generator().manual_seed(0)))
+    changed = {n for n, p in base.named_parameters() if not torch.equal(p, before[n])}
+    assert changed and not any(n.startswith(("vision", "projector")) for n in changed)
+    save_checkpoint(tmp_path / "c", built)
+    again = load_policy(tmp_path / "c", build.policy_class, SPEC)
+    assert type(again) is type(base)
+    a, b = (p.act(seen(0, 3), deterministic=True).chunk.actions for p in (built.eval(), again))
+    assert torch.equal(a, b)
+
+
 # ------------------------------------------------------------------------------------------------------------ refusals
 def test_what_does_not_fit_is_refused_with_the_remedy():
     class Tokens:
@@ -426,7 +506,7 @@ def test_what_does_not_fit_is_refused_with_the_remedy():
 
     with pytest.raises(ConfigError, match=r"td3 trains a small actor, and Tokens has none.*actor=residual"):
         TD3(TD3Config(), Tokens())
-    with pytest.raises(ConfigError, match=r"builds on what a frozen policy sees, and Tokens does not offer it"):
+    with pytest.raises(ConfigError, match=r"DirectActor builds on what a policy sees, and Tokens does not offer it"):
         DirectActor(DirectConfig(), Tokens())
     with pytest.raises(ConfigError, match="sac needs an actor with a density"):
         SAC(SACConfig(), small())
@@ -444,7 +524,7 @@ def test_what_does_not_fit_is_refused_with_the_remedy():
     ("overrides", "error"),
     [
         (["algorithm=td3"], r"algorithm.type=td3 trains an actor, and policy.type=nano_vla is none: put one on top of it"),
-        (["algorithm=ppo", "actor=residual"], r"ppo trains the policy itself, and actor.type=residual freezes it"),
+        (["algorithm=ppo", "actor=residual"], r"ppo does not train actor.type=residual: set actor=none, or algorithm=td3"),
         (["algorithm=sac", "actor=steered"], r"actor.type=steered needs a policy with a noise capability"),
         (["algorithm=sac", "actor=residual", "actor.scale=0"], r"actor.scale is 0"),
         (["algorithm=sac", "actor=residual", "actor.distribution=uniform"], r"actor.distribution is 'uniform'"),
@@ -464,9 +544,7 @@ def test_pairs_that_do_not_fit_are_refused_before_anything_runs(overrides, error
 def test_an_actor_is_a_policy_and_its_checkpoint_holds_the_frozen_one(tmp_path, actor, policy):
     config = configs.compose(["run=toy", f"policy={policy}", f"actor={actor}", "algorithm=sac"])
     torch.manual_seed(0)
-    ends = {name: [sign, sign] for names, sign in (("low q01", -1.0), ("high q99", 1.0)) for name in names.split()}
-    stats = {"mean": [0.0, 0.0], "std": [1.0, 1.0], **ends}
-    base = build.implementation("policy", config.policy_type).from_statistics(config.policy, SPEC, stats, stats, seed=0)
+    base = build.implementation("policy", config.policy_type).from_statistics(config.policy, SPEC, STATS, STATS, seed=0)
     built = build.implementation("actor", actor).from_base(config.actor, base)
     torch.nn.init.normal_(built.actor[-1].weight)
     check_policy(built, blank(SPEC, 3))

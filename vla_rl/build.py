@@ -44,9 +44,9 @@ class ActorEntry(PolicyEntry):
 
 @dataclass(frozen=True)
 class AlgorithmEntry(Entry):
-    """An algorithm, and the capability of a policy that it works on. "likelihood", "imitation", "actor", "features" and
-    "noise" stand for `LikelihoodPolicy`, `ImitationPolicy`, `ActorPolicy`, `FeaturePolicy` and `NoisePolicy` of
-    `vla_rl.interfaces`."""
+    """An algorithm, and the capability of a policy that it works on. "likelihood", "imitation", "actor", "features",
+    "noise" and "candidates" stand for `LikelihoodPolicy`, `ImitationPolicy`, `ActorPolicy`, `FeaturePolicy`,
+    `NoisePolicy` and `CandidateActor` of `vla_rl.interfaces`."""
 
     needs: str = ""
 
@@ -98,6 +98,12 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             "policies.actors.residual:ResidualPolicy", "policies.actors.settings:ResidualConfig", ("actor",)
         ),
         "direct": ActorEntry("policies.actors.direct:DirectActor", "policies.actors.settings:DirectConfig", ("actor",)),
+        "improved": ActorEntry(
+            "policies.actors.improved:ImprovedPolicy",
+            "policies.actors.settings:ImprovedConfig",
+            ("candidates",),
+            needs="features",
+        ),
         "steered": ActorEntry(
             "policies.actors.steered:SteeredPolicy", "policies.actors.settings:SteeredConfig", ("actor",), needs="noise"
         ),
@@ -142,6 +148,7 @@ REGISTRY: dict[str, dict[str, Entry]] = {
         ),
         "td3": AlgorithmEntry("vla_rl.algorithms.actor_critic:TD3", "vla_rl.algorithms.replay_settings:TD3Config", "actor"),
         "sac": AlgorithmEntry("vla_rl.algorithms.actor_critic:SAC", "vla_rl.algorithms.replay_settings:SACConfig", "actor"),
+        "parl": AlgorithmEntry("vla_rl.algorithms.parl:PARL", "vla_rl.algorithms.replay_settings:PARLConfig", "candidates"),
         "dsrl": AlgorithmEntry("vla_rl.algorithms.dsrl:DSRL", "vla_rl.algorithms.replay_settings:DSRLConfig", "actor"),
     },
     "critic": {
@@ -220,16 +227,20 @@ def require_fit(algorithm: str, policy: str, actor: str = "none") -> None:
     has = has if actor == "none" else top
     if not isinstance(wants, AlgorithmEntry) or not isinstance(has, PolicyEntry) or wants.needs in has.can:
         return
+    actors = {name: row for name, row in REGISTRY["actor"].items() if isinstance(row, ActorEntry)}
+    suited = [name for name, row in actors.items() if wants.needs in row.can]
     if actor != "none":
+        fits = [n for n, row in REGISTRY["algorithm"].items() if isinstance(row, AlgorithmEntry) and row.needs in has.can]
+        remedy = f"actor={' or '.join(suited)}" if suited else "actor=none"
         raise ConfigError(
-            f"algorithm.type={algorithm} trains the policy itself, and actor.type={actor} freezes it: set actor=none, or "
-            f"algorithm=td3 or sac"
+            f"algorithm.type={algorithm} does not train actor.type={actor}: set {remedy}, or algorithm={' or '.join(fits)}"
         )
-    if wants.needs == "actor":
-        fit = sorted(name for name, row in REGISTRY["actor"].items() if isinstance(row, ActorEntry) and row.needs in has.can)
+    if suited:
+        fit = [name for name in suited if actors[name].needs in has.can]
         choice = f"put one on top of it with actor={' or '.join(fit)}" if fit else "no actor goes on top of it"
         raise ConfigError(
-            f"algorithm.type={algorithm} trains an actor, and policy.type={policy} is none: {choice}, or use policy=small"
+            f"algorithm.type={algorithm} trains an actor, and policy.type={policy} is none: {choice}"
+            f"{', or use policy=small' if wants.needs == 'actor' else ''}"
         )
     other = [
         name for name, row in REGISTRY["algorithm"].items() if isinstance(row, AlgorithmEntry) and row.needs in has.can

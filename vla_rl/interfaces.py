@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.types import (
+    ActionChunk,
     EmbodimentSpec,
     EpisodeSpec,
     Observation,
@@ -165,7 +166,10 @@ class ImitationPolicy(Protocol):
 
 @runtime_checkable
 class FeaturePolicy(Policy, Protocol):
-    """A policy that offers what it sees to small networks beside it."""
+    """A policy that offers what it sees to small networks beside it.
+
+    One that is also an `ImitationPolicy` takes them as ``features`` in `imitation_loss`, and then encodes no image.
+    """
 
     def frame_features(self, observation: Observation) -> dict[str, Tensor]:
         """{name: float [b d]} without gradient, of about unit scale: "visual", what its images make, and smaller ones such
@@ -253,6 +257,27 @@ class BasedPolicy(Protocol):
 
     def base_folder(self) -> Path | None:
         """The folder, as absolute or from the working directory; None: its checkpoints hold all weights."""
+        ...
+
+
+@runtime_checkable
+class CandidateActor(ActorPolicy, Protocol):
+    """An `ActorPolicy` that chooses among actions which the policy beneath it proposed; that policy is what is trained.
+
+    Frames hold ``candidates`` [b n d]. ``judge(encoded [b f], actions [b n d]) → values [b n]`` is set by the algorithm,
+    and differentiable in the actions.
+    """
+
+    base: Any
+    candidates: str
+    judge: Callable[[Tensor, Tensor], Tensor] | None
+
+    def improve(self, encoded: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions [b n d] moved up the judge's values, and those values [b n]."""
+        ...
+
+    def to_chunk(self, unit: Tensor) -> ActionChunk:
+        """Half-ranges [b d] → physical actions."""
         ...
 
 

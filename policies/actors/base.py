@@ -58,7 +58,7 @@ class FrozenBaseActor(nn.Module):
         super().__init__()
         if not isinstance(base, FeaturePolicy):
             raise ConfigError(
-                f"actor {self.policy_type} builds on what a frozen policy sees, and {type(base).__name__} does not offer it "
+                f"{type(self).__name__} builds on what a policy sees, and {type(base).__name__} does not offer it "
                 f"(frame_features, `vla_rl.interfaces.FeaturePolicy`): start from a nano_vla or denoising_vla checkpoint"
             )
         self.config, self.embodiment = config, base.embodiment
@@ -67,8 +67,10 @@ class FrozenBaseActor(nn.Module):
             self.register_buffer(name, torch.tensor(bound), persistent=False)
         sizes = {name: frame.shape[1] for name, frame in base.frame_features(blank(base.embodiment)).items()}
         self.encoder = FrameEncoder(sizes, config.encoder)
-        outputs = self.latent_dim * (2 if self.stochastic else 1)
-        self.actor = _network(self.encoder.width + extra_inputs, config.hidden, outputs)
+        self._build_actor(self.encoder.width + extra_inputs)
+
+    def _build_actor(self, inputs: int) -> None:
+        self.actor = _network(inputs, self.config.hidden, self.latent_dim * (2 if self.stochastic else 1))
 
     @classmethod
     def from_base(cls, config: Any, base: Any) -> Any:

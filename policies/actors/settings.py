@@ -79,3 +79,30 @@ class SteeredConfig(ActorConfig):
         super().__post_init__()
         if not self.bound > 0:
             raise ConfigError(f"actor.bound is {self.bound}, it must be above 0: standard deviations of the noise")
+
+
+@dataclass
+class ImprovedConfig(ActorConfig):
+    """Actions that the policy beneath proposes, and of which a critic takes the best (PA-RL); it learns to propose those.
+
+    ``samples`` proposals a decision; of these the ``keep`` best are moved up the critic's values by ``steps`` gradient steps
+    of ``step_size`` (in half-ranges), each action keeping the best point it met. Exploring decisions draw among them by the
+    softmax of their values over ``temperature`` (0: the best).
+    """
+
+    distribution: str = "deterministic"
+    samples: int = 16
+    keep: int = 4
+    steps: int = 5
+    step_size: float = 0.01
+    temperature: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.keep <= self.samples or self.steps < 0:
+            raise ConfigError(
+                f"actor.samples={self.samples}, actor.keep={self.keep} and actor.steps={self.steps} must fulfil "
+                f"1 <= keep <= samples and steps >= 0"
+            )
+        if self.step_size < 0 or self.temperature < 0:
+            raise ConfigError(f"actor.step_size={self.step_size} and actor.temperature={self.temperature} must be 0 or more")

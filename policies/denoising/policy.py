@@ -254,7 +254,13 @@ class DenoisingVLA(DenoisingBase):
             auxiliary_loss=auxiliary,
         )
 
-    def imitation_loss(self, observation: Observation, actions: Tensor, valid: Tensor) -> tuple[Tensor, dict[str, float]]:
+    def imitation_loss(
+        self,
+        observation: Observation,
+        actions: Tensor,
+        valid: Tensor,
+        features: Mapping[str, Tensor] | None = None,
+    ) -> tuple[Tensor, dict[str, float]]:
         """Mean squared error of the prediction over valid control steps, ``noise_samples`` noisy chunks per row.
 
         Flow times are t = 0.999·Beta(1.5, 1) + 0.001 (π0, appendix B), diffusion timesteps uniform. Metrics: ``mse``, and
@@ -283,7 +289,7 @@ class DenoisingVLA(DenoisingBase):
         signal, noise = signal[..., None, None], noise[..., None, None]
         x = signal * target_action + noise * epsilon
         with self.learning_features(valid):
-            cache, _ = self.encode(observation)
+            cache, _ = self.encode(observation, None if features is None else self._tokens_of(features))
         output, _ = self.run_expert(x, self.expert.modulate(time), cache)
         weight = valid.to(self.device, torch.float32)[:, None, :, None].expand_as(output)
         weight = weight / weight.sum().clamp(min=1.0)

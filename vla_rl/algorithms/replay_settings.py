@@ -148,3 +148,22 @@ class DSRLConfig(SACConfig):
                 "algorithm dsrl chooses noises, which demonstrations do not have: set algorithm.conservatism=none and "
                 "algorithm.imitation_coef=0 (its critic learns from demonstrations all the same)"
             )
+
+
+@dataclass
+class PARLConfig(ActorCriticConfig):
+    """Settings of `PARL`. ``learning_rate`` is that of the policy, which imitates ``imitation_batch`` improved decisions
+    every ``actor_every`` updates; each is drawn by the softmax of the values over ``temperature`` (0: the best)."""
+
+    imitation_batch: int = 64
+    temperature: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_range("algorithm", "imitation_batch", self.imitation_batch, 1, self.batch_size)
+        require_range("algorithm", "temperature", self.temperature, 0)
+        if self.imitation_coef or self.action_penalty:
+            raise ConfigError(
+                "algorithm parl imitates what its critic chose, and has no latent action: set algorithm.imitation_coef=0 "
+                "and algorithm.action_penalty=0"
+            )

@@ -1,0 +1,150 @@
+"""The best of several proposals of a policy, by a critic's judgement, moved a little further up (PA-RL, arXiv 2412.06685).
+
+What is saved is the policy beneath alone: it is trained to propose what was chosen, and acts without any critic. It learns
+from the features that were kept, so what makes them (its vision) gets no gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from policies.actors.base import FrozenBaseActor
+from policies.actors.settings import ImprovedConfig
+from vla_rl.errors import ConfigError
+from vla_rl.interfaces import ImitationPolicy
+from vla_rl.types import Observation, PolicyOutput, Trajectory
+
+CANDIDATES = "candidates"  # the frame that holds the proposals, half precision [b n h·a] in half-ranges
+_SEED_STEP = 0x9E3779B97F4A7C15  # between the seeds of a row's proposals
+_PROPOSALS = 0x51ED27  # the seed of proposals for frames that nobody acted on
+
+
+class ImprovedPolicy(FrozenBaseActor):
+    """A `CandidateActor`. Its deterministic decision is that of the policy beneath; without a ``judge`` every one is."""
+
+    config_class = ImprovedConfig
+    config: ImprovedConfig
+    candidates = CANDIDATES
+
+    def __init__(self, config: ImprovedConfig, base: Any) -> None:
+        """Raises ConfigError for a base that cannot be trained on actions."""
+        if not isinstance(base, ImitationPolicy):
+            raise ConfigError(
+                f"actor improved trains the policy beneath on what was chosen, and {type(base).__name__} has no "
+                f"imitation_loss: use actor=residual or actor=steered"
+            )
+        self.chunk_length, self.latent_dim = base.chunk_length, base.chunk_length * base.embodiment.action_dim
+        self.judge: Callable[[Tensor, Tensor], Tensor] | None = None
+        frozen = {name for name, p in base.named_parameters() if not p.requires_grad}
+        super().__init__(config, base)
+        for name, p in base.named_parameters():
+            p.requires_grad_(name not in frozen)
+
+    def _build_actor(self, inputs: int) -> None:
+        """None: what is trained is the policy beneath."""
+
+    @property
+    def actor(self) -> nn.Module:
+        return self.base
+
+    # -------------------------------------------------------------------------------------------------------- learning
+    def improve(self, encoded: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """See `CandidateActor`: of ``actions`` [b n d] the ``keep`` best, each at the best point of its way up."""
+        c, judge = self.config, self._judge()
+        with torch.no_grad():
+            best = judge(encoded, actions).topk(min(c.keep, actions.shape[1]), dim=1).indices
+        at = actions.gather(1, best[..., None].expand(-1, -1, actions.shape[2]))
+        chosen, value = at, torch.full(at.shape[:2], -torch.inf, device=at.device)
+        for step in range(c.steps + 1):
+            at = at.detach().requires_grad_(step < c.steps)
+            with torch.enable_grad():
+                found = judge(encoded, at)
+                slope = torch.autograd.grad(found.sum(), at)[0] if step < c.steps else None
+            better = found.detach() > value
+            chosen, value = torch.where(better[..., None], at.detach(), chosen), torch.where(better, found.detach(), value)
+            if slope is not None:
+                slope = slope / slope.norm(dim=-1, keepdim=True).clamp(min=1e-8)
+                at = (at.detach() + c.step_size * slope).clamp(-1.0, 1.0)
+        return chosen, value
+
+    def propose(self, encoded: Tensor, frames: Mapping[str, Tensor], noise: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The best of the frames' proposals [b l], improved; no density."""
+        chosen, value = self.improve(encoded.detach(), frames[CANDIDATES].to(encoded))
+        return _rows(chosen, value.argmax(1)), encoded.new_zeros(len(encoded))
+
+    def realize(self, latent: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
+        return latent
+
+    @torch.no_grad()
+    def annotate(self, trajectory: Trajectory) -> dict[str, Tensor]:
+        """Besides what it sees, proposals for each frame: those of acting, and new ones where nobody acted."""
+        frames = super().annotate(trajectory)
+        kept = trajectory.replay.get(CANDIDATES)
+        seen = trajectory.final_observation
+        if kept is None:
+            seen = Observation.cat([trajectory.observations, seen])
+        new = self._proposals(seen, [_PROPOSALS + i for i in range(len(seen))]).cpu()
+        return {**frames, CANDIDATES: new if kept is None else torch.cat([kept, new])}
+
+    def _judge(self) -> Callable[[Tensor, Tensor], Tensor]:
+        if self.judge is None:
+            raise RuntimeError("an improved policy was asked to choose before an algorithm gave it a judge")
+        return self.judge
+
+    # ---------------------------------------------------------------------------------------------------------- acting
+    def _proposals(self, observation: Observation, seeds: Sequence[int]) -> Tensor:
+        """[b samples h·a] half precision, in half-ranges."""
+        n, b = self.config.samples, len(observation)
+        rows = [i for i in range(b) for _ in range(n)]
+        drawn = [(seeds[i] + k * _SEED_STEP) % 2**62 for i in range(b) for k in range(n)]
+        actions = self.base.act(observation[rows], seeds=drawn).chunk.actions
+        return self.to_unit(actions).reshape(b, n, -1).half()
+
+    @torch.no_grad()
+    def act(
+        self, observation: Observation, *, deterministic: bool = False, seeds: Sequence[int] | None = None
+    ) -> PolicyOutput:
+        """One chunk per row; sampled ones are chosen among proposals."""
+        if deterministic or self.judge is None:
+            out = self.base.act(observation, deterministic=deterministic, seeds=seeds)
+            return PolicyOutput(out.chunk, out.behavior_log_prob, replay={})
+        seeds = torch.randint(2**62, (len(observation),)).tolist() if seeds is None else seeds
+        frames = {**self.base.frame_features(observation), CANDIDATES: self._proposals(observation, seeds)}
+        encoded = self.encode(frames)
+        with torch.inference_mode(False):
+            chosen, value = self.improve(encoded.clone(), frames[CANDIDATES].to(encoded).clone())
+        pick = value.argmax(1)
+        if self.config.temperature:
+            draws = [torch.Generator().manual_seed(seed % 2**62) for seed in seeds]
+            shares = (value / self.config.temperature).softmax(1)
+            pick = torch.stack([torch.multinomial(row, 1, generator=g)[0] for row, g in zip(shares.cpu(), draws)]).to(pick)
+        chunk = self.to_chunk(_rows(chosen, pick))
+        return PolicyOutput(chunk, encoded.new_zeros(len(encoded)), replay=frames)
+
+    # ------------------------------------------------------------------------------------------------------ checkpoints
+    def config_dict(self) -> dict[str, Any]:
+        return self.base.config_dict()
+
+    def extra_files(self) -> dict[str, str]:
+        return self.base.extra_files()
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The weights of the policy beneath."""
+        return self.base.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        return self.base.load_state_dict(state_dict, *args, **kwargs)
+
+    @property
+    def policy_type(self) -> str:  # type: ignore[override]
+        """A checkpoint of it is one of the policy beneath."""
+        return self.base.policy_type
+
+
+def _rows(actions: Tensor, pick: Tensor) -> Tensor:
+    """[b n d], [b] → [b d]."""
+    return actions[torch.arange(len(actions), device=actions.device), pick]

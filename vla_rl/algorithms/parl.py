@@ -1,0 +1,85 @@
+"""Policy-agnostic RL: a critic improves the policy's own proposals, and the policy imitates them by its supervised loss.
+
+Mark et al. 2024 (arXiv 2412.06685), algorithm 1: sampled actions are ranked by the critics' mean, the best ones climb its
+gradient, the best of all acts and is what the targets bootstrap from. To learn, the worst proposal gives its place to the
+action that was executed. Any policy with samples and an imitation loss can be trained: tokens, flow, diffusion, regression.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vla_rl.algorithms.actor_critic import ActorCritic
+from vla_rl.algorithms.replay_settings import PARLConfig
+from vla_rl.errors import ConfigError
+from vla_rl.interfaces import CandidateActor, Policy
+from vla_rl.types import Transitions
+
+
+class PARL(ActorCritic):
+    """A `Replayed` algorithm for a `CandidateActor`, whose judge it becomes."""
+
+    config: PARLConfig
+    policy: CandidateActor
+    name = "parl"
+
+    def __init__(self, config: PARLConfig, policy: Policy) -> None:
+        """Raises ConfigError for a policy that does not choose among proposals."""
+        if not isinstance(policy, CandidateActor):
+            raise ConfigError(
+                f"algorithm parl chooses among what a policy proposes, and {type(policy).__name__} offers no proposals: set "
+                f"actor=improved"
+            )
+        super().__init__(config, policy)
+        policy.judge = self.judge
+
+    def judge(self, encoded: Tensor, actions: Tensor) -> Tensor:
+        """Mean values [b n] of ``actions`` [b n d]."""
+        b, n, _ = actions.shape
+        outputs = self.critics(encoded.repeat_interleave(n, 0), actions.flatten(0, 1))
+        return self.head.value(outputs).mean(0).view(b, n)
+
+    def _next_latent(self, encoded: Tensor, frames: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | float]:
+        return self._judged(encoded, frames, frames[self.policy.candidates].to(encoded), 0.0), 0.0
+
+    def _improve(self, batch: Transitions, encoded: Tensor, frames: Mapping[str, Tensor]) -> dict[str, float]:
+        """One step of the policy towards what the critics make of its proposals and of what was executed."""
+        rows = slice(0, self.config.imitation_batch)
+        few = {name: frame[rows] for name, frame in frames.items()}
+        proposals = few[self.policy.candidates].to(encoded)
+        with torch.no_grad():
+            worst = self.judge(encoded[rows], proposals).argmin(1)
+        proposals = proposals.clone()
+        proposals[torch.arange(len(proposals)), worst] = self._taken(batch, frames)[rows]
+        chosen = self._judged(encoded[rows], few, proposals, self.config.temperature)
+        chunk = self.policy.to_chunk(chosen)
+        loss, figures = self.policy.base.imitation_loss(batch.observations[rows], chunk.actions, chunk.valid, features=few)
+        loss.backward()
+        self._guard.step(self.optimizer, loss.detach())
+        moved = float((chosen - proposals.mean(1)).abs().mean())
+        own = {"imitation_loss": float(loss.detach()), "moved": moved, **figures}
+        return {f"{self.name}/{name}": value for name, value in own.items()}
+
+    def _judged(self, encoded: Tensor, frames: Mapping[str, Tensor], proposals: Tensor, temperature: float) -> Tensor:
+        """One of the improved proposals in each row [b d]."""
+        self.critics.requires_grad_(False)
+        chosen, value = self.policy.improve(encoded.detach(), proposals)
+        self.critics.requires_grad_(True)
+        pick = value.argmax(1)
+        if temperature:
+            shares = (value / temperature).softmax(1).cpu()
+            pick = torch.multinomial(shares, 1, generator=self.generator)[:, 0].to(pick)
+        return chosen[torch.arange(len(chosen), device=chosen.device), pick]
+
+    # ---------------------------------------------------------------------------------------------------------- resume
+    def state_dict(self) -> dict[str, Any]:
+        """Besides, the encoder: the policy's own checkpoint is that of the policy beneath."""
+        return super().state_dict() | {"encoder": dict(self.policy.encoder.state_dict())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.policy.encoder.load_state_dict(state["encoder"])
