@@ -317,6 +317,23 @@ def test_a_correction_may_hold_for_several_control_steps():
         ResidualPolicy(ResidualConfig(hold=3), Base())
 
 
+def test_a_corrections_own_share_grows_with_practice():
+    config = ResidualConfig(hidden=[8], distribution="deterministic", scale=0.2, ramp=4, noise=1.0)
+    policy = ResidualPolicy(config, Base())
+    with torch.no_grad():
+        policy.actor[-1].bias.fill_(50.0)
+    frames = {**policy.base.frame_features(seen(0, 1)), ACTION: torch.zeros(1, 2)}
+    encoded, said = policy.encode(frames), []
+    for _ in range(6):
+        latent, _ = policy.propose(encoded, frames, None)
+        said.append(round(float(policy.realize(latent, frames)[0, 0].detach()), 4))
+        policy.practised()
+    assert said == [0.0, 0.05, 0.1, 0.15, 0.2, 0.2]
+    fresh = ResidualPolicy(config, Base())
+    explored, _ = fresh.propose(encoded, frames, torch.tensor([[0.5, -0.5]]))
+    assert explored.tolist() == [[0.5, -0.5]]  # noise needs no practice
+
+
 def test_a_correction_is_bounded_and_only_in_its_dimensions():
     policy = ResidualPolicy(
         ResidualConfig(hidden=[8], distribution="deterministic", scale=0.2, dimensions=[SPEC.action_names[1]]), Base()

@@ -26,6 +26,15 @@ class PreparedPolicy(Protocol):
 
 
 @runtime_checkable
+class PractisingActor(Protocol):
+    """An actor that counts its updates, such as one whose reach grows with them."""
+
+    def practised(self) -> None:
+        """Called after each update of the actor."""
+        ...
+
+
+@runtime_checkable
 class ValueHeadPolicy(Protocol):
     """A policy with a value head, whose value is `PolicyEvaluation.value`."""
 

@@ -94,11 +94,16 @@ class FrozenBaseActor(nn.Module):
     def actor_inputs(self, encoded: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
         return encoded
 
+    @property
+    def reach(self) -> float:
+        """The share of the latent range that a deterministic actor may use by itself."""
+        return 1.0
+
     def propose(self, encoded: Tensor, frames: Mapping[str, Tensor], noise: Tensor | None) -> tuple[Tensor, Tensor]:
         """Latent action [b l] in (−1, 1) and its log-prob [b] (0 of a deterministic actor); see `ActorPolicy`."""
         out = self.actor(self.actor_inputs(encoded, frames))
         if not self.stochastic:
-            latent = out.tanh()
+            latent = self.reach * out.tanh()
             if noise is not None:
                 latent = (latent + self.config.noise * noise.to(latent)).clamp(-1.0, 1.0)
             return latent, latent.new_zeros(len(latent))

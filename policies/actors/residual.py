@@ -28,6 +28,7 @@ class ResidualPolicy(FrozenBaseActor):
     config_class = ResidualConfig
     config: ResidualConfig
     corrected: Tensor
+    practice: Tensor
 
     def __init__(self, config: ResidualConfig, base: Any) -> None:
         """Raises ConfigError for dimensions that the robot has not, or more ``base_steps`` than the base decides on."""
@@ -53,6 +54,15 @@ class ResidualPolicy(FrozenBaseActor):
         self.base_decisions = steps // config.hold
         chosen = [float(not config.dimensions or name in config.dimensions) for name in spec.action_names]
         self.register_buffer("corrected", torch.tensor(chosen), persistent=False)
+        self.register_buffer("practice", torch.zeros((), dtype=torch.int64))  # updates of the actor so far
+
+    @property
+    def reach(self) -> float:
+        return min(1.0, float(self.practice) / self.config.ramp) if self.config.ramp else 1.0
+
+    def practised(self) -> None:
+        """See `vla_rl.optional.PractisingActor`."""
+        self.practice += 1
 
     def actor_inputs(self, encoded: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
         return torch.cat([encoded, frames[ACTION].to(encoded)], dim=1)

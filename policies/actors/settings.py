@@ -35,11 +35,13 @@ class ActorConfig:
 class ResidualConfig(ActorConfig):
     """A correction of at most ``scale`` half-ranges on each action of the frozen policy, which decides anew every
     ``base_steps`` control steps (0: at the end of its chunk). One correction holds for ``hold`` control steps: 1 reacts to
-    each (ResFiT); with more, exploration moves further one way and fewer decisions share the credit. ``dimensions`` names
-    what is corrected (empty: all)."""
+    each (ResFiT); with more, exploration moves further one way and fewer decisions share the credit. The actor's own
+    share of the bound grows over its first ``ramp`` updates, while its critics learn what actions do (ResFiT's progressive clipping);
+    exploration has all of it from the start. ``dimensions`` names what is corrected (empty: all)."""
 
     scale: float = 0.2
     hold: int = 1
+    ramp: int = 0
     base_steps: int = 0
     dimensions: list[str] = field(default_factory=list)
 
@@ -51,6 +53,8 @@ class ResidualConfig(ActorConfig):
             raise ConfigError(f"actor.base_steps is {self.base_steps}, it must be 0 (the whole chunk) or more")
         if self.hold < 1:
             raise ConfigError(f"actor.hold is {self.hold}, it must be at least 1 control step")
+        if self.ramp < 0:
+            raise ConfigError(f"actor.ramp is {self.ramp}, it must be 0 (none) or more updates of the actor")
 
 
 @dataclass

@@ -20,6 +20,7 @@ from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adam
 from vla_rl.algorithms.replay_settings import ActorCriticConfig, SACConfig, TD3Config
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import ActorPolicy, AlgorithmContext, Draw, Policy
+from vla_rl.optional import PractisingActor
 from vla_rl.types import EpisodeSpec, Observation, Trajectory, Transitions
 
 DEMONSTRATIONS = "demonstrations"
@@ -145,6 +146,8 @@ class ActorCritic:
             loss = loss + c.imitation_coef * self._imitation_error(batch, latent, frames)
         loss.backward()
         self._guard.step(self.optimizer, loss.detach())
+        if isinstance(self.policy, PractisingActor):
+            self.policy.practised()
         figures = {"policy_loss": float(loss.detach()), "latent_size": float(latent.detach().abs().mean())}
         return {f"{self.name}/{name}": value for name, value in figures.items()}
 
