@@ -32,7 +32,8 @@ def record(step: int, *, wait: float, learn: float | None, evaluate: float = 0.0
     """An iteration of 64 episodes: 2 s of acting, 0.5 s of scoring, 3 s of updates, 1 s of them the critic's."""
     whole = {} if learn is None else {"time/iteration": learn + evaluate, "time/evaluate": evaluate, "time/critic": 1.0}
     return {
-        "phase": "rl", "step": step, "episodes": 64 * step, "engine/seconds": wait + 2.5, "engine/wait_seconds": wait,
+        "phase": "rl", "step": step, "episodes": 64 * step, "control_steps": 3000 * step,
+        "engine/seconds": wait + 2.5, "engine/wait_seconds": wait,
         "engine/policy_seconds": 2.0, "time/reward": 0.5, "time/update": 3.0, **whole, **more,
     }  # fmt: skip
 
@@ -66,13 +67,28 @@ def test_the_level_counts_once_nothing_falls_below_it_again(finished):
     assert [(p["iteration"], p["episodes"], p["seconds"], p["success"]) for p in found["curve"]] == [
         (0, 0, 0.0, 0.4), (2, 128, 22.0, 0.82), (4, 256, 42.0, 0.78), (6, 384, 62.0, 0.85), (8, 512, 82.0, 0.92),
     ]  # fmt: skip
-    assert found["reached"] == {"iteration": 6, "episodes": 384, "seconds": 62.0, "success": 0.85}
+    at_six = {"iteration": 6, "episodes": 384, "control_steps": 18000, "seconds": 62.0, "success": 0.85}
+    assert found["reached"] == at_six
     assert found["below_before"]["seconds"] == 42.0 and found["hardware"] == "2 cores Some CPU, 7.8 GiB, no GPU"
     text = "80% reached after 62.0 s and 384 episodes (iteration 6); still below after 42.0 s and 256 episodes"
     assert text in run_text(found, 0.8)
     assert learning_of(finished, 0.9)["reached"]["seconds"] == 82.0
     assert learning_of(finished, 0.4)["reached"]["iteration"] == 0 and learning_of(finished, 0.4)["below_before"] is None
     assert "not reached in 512 episodes" in run_text(learning_of(finished, 0.95), 0.95)
+
+
+def test_several_runs_stand_side_by_side_in_a_table_and_a_figure(finished, tmp_path, capsys):
+    rows = [record(1, wait=4.0, learn=10.0, **{"eval/success": 0.4}), record(2, wait=4.0, learn=10.0)]
+    other = write(tmp_path / "other", rows, {})
+    (other / "config.yaml").write_text("algorithm:\n  type: td3\nactor:\n  type: residual\n")
+    bench_runs([finished, other], 0.8, tmp_path / "curves.html")
+    lines = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines() if line}
+    assert lines[str(finished)][1:] == ["40%", "92%", "384", "18", "000", "62"]
+    assert lines[str(other)][1:] == ["td3", "+", "residual", "40%", "40%", "not", "reached"]
+    page = (tmp_path / "curves.html").read_text()
+    assert page.count("<svg") == 6 and "td3 + residual" in page  # three axes, each for wide and for narrow screens
+    for axis in ("episodes", "control steps", "seconds"):
+        assert f"Success against {axis}" in page
 
 
 def test_where_the_seconds_went(finished):

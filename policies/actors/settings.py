@@ -34,10 +34,13 @@ class ActorConfig:
 @dataclass
 class ResidualConfig(ActorConfig):
     """A correction of at most ``scale`` half-ranges on each action of the frozen policy, which decides anew every
-    ``base_steps`` control steps (0: at the end of its chunk). One correction holds for ``hold`` control steps: 1 reacts to
-    each (ResFiT); with more, exploration moves further one way and fewer decisions share the credit. The actor's own
-    share of the bound grows over its first ``ramp`` updates, while its critics learn what actions do (ResFiT's progressive clipping);
-    exploration has all of it from the start. ``dimensions`` names what is corrected (empty: all)."""
+    ``base_steps`` control steps (0: at the end of its chunk).
+
+    One correction holds for ``hold`` control steps: 1 reacts to each (ResFiT); with more, exploration moves further one way
+    and fewer decisions share the credit. The actor's own share of the bound grows over its first ``ramp`` updates, while the
+    critics learn what actions do (ResFiT's progressive clipping); exploration has all of it from the start. ``dimensions``
+    names what is corrected (empty: all).
+    """
 
     scale: float = 0.2
     hold: int = 1

@@ -33,6 +33,7 @@ def add(command: Add) -> None:
     learn.add_argument("--against", metavar="OVERRIDES", help="measure a config with and without these (a=1,b=2), in turns")
     learn.add_argument("--iterations", type=int, default=2, metavar="N", help="of RL that count, per side and round")
     learn.add_argument("--rounds", type=int, default=2, metavar="N", help="of --against")
+    learn.add_argument("--figure", type=Path, metavar="FILE", help="an HTML page with the runs' curves")
     learn.add_argument("--json", type=Path, metavar="FILE")
 
     scoring = kinds.add_parser("reward", help="frames/s of reward models, and their share of a run's iterations")
@@ -73,7 +74,7 @@ def run_bench_learn(arguments: argparse.Namespace) -> None:
         against = split_overrides(arguments.against)
         document = bench_against(arguments.overrides, against, iterations=arguments.iterations, rounds=arguments.rounds)
     else:
-        document = bench_runs([Path(word) for word in arguments.overrides], arguments.level)
+        document = bench_runs([Path(word) for word in arguments.overrides], arguments.level, arguments.figure)
     write_result(arguments.json, document)
 
 

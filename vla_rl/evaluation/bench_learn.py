@@ -20,6 +20,7 @@ from vla_rl import config as configs
 from vla_rl.asked import CriticWarmup
 from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError, UserError
+from vla_rl.evaluation.learning_curves import side_by_side, write_figure
 from vla_rl.evaluation.outcome import EvaluationResult
 from vla_rl.files import read_json
 from vla_rl.reporting.machine import versions
@@ -73,6 +74,7 @@ class Point:
 
     iteration: int
     episodes: int
+    control_steps: int
     seconds: float  # of learning
     success: float
 
@@ -91,15 +93,15 @@ def learning_curve(rows: Sequence[Record], before: float | None, after: float | 
     ``eval/success`` of an iteration was measured before its episodes. ``before`` and ``after`` are the success of the
     starting policy and of the last one, as the phases eval_sft and eval_rl measured them (None: they did not).
     """
-    points = [] if before is None or "eval/success" in rows[0] else [Point(0, 0, 0.0, before)]
-    episodes, seconds = 0, 0.0
+    points = [] if before is None or "eval/success" in rows[0] else [Point(0, 0, 0, 0.0, before)]
+    episodes, steps, seconds = 0, 0, 0.0
     for row in rows:
         if row.get("eval/success") is not None:
-            points.append(Point(int(row["step"]) - 1, episodes, seconds, float(row["eval/success"])))
-        episodes = int(row.get("episodes") or 0)
+            points.append(Point(int(row["step"]) - 1, episodes, steps, seconds, float(row["eval/success"])))
+        episodes, steps = int(row.get("episodes") or 0), int(row.get("control_steps") or 0)
         seconds += iteration_seconds(row)["learn"]
     if after is not None:
-        points.append(Point(int(rows[-1]["step"]), episodes, seconds, after))
+        points.append(Point(int(rows[-1]["step"]), episodes, steps, seconds, after))
     return points
 
 
@@ -123,7 +125,7 @@ def learning_of(run: Path, level: float) -> dict[str, Any]:
     return {
         "run": str(run),
         "iterations": int(rows[-1]["step"]),
-        "planned_iterations": _planned(run),
+        **_configured(run),
         "episodes": int(rows[-1].get("episodes") or 0),
         "learn_seconds": sum(s["learn"] for s in seconds),
         "evaluate_seconds": sum(s["evaluate"] for s in seconds) if all("time/iteration" in r for r in rows) else None,
@@ -139,21 +141,28 @@ def _read(path: Path) -> dict[str, Any]:
     return read_json(path, "put a whole copy in its place, or remove it") if path.exists() else {}
 
 
-def _planned(run: Path) -> int | None:
-    """The ``rl.iterations`` of the run's config; read as plain YAML, since its plug-ins may not be importable here."""
+def _configured(run: Path) -> dict[str, Any]:
+    """What the run's config says: ``rl.iterations``, algorithm and actor (None: not known). It is read as plain YAML, since
+    its plug-ins may not be importable here."""
     import yaml
 
     path = run / "config.yaml"
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else None
     except (OSError, ValueError, yaml.YAMLError):  # it is only shown beside the figures
-        return None
-    planned = tree.get("rl") if isinstance(tree, dict) else None
-    return planned.get("iterations") if isinstance(planned, dict) else None
+        tree = None
+
+    def at(group: str, key: str) -> Any:
+        values = tree.get(group) if isinstance(tree, dict) else None
+        return values.get(key) if isinstance(values, dict) else None
+
+    return {
+        "planned_iterations": at("rl", "iterations"), "algorithm": at("algorithm", "type"), "actor": at("actor", "type"),
+    }  # fmt: skip
 
 
-def bench_runs(runs: Sequence[Path], level: float) -> dict[str, Any]:
-    """Print and return `learning_of` each run."""
+def bench_runs(runs: Sequence[Path], level: float, figure: Path | None = None) -> dict[str, Any]:
+    """Print and return `learning_of` each run; several also side by side, and as curves on a page ``figure``."""
     if not 0.0 < level <= 1.0:
         raise ConfigError(f"--level {level} is no success rate: give a number above 0 and at most 1, such as 0.8")
     if not runs:
@@ -164,6 +173,11 @@ def bench_runs(runs: Sequence[Path], level: float) -> dict[str, Any]:
     for run in runs:
         document["runs"].append(learning_of(run, level))
         print(run_text(document["runs"][-1], level))
+    if len(runs) > 1:
+        print(side_by_side(document["runs"], level))
+    if figure is not None:
+        write_figure(figure, document["runs"], level)
+        print(f"figure: {figure}")
     print(f"reached: {RULE}; evaluation is no part of the learning time")
     return document
 

@@ -14,6 +14,7 @@ from vla_rl.errors import UserError
 from vla_rl.evaluation.statistics import PairedComparison, compare_paired, difference_interval, wilson_interval
 from vla_rl.evaluation.video import Clip
 from vla_rl.reporting.metrics import write_json
+from vla_rl.reporting.words import text_table
 from vla_rl.specs import FAILURE_KINDS
 from vla_rl.types import EmbodimentSpec, Trajectory
 
@@ -162,9 +163,7 @@ class EvaluationResult:
             )
         if len(rows) == 3:  # one task: the line of all tasks says the same
             rows.pop()
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
-        lines.insert(1, "  ".join("─" * width for width in widths))
+        lines = text_table(rows).splitlines()
         if failures := count_failures(self.outcomes):
             lines.append("failures: " + ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in failures.items()))
         how = "most likely actions" if self.deterministic else "sampled actions"

@@ -16,6 +16,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.evaluation.evaluate import evaluate, evaluation_episodes
 from vla_rl.evaluation.outcome import EpisodeOutcome, EvaluationResult, summarise
 from vla_rl.evaluation.statistics import PairedComparison, compare_paired
+from vla_rl.reporting.words import text_table
 from vla_rl.rollout.engine import RolloutEngine
 from vla_rl.settings import EvaluateConfig
 from vla_rl.specs import EpisodeSpec, Perturbation, TaskSpec
@@ -117,7 +118,7 @@ class Robustness:
         if everything := self.outcomes():
             rows.append(_row("all factors", "", everything, self.difference(everything)))
         head = ("perturbation", "level", "success", "95 % interval", "to unperturbed", "95 % interval", "p")
-        text, mean = _table([head, *rows]), self.mean_of_factors()
+        text, mean = text_table([head, *rows]), self.mean_of_factors()
         return text if mean is None else f"{text}\nmean of the factors' rates: {mean:.1%}"
 
 
@@ -148,7 +149,7 @@ def compare_robustness(a: Robustness, b: Robustness) -> tuple[str, dict[str, Any
         c = compare_paired([o.success for o in first.outcomes], [solved[_episode(o)] for o in first.outcomes])
         figures[name] = c.to_dict()
         rows.append((name, f"{first.success_rate:.0%}", f"{second.success_rate:.0%}", *_difference(c)))
-    return _table(rows), figures
+    return text_table(rows), figures
 
 
 def _episode(outcome: EpisodeOutcome) -> tuple[str, int]:
@@ -172,9 +173,3 @@ def _row(name: str, level: str, outcomes: Sequence[EpisodeOutcome], c: PairedCom
 def _difference(c: PairedComparison) -> tuple[str, str, str]:
     interval = f"{c.difference_low * 100:+.1f} – {c.difference_high * 100:+.1f}"
     return f"{c.difference * 100:+.0f} points", interval, "< 0.0001" if c.p_value < 1e-4 else f"{c.p_value:.2g}"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
-    return "\n".join([lines[0], "  ".join("─" * width for width in widths), *lines[1:]])

@@ -59,10 +59,13 @@ def _write(runs: list[RunData], run_dir: Path) -> Path:
     return run_dir / REPORT_FILE
 
 
-def fill(title: str, body: list[str]) -> str:
+_BESIDE = "Written by vla-rl. The same figures for scripts: summary.json beside this page."
+
+
+def fill(title: str, body: list[str], footer: str = _BESIDE) -> str:
     """The page as text, from its sections."""
     template = importlib.resources.files("vla_rl").joinpath("report_template.html").read_text(encoding="utf-8")
-    body = [*body, "<footer>Written by vla-rl. The same figures for scripts: summary.json beside this page.</footer>"]
+    body = [*body, f"<footer>{footer}</footer>"]
     parts = {"title": escape(title), "body": "\n".join(s for s in body if s)}
     return re.sub(r"\{\{(\w+)\}\}", lambda m: parts[m[1]], template)
 

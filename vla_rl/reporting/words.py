@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from vla_rl.reporting.charts import short
@@ -92,3 +93,10 @@ def progress(record: dict[str, Any]) -> str:
     if record.get("complete") is not False or "of" not in record:
         return ""
     return f"{record['done']} of {record['of']} {record['unit']}, incomplete"
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> str:
+    """Columns for a terminal; the first row is the head."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+    return "\n".join([lines[0], "  ".join("─" * width for width in widths), *lines[1:]])
