@@ -1,15 +1,23 @@
-"""Collecting demonstrations in worker processes: what the worker says when it cannot start reaches the user."""
+"""Collecting demonstrations: what a worker says when it cannot start reaches the user; a trained policy demonstrates."""
 
 from __future__ import annotations
 
 import os
 
 import pytest
+import torch
 
 from sim import toy
+from sim.inline import InlineEnv
 from vla_rl.data.collect import collect_demonstrations
+from vla_rl.data.collect_policy import collect_with_policy
+from vla_rl.data.lerobot_reader import load_demonstrations
 from vla_rl.errors import MissingPackage, UserError
+from vla_rl.evaluation.outcome import mean_jerk
+from vla_rl.rollout.engine import RolloutEngine
+from vla_rl.rollout.stepwise import Stepwise
 from vla_rl.run.settings import CollectConfig
+from vla_rl.types import ActionChunk, EpisodeSpec, PolicyOutput
 
 
 class WithoutPackage(toy.ToyReach):
@@ -42,3 +50,62 @@ def test_a_simulator_that_cannot_be_built_says_why(tmp_path, simulator, error, t
             progress=lambda *_, **__: None,
         )  # fmt: skip
     assert not folder.exists()
+
+
+# ------------------------------------------------------------------------------------------------------ a trained policy
+class Towards:
+    """Goes a fixed way, which reaches some targets: chunks of three control steps; its memory counts decisions."""
+
+    embodiment, chunk_length = toy.ToyReach().embodiment, 3
+
+    def __init__(self, steps: int = 3) -> None:
+        self.steps, self.decided = steps, []
+
+    def initial_memory(self):
+        return 0
+
+    def act(self, observation, *, deterministic=False, seeds=None, memory=None):
+        self.decided += list(memory)
+        high = torch.tensor(self.embodiment.action_high)
+        numbers = torch.tensor([float(m) for m in memory])[:, None, None]
+        actions = (0.2 + 0.1 * torch.arange(3.0)[None, :, None] + 0.05 * numbers) * high * torch.ones(len(memory), 3, 1)
+        valid = (torch.arange(3) < self.steps).expand(len(memory), 3)
+        return PolicyOutput(ActionChunk(actions, valid), torch.zeros(len(memory)), {}, memory=[m + 1 for m in memory])
+
+
+@pytest.mark.parametrize("steps", [3, 2])
+def test_a_policy_step_by_step_sends_what_it_sends_in_chunks(steps):
+    env = InlineEnv(toy.ToyReach(toy.ToyConfig(horizon=7)), num_slots=2)
+    episodes = [EpisodeSpec("reach_red", i, rollout_id=str(i)) for i in range(4)]
+    chunked = RolloutEngine(env, Towards(steps)).collect(episodes, deterministic=True).trajectories
+    single = RolloutEngine(env, Stepwise(Towards(steps))).collect(episodes, deterministic=True).trajectories
+    for a, b in zip(chunked, single):
+        assert b.actions.shape[1] == 1 and b.valid.all() and a.success == b.success
+        assert torch.equal(a.actions[a.valid], b.actions[:, 0])
+        torch.testing.assert_close(a.final_observation.proprio, b.final_observation.proprio)
+
+
+def test_successes_of_a_policy_become_demonstrations_and_the_smoothest_are_kept(tmp_path):
+    env = InlineEnv(toy.ToyReach(toy.ToyConfig(success_radius=0.3)), num_slots=4)
+    config = CollectConfig(episodes_per_task=3, oversample=2.0)
+    found = collect_with_policy(
+        env, Towards(), env.tasks[:1], config, seed=0, folder=tmp_path / "d", progress=lambda *_, **__: None
+    )
+    dataset = load_demonstrations(tmp_path / "d", env.embodiment)
+    assert found["episodes"] == len(dataset.episodes) == 3 and found["attempts"] >= 6
+    assert all(e.success for e in dataset.episodes)
+    attempts = [EpisodeSpec("reach_red", i, "train", rollout_id=str(i)) for i in range(found["attempts"])]
+    rolled = RolloutEngine(env, Stepwise(Towards())).collect(attempts, deterministic=True).trajectories
+    first_six = [t for t in rolled if t.success][:6]
+    jerks = sorted((mean_jerk(t.actions[:, 0].numpy(), env.embodiment) or 0.0, t.episode.init_state_id) for t in first_six)
+    assert sorted(e.init_state_id for e in dataset.episodes) == sorted(i for _, i in jerks[:3])
+
+
+def test_a_policy_that_hardly_succeeds_is_no_demonstrator(tmp_path):
+    env = InlineEnv(toy.ToyReach(toy.ToyConfig(success_radius=1e-6)), num_slots=8)
+    with pytest.raises(UserError, match=r"solved only 0 of .* is no demonstrator"):
+        collect_with_policy(
+            env, Towards(), env.tasks[:1], CollectConfig(episodes_per_task=2), seed=0, folder=tmp_path / "d",
+            progress=lambda *_, **__: None,
+        )  # fmt: skip
+    assert not (tmp_path / "d").exists()

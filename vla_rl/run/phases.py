@@ -15,6 +15,7 @@ from vla_rl.algorithms.validation import ROWS
 from vla_rl.asked import DescribesConditions, DescribesStarts
 from vla_rl.config import RunConfig
 from vla_rl.data.collect import collect_demonstrations
+from vla_rl.data.collect_policy import collect_with_policy
 from vla_rl.data.demonstrations import DatasetSampler
 from vla_rl.evaluation.clips import write_failure_videos, write_videos
 from vla_rl.interfaces import LikelihoodPolicy
@@ -34,6 +35,11 @@ def phase_collect(run: Run) -> dict[str, Any]:
     # those that SFT keeps out of training come on top
     collect = dataclasses.replace(c.collect, episodes_per_task=c.collect.episodes_per_task + c.sft.validation_episodes)
     with run.progress.task("collect", len(tasks) * collect.episodes_per_task) as bar:
+        if collect.policy:
+            policy = run.acting(Path(collect.policy))
+            return collect_with_policy(
+                run.env, policy, run.train_tasks, collect, seed=c.seed, folder=run.dir / "dataset", progress=bar.update
+            )
         return collect_demonstrations(
             c.env_type, c.env, tasks, collect, seed=c.seed, folder=run.dir / "dataset", progress=bar.update
         )

@@ -297,6 +297,8 @@ def _check_places(config: RunConfig) -> None:
         files.check_checkpoint(_exists("checkpoint", config.checkpoint))
     if config.dataset:
         _exists("dataset", config.dataset)
+    if config.collect.policy:
+        files.check_checkpoint(_exists("collect.policy", config.collect.policy))
     for group, names in _PLACES.items():
         if group != "policy" or not config.checkpoint:
             for key, value in _named(getattr(config, group), names, group):

@@ -17,7 +17,10 @@ class CollectConfig:
     ``speed`` scales the expert's motion: people demonstrate more slowly than a robot can move. ``horizon`` control steps
     end a demonstration (0: the env's own limit); slow ones need more than the task allows a policy. Of a published dataset
     (``dataset=/path``) ``episodes_per_task`` are read at most, without control steps that do nothing unless
-    ``keep_noops``."""
+    ``keep_noops``.
+
+    ``policy``: a checkpoint that demonstrates in the expert's place; of ``oversample`` times as many successes the smoothest
+    are kept, and it takes its most likely actions unless ``sample``."""
 
     episodes_per_task: int = 100
     action_noise: float = 0.3
@@ -27,8 +30,13 @@ class CollectConfig:
     only_success: bool = True
     video: bool = False
     keep_noops: bool = False
+    policy: str = ""
+    oversample: float = 1.0
+    sample: bool = False
 
     def __post_init__(self) -> None:
+        if self.oversample < 1.0:
+            raise ConfigError(f"collect.oversample={self.oversample} must be 1 or more: successes per one that is kept")
         if self.episodes_per_task < 1 or self.workers < 1 or self.action_noise < 0 or self.horizon < 0:
             raise ConfigError(
                 "collect needs episodes_per_task >= 1, workers >= 1, action_noise >= 0 and horizon >= 0, got "

@@ -1,0 +1,59 @@
+"""A policy one control step at a time, so that every control step is observed: what a dataset of demonstrations holds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vla_rl.interfaces import Policy, RememberingPolicy
+from vla_rl.types import ActionChunk, Observation, PolicyOutput
+
+
+@dataclasses.dataclass(frozen=True)
+class _Queue:
+    """What is left of a row's chunk [h a], and what the policy wants to remember at its next decision."""
+
+    actions: Tensor
+    memory: Any
+
+
+class Stepwise:
+    """A `RememberingPolicy` that follows another's chunks to their end, deciding anew only then; it does the same."""
+
+    chunk_length = 1
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy, self.embodiment = policy, policy.embodiment
+
+    def initial_memory(self) -> Any:
+        first = self.policy.initial_memory() if isinstance(self.policy, RememberingPolicy) else None
+        return _Queue(torch.zeros(0, self.embodiment.action_dim), first)
+
+    def act(
+        self,
+        observation: Observation,
+        *,
+        deterministic: bool = False,
+        seeds: Sequence[int] | None = None,
+        memory: Sequence[Any] | None = None,
+    ) -> PolicyOutput:
+        """The next action of each row's chunk [b 1 a]."""
+        queues = [self.initial_memory() for _ in range(len(observation))] if memory is None else list(memory)
+        ended = [i for i, queue in enumerate(queues) if not len(queue.actions)]
+        if ended:
+            options: dict[str, Any] = {"seeds": None if seeds is None else [seeds[i] for i in ended]}
+            if isinstance(self.policy, RememberingPolicy):
+                options["memory"] = [queues[i].memory for i in ended]
+            out = self.policy.act(observation[ended], deterministic=deterministic, **options)
+            for row, i in enumerate(ended):
+                steps = int(out.chunk.valid[row].long().cumprod(0).sum())
+                left = None if out.memory is None else out.memory[row]
+                queues[i] = _Queue(out.chunk.actions[row, :steps], left)
+        actions = torch.stack([queue.actions[:1] for queue in queues])
+        left = [dataclasses.replace(queue, actions=queue.actions[1:]) for queue in queues]
+        valid = torch.ones(actions.shape[:2], dtype=torch.bool, device=actions.device)
+        return PolicyOutput(ActionChunk(actions, valid), actions.new_zeros(len(actions)), replay={}, memory=left)
