@@ -296,9 +296,11 @@ class Draw(Protocol):
     """Draws transitions from a replay."""
 
     def __call__(
-        self, count: int, *, gamma: float = 0.99, n_step: int = 1, shares: Mapping[str, float] | None = None
-    ) -> Transitions:
-        """``count`` rows; ``shares`` {source: share of them}, by default uniform over all decisions."""
+        self, count: int, *, gamma: float = 0.99, n_step: int = 1, shares: Mapping[str, float] | None = None,
+        images: bool = True,
+    ) -> Transitions:  # fmt: skip
+        """``count`` rows; ``shares`` {source: share of them}, by default uniform over all decisions; ``images`` False: the
+        observations have none."""
         ...
 
 
