@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from vla_rl.data import journal, tables
+from vla_rl.data.bench_replay import Sizes, Tuples, bench_replay, write_episodes
 from vla_rl.data.replay import Replay
 from vla_rl.errors import DiskFull, EmbodimentMismatch, UserError
 from vla_rl.types import CameraSpec, EmbodimentSpec, EpisodeSpec, Observation, Trajectory, Transitions
@@ -111,7 +112,7 @@ def test_what_is_drawn_does_not_depend_on_where_it_lies(tmp_path, ram_bytes):
     memory = filled(9)
     disk = filled(9, tmp_path / "r", ram_bytes=ram_bytes)
     assert same(memory, disk) and same(memory, Replay(tmp_path / "r", episodes=None, ram_bytes=ram_bytes))
-    ram = {name for name, table in disk._tables.items() if table.in_ram}
+    ram = {name for name, table in disk._tables.items() if not table.on_disk_alone}
     small = {"decisions", "frames"}
     assert ram == {0: set(), 20_000: {"frames", "decisions"}, 2 << 30: small | {"image:top", "extra:features"}}[ram_bytes]
     assert memory.bytes == disk.bytes
@@ -448,3 +449,34 @@ def test_damage_that_no_kill_explains_is_an_error_that_changes_nothing(tmp_path,
         Replay(tmp_path / "r", episodes=None)
     assert content == {p.name: p.read_bytes() for p in (tmp_path / "r").iterdir()}
     assert Replay(tmp_path / "r").episodes == 0  # who starts over may
+
+
+# ------------------------------------------------------------------------------------------------------------- the bench
+def test_the_bench_compares_equal_rows_and_leaves_nothing_behind(tmp_path, capsys):
+    r = bench_replay(Sizes(steps=1200, size=40, cameras=2, chunk=4), folder=tmp_path, rounds=1, batches=2)
+    frame = 2 * 40 * 40 * 3 + 8 * 4 + 8  # images, proprio, text
+    decision = 2 * 4 * 7 * 4 + 2 * 4 + 4  # actions twice, two masks, reward
+    assert r["written"]["bytes"] == 300 * decision + 303 * frame and r["rows_in_ram"] == 300
+    assert r["written"]["bytes_for_1_million_steps"] == pytest.approx(r["written"]["bytes"] / 1200 * 1e6)
+    assert r["bytes_ratio"] == pytest.approx(300 * (4 * 40 * 40 * 3 + 4 * (8 + 8 + 28 + 2)) / r["written"]["bytes"])
+    assert {"tuples", "ram", "disk"} <= r["images"].keys() and r["no_images"].keys() == {"tuples", "ram", "disk"}
+    for speeds in (r["images"], r["no_images"]):
+        for speed in speeds.values():
+            assert speed["ratio"] == pytest.approx(speed["per_second"] / speeds["tuples"]["per_second"])
+    assert list(tmp_path.iterdir()) == []
+    assert "1 million steps" in capsys.readouterr().out
+
+
+def test_the_bench_fills_tuples_with_the_replays_own_frames():
+    """Row k of the tuples and decision k of the replay: the same frame, and the same next one, also across episodes."""
+    sizes = Sizes(steps=230, size=40, cameras=2)
+    tuples, replay = Tuples(sizes, 230), Replay()
+    write_episodes(replay, sizes, 230)
+    for seed in range(3):
+        generators = [torch.Generator().manual_seed(seed) for _ in range(2)]
+        rows = tuples.draw(64, generators[0], True)
+        batch = replay.draw(64, generators[1])
+        assert torch.equal(rows[-4], batch.observations.images["camera_0"])
+        assert torch.equal(rows[-3], batch.observations.images["camera_1"])
+        assert torch.equal(rows[-2], batch.next_observations.images["camera_0"])
+        assert torch.equal(rows[-1], batch.next_observations.images["camera_1"])

@@ -66,7 +66,7 @@ class Replay:
                 self._count(record)
             self._fit(self._tables, {})
             for table in self._tables.values():
-                if table.in_ram:
+                if not table.on_disk_alone:
                     table.load()
 
     @property
@@ -228,7 +228,8 @@ class Replay:
         before, after = ({k: v[part] for k, v in seen.items()} for part in (slice(0, b), slice(b, None)))
         window = rows[:, None] + np.minimum(np.arange(n_step), left[:, None] - 1)  # [b n]
         inside = torch.from_numpy(np.arange(n_step) < left[:, None])
-        d = {k: v.unflatten(0, (b, n_step)) for k, v in self._tables[DECISIONS].take(window.ravel()).items()}
+        chunks = _take([self._tables[DECISIONS]], window.ravel())
+        d = {k: v.unflatten(0, (b, n_step)) for k, v in chunks.items()}
         factors = torch.where(inside, gamma ** d["valid"].sum(-1).float(), 1.0).cumprod(1)
         weights = torch.cat([torch.ones(b, 1), factors[:, :-1]], dim=1)
         over, terminated = torch.from_numpy(ahead == left), torch.from_numpy(episode["terminated"].copy())
@@ -242,7 +243,7 @@ class Replay:
             next_observations=self._observation(after),
             extra=_named(before, _EXTRA),
             next_extra=_named(after, _EXTRA),
-            source=tuple(self._sources[i] for i in episode["source"].tolist()),
+            source=tuple(map(self._sources.__getitem__, episode["source"].tolist())),
             proposed=d["proposed"][:, 0],
             proposed_known=torch.from_numpy(episode["proposed"].copy()),
             truncated=over & ~terminated,
@@ -250,21 +251,27 @@ class Replay:
         )
 
     def _take_frames(self, frames: np.ndarray, images: bool) -> dict[str, Tensor]:
-        """Columns of ``frames``; large ones are all asked for before the first is waited for."""
+        """Columns of ``frames``."""
         wanted = [t for name, t in self._tables.items() if name != DECISIONS and (images or not name.startswith(_IMAGE))]
-        ascending = np.unique(frames)
-        for table in wanted:
-            table.prefetch(ascending)
-        columns = {name: values for table in wanted for name, values in table.take(frames).items()}
+        columns = _take(wanted, frames)
         return columns if images else {k: v for k, v in columns.items() if not k.startswith(_IMAGE)}
 
     def _observation(self, columns: Mapping[str, Tensor]) -> Observation:
         return Observation(
             images=_named(columns, _IMAGE),
             proprio=columns["proprio"],
-            instruction=tuple(self._texts[i] for i in columns["text"].tolist()),
+            instruction=tuple(map(self._texts.__getitem__, columns["text"].tolist())),
             privileged=columns.get("privileged"),
         )
+
+
+def _take(tables: list[Table], rows: np.ndarray) -> dict[str, Tensor]:
+    """Columns of ``rows``; the disk is asked for all of them before the first is waited for."""
+    if any(table.on_disk_alone for table in tables):
+        ascending = np.unique(rows)
+        for table in tables:
+            table.prefetch(ascending)
+    return {name: values for table in tables for name, values in table.take(rows).items()}
 
 
 def _named(columns: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

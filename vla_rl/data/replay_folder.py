@@ -32,7 +32,7 @@ _REMEDY = "start over with --fresh, or restore the folder"
 
 
 class ReplayFolder:
-    """The files of a replay."""
+    """The files of a replay, for one process at a time."""
 
     def __init__(self, path: Path) -> None:
         """Makes the folder where there is none. Raises `UserError` for one that holds something else."""
@@ -45,7 +45,8 @@ class ReplayFolder:
                     f"replay: {path} was written by an earlier version of vla-rl, which kept a folder per episode: start "
                     f"over with --fresh, or move the folder away"
                 )
-            if entry.name not in (_HEADER, _JOURNAL) and entry.suffix not in (_ROWS, ".part"):
+            ours = entry.name in (_HEADER, _JOURNAL) or entry.suffix in (_ROWS, ".part")
+            if not ours and not entry.name.startswith("."):  # (file systems keep hidden files of their own)
                 raise UserError(f"replay: {path} holds {entry.name}, which is of no replay: name another folder")
 
     def tables(self, layout: Mapping[str, list[Field]]) -> dict[str, Table]:

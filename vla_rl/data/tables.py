@@ -132,8 +132,8 @@ class Table:
 
     # --------------------------------------------------------------------------------------------------------------- RAM
     @property
-    def in_ram(self) -> bool:
-        return self._ram is not None
+    def on_disk_alone(self) -> bool:
+        return self._ram is None
 
     def leave_ram(self) -> None:
         """Drop the copy; rows are read from the file from now on."""
@@ -147,9 +147,8 @@ class Table:
 
     # ----------------------------------------------------------------------------------------------------------- reading
     def prefetch(self, rows: np.ndarray) -> None:
-        """Have the system read all of these rows (ascending) at once; one after the other is 20 times slower where they are
-        on the disk alone."""
-        if self._ram is not None or self.row_bytes < LARGE or not hasattr(os, "posix_fadvise"):
+        """Have the system fetch all of these rows (ascending) from the disk at once, not each when it is touched."""
+        if not self.on_disk_alone or not hasattr(os, "posix_fadvise"):
             return
         assert self.path is not None
         breaks = np.flatnonzero(np.diff(rows) > 1)
