@@ -372,8 +372,9 @@ def test_a_steered_policy_turns_latent_actions_into_noise_and_back():
         out = policy.act(seen(0, 3), seeds=[1, 2, 3])
         torch.testing.assert_close(out.chunk.actions, 0.1 * policy.noise(out.replay[LATENT]))
         frames = policy.annotate(dataclasses.replace(episode(0), replay=out.replay))
-        assert frames[LATENT][:-1].isfinite().all() and frames[LATENT][-1].isnan().all()
-        assert policy.annotate(episode(0))[LATENT].isnan().all()  # a person chose no noise
+        assert torch.equal(frames[LATENT][:-1], out.replay[LATENT]) and not frames[LATENT][-1].any()
+    with pytest.raises(ConfigError, match=r"demonstrations have no noise.*demonstration_share=0"):
+        SAC(SACConfig(), policy)
 
 
 def test_the_critic_of_noises_learns_what_the_critic_of_actions_says_of_their_actions():

@@ -327,6 +327,10 @@ COMMANDS: list[tuple[str, tuple[str, ...]]] = [
     ("bench learn {run}", ("{run} has no iterations of RL",)),
     ("bench learn run=toy --against seed=1 --rounds 0", ("--rounds 0",)),
     ("bench reward --episodes 0", ("--episodes 0",)),
+    ("bench replay --steps 0", ("--steps 0",)),
+    ("bench replay --cameras 0", ("--cameras 0",)),
+    ("bench replay --steps 1000000000000", ("--steps 1000000000000", "GB free", "--folder")),
+    ("bench replay --steps 8 --folder {missing}", ("{missing}", "no such file or folder")),
     ("bench reward reward=success --run {run}", ("{run} has no iterations of RL",)),
 ]
 

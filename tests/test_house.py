@@ -46,6 +46,8 @@ PROBES = {
     "vla_rl/reporting/machine.py:sched_getaffinity": SYSTEM,
     "vla_rl/storage.py:renameat2": SYSTEM,
     "sim/pool.py:memfd_create": SYSTEM,
+    "vla_rl/data/bench_replay.py:posix_fadvise": SYSTEM,
+    "vla_rl/data/tables.py:posix_fadvise": SYSTEM,
     "vla_rl/storage.py:errno": "errors of other libraries carry the system's number without being OSError",
     "sim/libero/perturb_scene.py:tex_nchannel": VERSIONS,
     "policies/trunk/llama.py:_is_avx512_bf16_supported": VERSIONS,

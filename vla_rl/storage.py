@@ -93,14 +93,23 @@ def replacing(path: Path, keep_last_good: bool) -> Iterator[Path]:
         finally:
             shutil.rmtree(part, ignore_errors=True)
     except Exception as error:
-        # safetensors wraps the system's error and leaves its number in the text only.
-        numbers = [f"os error {number})" for number in _DISK_FULL]
-        if getattr(error, "errno", None) in _DISK_FULL or any(text in str(error) for text in numbers):
-            raise DiskFull(
-                f"the disk is full: {path} could not be written ({_free_megabytes(path.parent)} MB free). What was "
-                f"there before is unchanged. Free some space, then run the same command again: it resumes."
-            ) from error
+        if is_disk_full(error):
+            raise disk_full(path) from error
         raise
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether the system refused for want of room."""
+    # safetensors wraps the system's error and leaves its number in the text only.
+    numbers = [f"os error {number})" for number in _DISK_FULL]
+    return getattr(error, "errno", None) in _DISK_FULL or any(text in str(error) for text in numbers)
+
+
+def disk_full(path: Path) -> DiskFull:
+    return DiskFull(
+        f"the disk is full: {path} could not be written ({_free_megabytes(path.parent)} MB free). What was "
+        f"there before is unchanged. Free some space, then run the same command again: it resumes."
+    )
 
 
 def _swap_in(part: Path, path: Path, keep_last_good: bool) -> None:

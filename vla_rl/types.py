@@ -297,6 +297,10 @@ class Transitions:
     ``rewards`` and ``discounts`` span ``n_step`` decisions: value target = rewards + discounts · value(next_observations).
     A discount is 0 only where the episode terminated; where time ran out it is not. ``extra`` and ``next_extra`` hold what
     the learner had annotated, at ``observations`` and at ``next_observations``.
+
+    ``proposed`` is what the policy asked for, in rows where that is ``proposed_known``, else what was sent. ``truncated``
+    marks rows whose ``next_observations`` are the last of an episode that ran out of time; ``version`` is the policy's that
+    acted.
     """
 
     observations: Observation  # [b]
@@ -309,6 +313,10 @@ class Transitions:
     extra: dict[str, Tensor]
     next_extra: dict[str, Tensor]
     source: tuple[str, ...]
+    proposed: Float32[Tensor, "b h a"] | None = None
+    proposed_known: Bool[Tensor, "b"] | None = None
+    truncated: Bool[Tensor, "b"] | None = None
+    version: Int64[Tensor, "b"] | None = None
 
     def __len__(self) -> int:
         return self.actions.shape[0]

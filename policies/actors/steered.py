@@ -14,7 +14,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.interfaces import NoisePolicy
 from vla_rl.types import Observation, PolicyOutput, Trajectory
 
-LATENT = "latent"  # the frame that holds the latent action that was taken; NaN where another acted
+LATENT = "latent"  # the frame that holds the latent action that was taken; 0 where another acted, or nobody
 
 
 class SteeredPolicy(FrozenBaseActor):
@@ -59,10 +59,10 @@ class SteeredPolicy(FrozenBaseActor):
 
     def annotate(self, trajectory: Trajectory) -> dict[str, Tensor]:
         frames = super().annotate(trajectory)
-        unknown = torch.full((len(trajectory) + 1, self.latent_dim), torch.nan)
+        latents = torch.zeros(len(trajectory) + 1, self.latent_dim)
         if LATENT in trajectory.replay:
-            unknown[:-1] = trajectory.replay[LATENT]
-        return {**frames, LATENT: unknown}
+            latents[:-1] = trajectory.replay[LATENT]
+        return {**frames, LATENT: latents}
 
     @torch.no_grad()
     def act(

@@ -19,7 +19,7 @@ from vla_rl.algorithms import critics
 from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adamw, optimizer_state
 from vla_rl.algorithms.replay_settings import ActorCriticConfig, SACConfig, TD3Config
 from vla_rl.errors import ConfigError
-from vla_rl.interfaces import ActorPolicy, AlgorithmContext, Draw, Policy
+from vla_rl.interfaces import ActorPolicy, AlgorithmContext, Draw, Policy, SteeredActor
 from vla_rl.optional import PractisingActor
 from vla_rl.types import EpisodeSpec, Observation, Trajectory, Transitions
 
@@ -246,6 +246,7 @@ class SAC(ActorCritic):
 
     config: SACConfig
     name = "sac"
+    needs_latents = True  # of a steered actor: critics read the noise, not the action
 
     def __init__(self, config: SACConfig, policy: Policy) -> None:
         """Raises ConfigError where the policy's actor has no density."""
@@ -253,6 +254,11 @@ class SAC(ActorCritic):
         if not self.policy.stochastic:
             raise ConfigError(
                 f"algorithm {self.name} needs an actor with a density: set actor.distribution=gaussian, or use algorithm=td3"
+            )
+        if self.needs_latents and config.demonstration_share and isinstance(policy, SteeredActor):
+            raise ConfigError(
+                f"algorithm {self.name} learns what noises are worth, and demonstrations have no noise: set "
+                f"algorithm.demonstration_share=0, or use algorithm=dsrl, which learns from their actions"
             )
         size = self.policy.latent_dim
         self.target_entropy = -size / 2.0 if config.target_entropy is None else config.target_entropy

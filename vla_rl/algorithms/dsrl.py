@@ -28,6 +28,7 @@ class DSRL(SAC):
     config: DSRLConfig
     policy: SteeredActor
     name = "dsrl"
+    needs_latents = False
 
     def __init__(self, config: DSRLConfig, policy: Policy) -> None:
         """Raises ConfigError for a policy that chooses no noise."""

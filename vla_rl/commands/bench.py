@@ -12,7 +12,7 @@ from vla_rl.errors import ConfigError
 
 
 def add(command: Add) -> None:
-    """``vla-rl bench sim``, ``learn``, ``reward`` and ``policy``."""
+    """``vla-rl bench sim``, ``learn``, ``reward``, ``policy`` and ``replay``."""
     bench = command("bench", None, "measure against a baseline, in one run")
     kinds = bench.add_subparsers(title="benchmarks", metavar="KIND", required=True)
 
@@ -54,6 +54,15 @@ def add(command: Add) -> None:
     policy.add_argument("--json", type=Path, metavar="FILE")
     policy.add_argument("overrides", nargs="*", metavar="key=value", help="with --dry-run: the run, e.g. run=NAME")
 
+    replay = kinds.add_parser("replay", help="batches/s of the replay against shuffled tuples in RAM")
+    replay.set_defaults(function=run_bench_replay)
+    replay.add_argument("--steps", type=int, default=20_000, help="control steps")
+    replay.add_argument("--size", type=int, default=128, help="pixels of a camera")
+    replay.add_argument("--cameras", type=int, default=2)
+    replay.add_argument("--chunk", type=int, default=1, help="control steps per decision, each of which has a frame")
+    replay.add_argument("--folder", type=Path, help="where to make a temporary folder (default: the system's place)")
+    replay.add_argument("--json", type=Path, metavar="FILE")
+
 
 def run_bench_sim(arguments: argparse.Namespace) -> None:
     from vla_rl import build
@@ -94,6 +103,13 @@ def run_bench_reward(arguments: argparse.Namespace) -> None:
         run=arguments.run,
     )
     write_result(arguments.json, document)
+
+
+def run_bench_replay(arguments: argparse.Namespace) -> None:
+    from vla_rl.data.bench_replay import Sizes, bench_replay
+
+    sizes = Sizes(arguments.steps, arguments.size, arguments.cameras, arguments.chunk)
+    write_result(arguments.json, bench_replay(sizes, folder=arguments.folder))
 
 
 def run_bench_policy(arguments: argparse.Namespace) -> None:

@@ -1,80 +1,92 @@
 """A replay of decisions that keeps episodes whole: every frame once, transitions are views of it.
 
 A source ("online", "demonstrations", …) is a share of what is drawn, so that few demonstrations are not drowned by many
-rollouts (RLPD, Ball et al. 2023 §4.1, draws half of each batch from them). With a folder every episode is written as it is
-added, so that a run which was killed goes on with what it had: checkpoints keep the count of episodes alone.
+rollouts (RLPD, Ball et al. 2023 §4.1, draws half of each batch from them). With a folder every episode is on the disk when
+`Replay.add` returns (`replay_folder.py`), so that a run which was killed goes on with what it had: checkpoints keep the
+count of episodes alone.
 """
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from vla_rl.data.codec import trajectory_from_state, trajectory_state
+from vla_rl.data.replay_checks import check_episode, check_fields
+from vla_rl.data.replay_folder import DECISIONS, FRAMES, ReplayFolder
+from vla_rl.data.tables import LARGE, Field, Growing, Table
 from vla_rl.errors import UserError
-from vla_rl.storage import load_state, replacing, save_state
-from vla_rl.types import Observation, Trajectory, Transitions
+from vla_rl.types import EmbodimentSpec, Observation, Trajectory, Transitions
 
-
-class _Column:
-    """Rows of one kind, appended; the memory doubles when it is full."""
-
-    def __init__(self) -> None:
-        self._rows: Tensor | None = None
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    def append(self, rows: Tensor) -> None:
-        needed = self._count + len(rows)
-        if self._rows is None:
-            self._rows = rows.new_empty((max(needed, 256), *rows.shape[1:]))
-        if needed > len(self._rows):
-            grown = self._rows.new_empty((max(needed, 2 * len(self._rows)), *self._rows.shape[1:]))
-            grown[: self._count] = self._rows[: self._count]
-            self._rows = grown
-        self._rows[self._count : needed] = rows
-        self._count = needed
-
-    def __getitem__(self, index: Tensor) -> Tensor:
-        assert self._rows is not None
-        return self._rows[index]
+INTERVENTIONS = "interventions"
+_IMAGE, _EXTRA = "image:", "extra:"
+_EPISODE = [("end", "i8"), ("version", "i8"), ("source", "i4"), ("terminated", "?"), ("proposed", "?")]
+_SEGMENT = [("before", "i8"), ("row", "i8")]
 
 
 class Replay:
-    """Episodes of one embodiment, in memory and (with ``folder``) on disk.
+    """Episodes of one robot, in memory or (with ``folder``) on disk.
 
     A decision is drawn uniformly among those of its source. Frames: the observation of each decision and the one after the
-    last, so an episode of t decisions has t + 1.
+    last, so an episode of t decisions has t + 1. Decisions in which a person chose an executed step are drawn under
+    "interventions" too, unless their episode is of the source "demonstrations".
     """
 
-    def __init__(self, folder: Path | None = None, *, episodes: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        episodes: int | None = 0,
+        embodiment: EmbodimentSpec | None = None,
+        ram_bytes: int = 2 << 30,
+    ) -> None:
         """``episodes``: how many of those in ``folder`` belong to the run as its checkpoint left it; later ones are removed.
+        None: every one that was closed. ``embodiment``: the robot, without which its cameras and bounds go unchecked.
 
-        Raises `UserError` where the folder holds fewer.
+        ``ram_bytes``: what is kept in RAM beside a ``folder``, small columns first; the rest is read from the disk, through
+        its cache. Raises `UserError` where the folder holds fewer episodes, is of another robot, or is no replay.
         """
-        self.folder = folder
         self.episodes = 0
-        self._frames: dict[str, _Column] = {}
-        self._decisions: dict[str, _Column] = {}
+        self.embodiment = embodiment
+        self._ram_bytes = ram_bytes
+        self._tables: dict[str, Table] = {}
+        self._episodes = Growing(_EPISODE)  # "end" is the last decision + 1
         self._texts: list[str] = []
-        self._rows: dict[str, _Column] = {}  # source → its decisions
-        if folder is not None:
-            self._reopen(folder, episodes)
+        self._sources: list[str] = []
+        self._segments: dict[str, Growing] = {}  # source → runs of decisions: how many come before, the first one's row
+        self._counts: dict[str, int] = {}  # source → decisions
+        self._files = None if folder is None else ReplayFolder(folder)
+        if self._files is not None:
+            self._tables, records, self.embodiment = self._files.open(episodes, embodiment)
+            for record in records:
+                self._count(record)
+            self._fit(self._tables, {})
+            for table in self._tables.values():
+                if not table.on_disk_alone:
+                    table.load()
+
+    @property
+    def folder(self) -> Path | None:
+        return None if self._files is None else self._files.path
 
     def __len__(self) -> int:
         """Decisions."""
-        return len(self._decisions["frame"]) if self._decisions else 0
+        return int(self._episodes.rows["end"][-1]) if self.episodes else 0
+
+    @property
+    def bytes(self) -> int:
+        """Of all rows, wherever they lie."""
+        return sum(table.count * table.row_bytes for table in self._tables.values())
 
     def count(self, source: str) -> int:
         """Decisions of one source."""
-        return len(self._rows[source]) if source in self._rows else 0
+        return self._counts.get(source, 0)
 
+    # ------------------------------------------------------------------------------------------------------------ adding
     def add(
         self,
         trajectory: Trajectory,
@@ -84,20 +96,95 @@ class Replay:
     ) -> None:
         """Keep an episode. ``rewards`` float32 [t] per decision; ``extra`` {name: [t + 1 …]} per frame.
 
-        Raises `UserError` for rewards that are not finite or of another length, `DiskFull` where the disk is.
+        Raises `UserError` for an episode with a mistake (`check_episode`) or with other columns than those before,
+        `DiskFull` where the disk is; the replay is then as it was.
         """
         extra = dict(extra or {})
-        if rewards.shape != (len(trajectory),) or not bool(torch.isfinite(rewards).all()):
-            raise UserError(
-                f"replay: rewards of rollout {trajectory.rollout_id} must be {len(trajectory)} finite numbers, one per "
-                f"decision, got shape {list(rewards.shape)}: {rewards.tolist()}"
-            )
-        if self.folder is not None:
-            state = {"trajectory": trajectory_state(trajectory), "rewards": rewards, "source": source, "extra": extra}
-            with replacing(self.folder / f"{self.episodes:07d}", keep_last_good=False) as part:
-                save_state(part, state)
-        self._keep(trajectory, rewards, source, extra)
+        check_episode(trajectory, rewards, extra, self.embodiment)
+        seen = Observation.cat([trajectory.observations, trajectory.final_observation])
+        new = [text for text in dict.fromkeys(seen.instruction) if text not in self._texts]
+        number = {text: i for i, text in enumerate([*self._texts, *new])}
+        frames = {f"{_IMAGE}{name}": images for name, images in seen.images.items()}
+        frames |= {"proprio": seen.proprio, "text": torch.tensor([number[text] for text in seen.instruction])}
+        if seen.privileged is not None:
+            frames["privileged"] = seen.privileged
+        frames |= {f"{_EXTRA}{name}": values for name, values in extra.items()}
+        human = torch.zeros_like(trajectory.valid) if trajectory.is_human is None else trajectory.is_human
+        decisions = {
+            "actions": trajectory.actions,
+            "proposed": trajectory.actions if trajectory.proposed is None else trajectory.proposed,
+            "valid": trajectory.valid,
+            "human": human,
+            "rewards": rewards.float(),
+        }
+        tables = self._tables_for(trajectory.rollout_id, frames, decisions)
+        record = {
+            "rollout_id": trajectory.rollout_id,
+            "source": source,
+            "decisions": len(trajectory),
+            "terminated": trajectory.terminated,
+            "success": trajectory.success,
+            "version": trajectory.policy_version,
+            "proposed": trajectory.proposed is not None,
+            "interventions": _runs((human & trajectory.valid).any(1)),
+            "texts": new,
+        }
+        rows = {name: table.pack(frames | decisions) for name, table in tables.items()}
+        self._fit(tables, {name: len(packed) for name, packed in rows.items()})
+        if self._files is None:
+            for name, table in tables.items():
+                table.write(rows[name])
+        else:
+            self._files.append(tables, rows, record, self.episodes, self.embodiment)
+        self._tables = tables
+        self._count(record)
 
+    def _tables_for(self, name: str, frames: Mapping[str, Tensor], decisions: Mapping[str, Tensor]) -> dict[str, Table]:
+        """Those that there are, or new ones for a first episode. Raises `UserError` for other columns."""
+        layout: dict[str, list[Field]] = {DECISIONS: [Field.of(*item) for item in decisions.items()], FRAMES: []}
+        for field in sorted(Field.of(*item) for item in frames.items()):
+            large = field.storable and field.bytes >= LARGE
+            layout.setdefault(field.name if large else FRAMES, []).append(field)
+        fields = [field for table in layout.values() for field in table]
+        if unknown := [field for field in fields if not field.storable]:
+            raise UserError(f"replay: rollout {name} has {unknown[0]}: give numbers or truth values that a file can hold")
+        if self._tables:
+            check_fields(name, fields, [field for table in self._tables.values() for field in table.fields])
+            return self._tables
+        if self._files is not None:
+            return self._files.tables(layout)
+        return {name: Table(fields) for name, fields in layout.items()}
+
+    def _count(self, record: Mapping[str, Any]) -> None:
+        """Make an episode whose rows are written part of the replay."""
+        start, t, source = len(self), int(record["decisions"]), str(record["source"])
+        if source not in self._sources:
+            self._sources.append(source)
+        self._texts += record["texts"]
+        self._segment(source, start, t)
+        if source not in (INTERVENTIONS, "demonstrations"):
+            for first, length in record["interventions"]:
+                self._segment(INTERVENTIONS, start + first, length)
+        self._episodes.put(
+            [(start + t, record["version"], self._sources.index(source), record["terminated"], record["proposed"])]
+        )
+        self.episodes += 1
+        for name, table in self._tables.items():
+            table.count = start + t + (0 if name == DECISIONS else self.episodes)
+
+    def _segment(self, source: str, row: int, length: int) -> None:
+        self._segments.setdefault(source, Growing(_SEGMENT)).put([(self.count(source), row)])
+        self._counts[source] = self.count(source) + length
+
+    def _fit(self, tables: Mapping[str, Table], added: Mapping[str, int]) -> None:
+        """Keep a copy of no more than ``ram_bytes`` in RAM, once ``added`` rows are there."""
+        used = 0
+        for name, table in sorted(tables.items(), key=lambda item: item[1].row_bytes):
+            used += (table.count + added.get(name, 0)) * table.row_bytes
+            if self._files is not None and used > self._ram_bytes:
+                table.leave_ram()
+
+    # ----------------------------------------------------------------------------------------------------------- drawing
     def draw(
         self,
         count: int,
@@ -111,108 +198,89 @@ class Replay:
         """``count`` transitions, with replacement; ``gamma`` discounts per control step inside ``discounts``.
 
         ``shares`` {source: share of the rows} (default: uniform over all decisions); sources that are empty leave their rows
-        to the others. Raises `UserError` for an empty replay.
+        to the others. ``images`` False: observations without any, for who learns from extras. The rows depend on the
+        generator's state and on what was added, on nothing else. Raises `UserError` for an empty replay.
         """
         if not len(self):
             raise UserError("replay: nothing was added yet, so nothing can be drawn")
         present = {s: share for s, share in (shares or {}).items() if self.count(s) and share > 0}
-        if present:
-            total, parts, left = sum(present.values()), [], count
-            for i, (source, share) in enumerate(present.items()):
-                n = left if i == len(present) - 1 else round(count * share / total)
-                picks = torch.randint(self.count(source), (n,), generator=generator)
-                parts.append(self._rows[source][picks])
-                left -= n
-            rows = torch.cat(parts)
-        else:
-            rows = torch.randint(len(self), (count,), generator=generator)
-        return self._transitions(rows, gamma, n_step, images)
+        if not present:
+            rows = torch.randint(len(self), (count,), generator=generator).numpy()
+            return self._transitions(rows, gamma, n_step, images)
+        total, parts, left = sum(present.values()), [], count
+        for i, (source, share) in enumerate(present.items()):
+            n = left if i == len(present) - 1 else round(count * share / total)
+            picks = torch.randint(self.count(source), (n,), generator=generator).numpy()
+            segments = self._segments[source].rows
+            at = np.searchsorted(segments["before"], picks, side="right") - 1
+            parts.append(segments["row"][at] + picks - segments["before"][at])
+            left -= n
+        return self._transitions(np.concatenate(parts), gamma, n_step, images)
 
-    # ------------------------------------------------------------------------------------------------------------ inside
-    def _reopen(self, folder: Path, episodes: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in sorted(folder.iterdir()):
-            if path.name.startswith(".") or int(path.name) >= episodes:
-                shutil.rmtree(path)
-                continue
-            state = load_state(path)
-            self._keep(trajectory_from_state(state["trajectory"]), state["rewards"], state["source"], state["extra"])
-        if self.episodes != episodes:
-            raise UserError(
-                f"replay: {folder} holds {self.episodes} episodes and the checkpoint needs {episodes}: start over with "
-                f"--fresh, or restore the folder"
-            )
-
-    def _keep(self, trajectory: Trajectory, rewards: Tensor, source: str, extra: Mapping[str, Tensor]) -> None:
-        t, decision = len(trajectory), len(self)
-        frame = len(self._frames["proprio"]) if self._frames else 0
-        seen = Observation.cat([trajectory.observations, trajectory.final_observation])
-        frames = {f"image:{name}": images for name, images in seen.images.items()}
-        frames |= {"proprio": seen.proprio, "text": torch.tensor([self._text(text) for text in seen.instruction])}
-        if seen.privileged is not None:
-            frames["privileged"] = seen.privileged
-        frames |= {f"extra:{name}": values for name, values in extra.items()}
-        self._append(self._frames, frames, "frames")
-        human = torch.zeros_like(trajectory.valid) if trajectory.is_human is None else trajectory.is_human
-        decisions = {"actions": trajectory.actions, "valid": trajectory.valid, "human": human, "rewards": rewards.float()}
-        decisions |= {"frame": torch.arange(frame, frame + t), "steps": trajectory.valid.sum(1)}
-        decisions |= {"left": torch.arange(t, 0, -1), "terminated": torch.full((t,), trajectory.terminated)}
-        decisions["source"] = torch.full((t,), self._text(source))
-        self._append(self._decisions, decisions, "decisions")
-        self._rows.setdefault(source, _Column()).append(torch.arange(decision, decision + t))
-        self.episodes += 1
-
-    @staticmethod
-    def _append(columns: dict[str, _Column], rows: Mapping[str, Tensor], what: str) -> None:
-        if columns and columns.keys() != rows.keys():
-            raise UserError(
-                f"replay: an episode's {what} have {', '.join(sorted(rows))}, those before have "
-                f"{', '.join(sorted(columns))}: use one env, camera set and learner per replay"
-            )
-        for name, values in rows.items():
-            columns.setdefault(name, _Column()).append(values)
-
-    def _text(self, text: str) -> int:
-        if text not in self._texts:
-            self._texts.append(text)
-        return self._texts.index(text)
-
-    def _transitions(self, rows: Tensor, gamma: float, n_step: int, images: bool) -> Transitions:
-        d = self._decisions
-        rewards, discounts = torch.zeros(len(rows)), torch.ones(len(rows))
-        left, ahead = d["left"][rows], torch.zeros_like(rows)
-        for k in range(n_step):
-            inside = k < left
-            at = torch.where(inside, rows + k, rows)
-            rewards += torch.where(inside, discounts * d["rewards"][at], 0.0)
-            discounts = torch.where(inside, discounts * gamma ** d["steps"][at].float(), discounts)
-            ahead += inside
-        over = (ahead == left) & d["terminated"][rows]
-        frames = d["frame"][rows]
+    def _transitions(self, rows: np.ndarray, gamma: float, n_step: int, images: bool) -> Transitions:
+        b, table = len(rows), self._episodes.rows
+        at = np.searchsorted(table["end"], rows, side="right")
+        episode = table[at]
+        left = episode["end"] - rows
+        frames = rows + at  # every earlier episode has one frame more than decisions
+        ahead = np.minimum(left, n_step)
+        seen = self._take_frames(np.concatenate([frames, frames + ahead]), images)  # s and s' in one pass over memory
+        before, after = ({k: v[part] for k, v in seen.items()} for part in (slice(0, b), slice(b, None)))
+        window = rows[:, None] + np.minimum(np.arange(n_step), left[:, None] - 1)  # [b n]
+        inside = torch.from_numpy(np.arange(n_step) < left[:, None])
+        chunks = _take([self._tables[DECISIONS]], window.ravel())
+        d = {k: v.unflatten(0, (b, n_step)) for k, v in chunks.items()}
+        factors = torch.where(inside, gamma ** d["valid"].sum(-1).float(), 1.0).cumprod(1)
+        weights = torch.cat([torch.ones(b, 1), factors[:, :-1]], dim=1)
+        over, terminated = torch.from_numpy(ahead == left), torch.from_numpy(episode["terminated"].copy())
         return Transitions(
-            observations=self._observation(frames, images),
-            actions=d["actions"][rows],
-            valid=d["valid"][rows],
-            is_human=d["human"][rows],
-            rewards=rewards,
-            discounts=torch.where(over, 0.0, discounts),
-            next_observations=self._observation(frames + ahead, images),
-            extra=self._extra(frames),
-            next_extra=self._extra(frames + ahead),
-            source=tuple(self._texts[i] for i in d["source"][rows].tolist()),
+            observations=self._observation(before),
+            actions=d["actions"][:, 0],
+            valid=d["valid"][:, 0],
+            is_human=d["human"][:, 0],
+            rewards=torch.where(inside, weights * d["rewards"], 0.0).sum(1),
+            discounts=torch.where(over & terminated, 0.0, factors[:, -1]),
+            next_observations=self._observation(after),
+            extra=_named(before, _EXTRA),
+            next_extra=_named(after, _EXTRA),
+            source=tuple(map(self._sources.__getitem__, episode["source"].tolist())),
+            proposed=d["proposed"][:, 0],
+            proposed_known=torch.from_numpy(episode["proposed"].copy()),
+            truncated=over & ~terminated,
+            version=torch.from_numpy(episode["version"].copy()),
         )
 
-    def _observation(self, frames: Tensor, images: bool) -> Observation:
-        f = self._frames
+    def _take_frames(self, frames: np.ndarray, images: bool) -> dict[str, Tensor]:
+        """Columns of ``frames``."""
+        wanted = [t for name, t in self._tables.items() if name != DECISIONS and (images or not name.startswith(_IMAGE))]
+        columns = _take(wanted, frames)
+        return columns if images else {k: v for k, v in columns.items() if not k.startswith(_IMAGE)}
+
+    def _observation(self, columns: Mapping[str, Tensor]) -> Observation:
         return Observation(
-            images={name.removeprefix("image:"): f[name][frames] for name in f if images and name.startswith("image:")},
-            proprio=f["proprio"][frames],
-            instruction=tuple(self._texts[i] for i in f["text"][frames].tolist()),
-            privileged=f["privileged"][frames] if "privileged" in f else None,
+            images=_named(columns, _IMAGE),
+            proprio=columns["proprio"],
+            instruction=tuple(map(self._texts.__getitem__, columns["text"].tolist())),
+            privileged=columns.get("privileged"),
         )
 
-    def _extra(self, frames: Tensor) -> dict[str, Tensor]:
-        return {
-            name.removeprefix("extra:"): column[frames] for name, column in self._frames.items() if name.startswith("extra:")
-        }
 
+def _take(tables: list[Table], rows: np.ndarray) -> dict[str, Tensor]:
+    """Columns of ``rows``; the disk is asked for all of them before the first is waited for."""
+    if any(table.on_disk_alone for table in tables):
+        ascending = np.unique(rows)
+        for table in tables:
+            table.prefetch(ascending)
+    return {name: values for table in tables for name, values in table.take(rows).items()}
+
+
+def _named(columns: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Those of a prefix, without it."""
+    return {name.removeprefix(prefix): values for name, values in columns.items() if name.startswith(prefix)}
+
+
+def _runs(marked: Tensor) -> list[list[int]]:
+    """[first, length] of each run of True in [t]."""
+    edges = np.diff(np.concatenate([[0], marked.numpy().astype(np.int8), [0]]))
+    starts, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
+    return [[int(a), int(b - a)] for a, b in zip(starts, ends)]

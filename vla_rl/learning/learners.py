@@ -15,7 +15,7 @@ from vla_rl.data.replay import Replay
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import Algorithm, OnPolicy, Replayed
 from vla_rl.reporting.progress import Progress
-from vla_rl.types import RolloutBatch, Trajectory
+from vla_rl.types import EmbodimentSpec, RolloutBatch, Trajectory
 
 
 class Learner(Protocol):
@@ -67,9 +67,11 @@ class ReplayLearner:
     """
 
     def __init__(
-        self, algorithm: Replayed, folder: Path, seed: int, demonstrations: Callable[[], Sequence[Trajectory]] = tuple
-    ) -> None:
+        self, algorithm: Replayed, folder: Path, seed: int, demonstrations: Callable[[], Sequence[Trajectory]] = tuple,
+        embodiment: EmbodimentSpec | None = None,
+    ) -> None:  # fmt: skip
         self.algorithm, self._folder, self._demonstrations = algorithm, folder, demonstrations
+        self._embodiment = embodiment
         self._generator = torch.Generator().manual_seed(seed)
         self._replay: Replay | None = None
         self._owed = 0.0  # updates
@@ -77,7 +79,7 @@ class ReplayLearner:
     @property
     def replay(self) -> Replay:
         if self._replay is None:  # a new run; one that goes on has loaded its state
-            self._replay = Replay(self._folder)
+            self._replay = Replay(self._folder, embodiment=self._embodiment)
             for trajectory in self._demonstrations():
                 self._add(trajectory, trajectory.rewards.sum(1), "demonstrations")
         return self._replay
@@ -140,17 +142,21 @@ class ReplayLearner:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.algorithm.load_state_dict(state["algorithm"])
-        self._replay = Replay(self._folder, episodes=int(state["episodes"]))
+        self._replay = Replay(self._folder, episodes=int(state["episodes"]), embodiment=self._embodiment)
         self._generator.set_state(state["generator"].cpu())
         self._owed = float(state["owed"])
 
 
 def learner_for(
-    algorithm: Any, folder: Path, seed: int, demonstrations: Callable[[], Sequence[Trajectory]] = tuple
-) -> Learner:
-    """The way in which ``algorithm`` learns. Raises `ConfigError` for one that is neither `OnPolicy` nor `Replayed`."""
+    algorithm: Any, folder: Path, seed: int, demonstrations: Callable[[], Sequence[Trajectory]] = tuple,
+    embodiment: EmbodimentSpec | None = None,
+) -> Learner:  # fmt: skip
+    """The way in which ``algorithm`` learns. Raises `ConfigError` for one that is neither `OnPolicy` nor `Replayed`.
+
+    ``embodiment``: the robot, which a replay then insists on.
+    """
     if isinstance(algorithm, Replayed):
-        return ReplayLearner(algorithm, folder, seed, demonstrations)
+        return ReplayLearner(algorithm, folder, seed, demonstrations, embodiment)
     if isinstance(algorithm, OnPolicy):
         return BatchLearner(algorithm)
     raise ConfigError(

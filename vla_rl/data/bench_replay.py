@@ -1,0 +1,251 @@
+"""How fast the replay writes and draws, beside the plain form: (s, a, r, s') in RAM, which keeps every frame twice."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vla_rl.data.replay import Replay
+from vla_rl.errors import ConfigError, UserError
+from vla_rl.types import CameraSpec, EmbodimentSpec, EpisodeSpec, Observation, Trajectory
+
+EPISODE = 100  # decisions
+BATCH = 256
+_CACHED_BYTES = 64 << 20  # of RAM for what is measured on the disk: enough for the small columns of the default size
+_ACTIONS, _PROPRIO = 7, 8
+_POOL = 509  # different frames; a prime, so that episodes differ
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """``steps`` control steps, a frame of every camera (``size`` pixels square) each ``chunk`` of them."""
+
+    steps: int = 20_000
+    size: int = 128
+    cameras: int = 2
+    chunk: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "size", "cameras", "chunk"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"--{name} {getattr(self, name)} must be at least 1")
+
+    @property
+    def decisions(self) -> int:
+        return -(-self.steps // self.chunk)
+
+    @property
+    def frame_bytes(self) -> int:
+        return self.cameras * self.size * self.size * 3
+
+
+def bench_replay(sizes: Sizes, *, folder: Path | None = None, rounds: int = 3, batches: int = 10) -> dict[str, Any]:
+    """Write, open and draw from synthetic episodes; prints a table, returns a JSON-ready dict. One thread.
+
+    ``folder``: where a temporary folder may be made (default: the system's place for them). Each way of drawing gets
+    ``rounds`` turns of ``batches`` batches; the median counts. Raises `UserError` where the disk has no room.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with tempfile.TemporaryDirectory(prefix="bench_replay", dir=folder) as place:
+            return _measure(sizes, Path(place) / "replay", rounds, batches)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _measure(sizes: Sizes, folder: Path, rounds: int, batches: int) -> dict[str, Any]:
+    needed, free = sizes.decisions * sizes.frame_bytes * 1.1 + 1e8, shutil.disk_usage(folder.parent).free
+    if needed > free:
+        raise UserError(
+            f"--steps {sizes.steps} needs {needed / 1e9:.1f} GB in {folder.parent}, which has {free / 1e9:.1f} GB free: "
+            f"take fewer steps, or name another place with --folder"
+        )
+    written = Replay(folder, embodiment=_robot(sizes), ram_bytes=_CACHED_BYTES)
+    seconds = write_episodes(written, sizes, sizes.decisions)
+    size = written.bytes
+    result: dict[str, Any] = {
+        "steps": sizes.steps, "chunk": sizes.chunk, "cameras": sizes.cameras, "pixels": sizes.size, "batch": BATCH,
+        "rows_in_ram": min(sizes.decisions, _rows_in_ram(sizes)),
+        "written": {
+            "bytes": size, "seconds": seconds, "decisions_per_second": sizes.decisions / seconds,
+            "bytes_per_second": size / seconds, "bytes_for_1_million_steps": size / sizes.steps * 1e6,
+        },
+    }  # fmt: skip
+    del written
+    result["images"], result["no_images"], result["opened_seconds"] = _in_memory(
+        sizes, folder, result["rows_in_ram"], rounds, batches
+    )
+    if hasattr(os, "posix_fadvise"):
+        result["images"]["disk_uncached"] = _uncached(folder, batches)
+    for speeds in (result["images"], result["no_images"]):
+        for speed in speeds.values():
+            speed["ratio"] = speed["per_second"] / speeds["tuples"]["per_second"]
+    result["bytes_ratio"] = sizes.decisions * Tuples.row_bytes(sizes) / size
+    _print(result)
+    return result
+
+
+Speeds = dict[str, dict[str, float]]
+
+
+def _in_memory(sizes: Sizes, folder: Path, rows: int, rounds: int, batches: int) -> tuple[Speeds, Speeds, float]:
+    """With images and without: tuples and replay in RAM (``rows``), replay on disk; and the seconds that opening took."""
+    started = time.perf_counter()
+    disk = Replay(folder, episodes=None, ram_bytes=_CACHED_BYTES)
+    seconds = time.perf_counter() - started
+    tuples, memory = Tuples(sizes, rows), Replay()
+    write_episodes(memory, sizes, rows)
+    generator = torch.Generator().manual_seed(0)
+    ways: dict[str, Callable[[bool], Any]] = {
+        "tuples": lambda images: tuples.draw(BATCH, generator, images),
+        "ram": lambda images: memory.draw(BATCH, generator, images=images),
+        "disk": lambda images: disk.draw(BATCH, generator, images=images),
+    }
+    times: dict[bool, dict[str, list[tuple[float, float]]]] = {images: {w: [] for w in ways} for images in (True, False)}
+    for turn in range(rounds + 1):
+        for images in (True, False):
+            for name, draw in ways.items():
+                for _ in range(batches):
+                    took = _timed(lambda draw=draw, images=images: draw(images))  # type: ignore[misc]
+                    if turn:  # the first one warms up
+                        times[images][name].append(took)
+    with_images, without = ({name: _speed(took) for name, took in each.items()} for each in times.values())
+    return with_images, without, seconds
+
+
+def _uncached(folder: Path, batches: int) -> dict[str, float]:
+    """Where the system has none of the images in memory."""
+    times, generator = [], torch.Generator().manual_seed(1)
+    for _ in range(batches):
+        for path in folder.iterdir():
+            file = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(file)
+        replay = Replay(folder, episodes=None, ram_bytes=_CACHED_BYTES)
+        times.append(_timed(lambda replay=replay: replay.draw(BATCH, generator)))  # type: ignore[misc]
+        del replay  # its map would keep the pages
+    return _speed(times)
+
+
+def _timed(call: Callable[[], Any]) -> tuple[float, float]:
+    """Seconds by the clock, and seconds of work."""
+    clock, work = time.perf_counter(), time.process_time()
+    call()
+    return time.perf_counter() - clock, time.process_time() - work
+
+
+def _speed(times: list[tuple[float, float]]) -> dict[str, float]:
+    """Batches per second, and per second of work: what a core of one's own gives where nothing waits for the disk."""
+    clock, work = (statistics.median(column) for column in zip(*times))
+    return {"per_second": 1.0 / clock, "per_cpu_second": 1.0 / work}
+
+
+class Tuples:
+    """Shuffled (s, a, r, discount, s'), as plain replays keep them."""
+
+    def __init__(self, sizes: Sizes, count: int) -> None:
+        shape = (count, sizes.size, sizes.size, 3)
+        self._images = [torch.empty(shape, dtype=torch.uint8) for _ in range(2 * sizes.cameras)]
+        self._small = [torch.zeros(count, width) for width in self._widths(sizes)]
+        pool = _pool(sizes)
+        for start in range(0, count, EPISODE):
+            rows = np.arange(start, min(start + EPISODE, count))
+            for i, images in enumerate(self._images):
+                images[start : start + len(rows)] = pool[i % sizes.cameras][(rows + i // sizes.cameras) % _POOL]
+
+    @staticmethod
+    def _widths(sizes: Sizes) -> list[int]:
+        return [_PROPRIO, _PROPRIO, sizes.chunk * _ACTIONS, 1, 1]
+
+    @classmethod
+    def row_bytes(cls, sizes: Sizes) -> int:
+        return 2 * sizes.frame_bytes + 4 * sum(cls._widths(sizes))
+
+    def draw(self, count: int, generator: torch.Generator, images: bool) -> list[torch.Tensor]:
+        rows = torch.randint(len(self._small[0]), (count,), generator=generator)
+        return [column[rows] for column in (*self._small, *(self._images if images else ()))]
+
+
+# --------------------------------------------------------------------------------------------------------------- episodes
+def _robot(sizes: Sizes) -> EmbodimentSpec:
+    return EmbodimentSpec(
+        name="bench_arm", action_names=tuple(f"a{i}" for i in range(_ACTIONS)), action_units=("m",) * _ACTIONS,
+        action_low=(-1.0,) * _ACTIONS, action_high=(1.0,) * _ACTIONS, frame="base", rotation="axis_angle", gripper="none",
+        control_hz=10.0, cameras=tuple(CameraSpec(f"camera_{i}", sizes.size, sizes.size) for i in range(sizes.cameras)),
+        proprio_names=tuple(f"p{i}" for i in range(_PROPRIO)),
+    )  # fmt: skip
+
+
+def _pool(sizes: Sizes) -> list[torch.Tensor]:
+    """Frames of noise, uint8 [pool size size 3] per camera."""
+    rng = np.random.default_rng(0)
+    shape = (_POOL, sizes.size, sizes.size, 3)
+    return [torch.from_numpy(rng.integers(0, 256, shape, dtype=np.uint8)) for _ in range(sizes.cameras)]
+
+
+def write_episodes(replay: Replay, sizes: Sizes, decisions: int) -> float:
+    """Add episodes of ``decisions`` decisions in all; seconds that the replay took."""
+    pool, seconds = _pool(sizes), 0.0
+    for start in range(0, decisions, EPISODE):
+        trajectory = _episode(sizes, pool, start, min(EPISODE, decisions - start))
+        rewards = trajectory.rewards.sum(1)
+        started = time.perf_counter()
+        replay.add(trajectory, rewards)
+        seconds += time.perf_counter() - started
+    return seconds
+
+
+def _episode(sizes: Sizes, pool: list[torch.Tensor], start: int, t: int) -> Trajectory:
+    rows = torch.arange(start, start + t + 1)
+    images = {f"camera_{i}": pool[i][rows % _POOL] for i in range(sizes.cameras)}
+    seen = Observation(images, torch.rand(t + 1, _PROPRIO), ("put the cube into the bowl",) * (t + 1))
+    actions = torch.rand(t, sizes.chunk, _ACTIONS)
+    return Trajectory(
+        episode=EpisodeSpec("bench", start), observations=seen[:t], final_observation=seen[t:], actions=actions,
+        valid=torch.ones(t, sizes.chunk, dtype=torch.bool), rewards=torch.rand(t, sizes.chunk),
+        behavior_log_prob=torch.zeros(t), replay={}, terminated=True, truncated=False, success=True, proposed=actions,
+    )  # fmt: skip
+
+
+def _rows_in_ram(sizes: Sizes) -> int:
+    """How many decisions the plain form and the replay may hold in RAM side by side: in half of what is free."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():  # counts what the system's cache would give back
+        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        free = int(lines["MemAvailable"].split()[0]) * 1024
+    return max(BATCH, int(0.5 * free / (Tuples.row_bytes(sizes) * 1.6)))
+
+
+def _print(r: dict[str, Any]) -> None:
+    w, every = r["written"], "every step" if r["chunk"] == 1 else f"every {r['chunk']} steps"
+    print(f"{r['steps']} control steps, {r['cameras']} cameras of {r['pixels']} px, a frame {every}; one core")
+    speed = f"{w['decisions_per_second']:.0f} decisions/s ({w['bytes_per_second'] / 1e6:.0f} MB/s, each episode synced)"
+    print(f"written: {speed}; opened again in {r['opened_seconds']:.2f} s")
+    print(
+        f"{w['bytes'] / 1e9:.2f} GB; 1 million steps: {w['bytes_for_1_million_steps'] / 1e9:.1f} GB on disk, as tuples "
+        f"{r['bytes_ratio']:.2f} times that in RAM"
+    )
+    ways = {
+        "tuples": f"tuples in RAM ({r['rows_in_ram']} rows)", "ram": f"replay in RAM ({r['rows_in_ram']} rows)",
+        "disk": "replay on disk, cached by the system", "disk_uncached": "replay on disk, not cached",
+    }  # fmt: skip
+    print(f"batches of {r['batch']:<27}{'a second':>10}{'CPU second':>12}{'':>8}{'no images':>13}{'CPU second':>12}")
+    for way, text in ways.items():
+        cells = ""
+        for speeds in (r["images"], r["no_images"]):
+            if way in speeds:
+                s = speeds[way]
+                cells += f"{s['per_second']:>10.1f}{s['per_cpu_second']:>12.1f}  {'(' + format(s['ratio'], '.2f') + 'x)':<9}"
+        print(f"{text:<38}{cells}".rstrip())

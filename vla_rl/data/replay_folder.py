@@ -1,0 +1,167 @@
+"""A replay on disk: what it holds (``header.json``), a file of rows per table, and a journal with a record per episode.
+
+An episode's rows are synced before its record is written, and a record counts once it is whole. So a process that is killed
+at any moment leaves every episode that was closed, and behind them perhaps rows and half a record, which are cut off when
+the folder is opened. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from vla_rl.data.journal import Journal
+from vla_rl.data.tables import Field, Table
+from vla_rl.errors import UserError, first_line
+from vla_rl.files import read_json
+from vla_rl.storage import disk_full, fsync, is_disk_full, to_json, write_text
+from vla_rl.types import EmbodimentSpec
+
+FORMAT = 2  # 1: a folder per episode
+DECISIONS, FRAMES = "decisions", "frames"
+_HEADER, _JOURNAL, _ROWS = "header.json", "journal.jsonl", ".rows"
+_REMEDY = "start over with --fresh, or restore the folder"
+
+
+class ReplayFolder:
+    """The files of a replay, for one process at a time."""
+
+    def __init__(self, path: Path) -> None:
+        """Makes the folder where there is none. Raises `UserError` for one that holds something else."""
+        self.path = path
+        self._journal = Journal(path / _JOURNAL)
+        path.mkdir(parents=True, exist_ok=True)
+        for entry in path.iterdir():
+            if entry.is_dir() and re.fullmatch(r"\.?\d{7}.*", entry.name):
+                raise UserError(
+                    f"replay: {path} was written by an earlier version of vla-rl, which kept a folder per episode: start "
+                    f"over with --fresh, or move the folder away"
+                )
+            ours = entry.name in (_HEADER, _JOURNAL) or entry.suffix in (_ROWS, ".part")
+            if not ours and not entry.name.startswith("."):  # (file systems keep hidden files of their own)
+                raise UserError(f"replay: {path} holds {entry.name}, which is of no replay: name another folder")
+
+    def tables(self, layout: Mapping[str, list[Field]]) -> dict[str, Table]:
+        return {name: Table(fields, self.path / (quote(name, safe="") + _ROWS)) for name, fields in layout.items()}
+
+    def clear(self) -> None:
+        """Remove the journal first: without it the rest is nothing."""
+        for name in (_JOURNAL, _HEADER):
+            (self.path / name).unlink(missing_ok=True)
+            fsync(self.path)
+        for pattern in (f"*{_ROWS}", "*.part"):
+            for entry in self.path.glob(pattern):
+                entry.unlink()
+        self._journal = Journal(self.path / _JOURNAL)
+
+    # ----------------------------------------------------------------------------------------------------------- opening
+    def open(
+        self, episodes: int | None, embodiment: EmbodimentSpec | None
+    ) -> tuple[dict[str, Table], list[dict[str, Any]], EmbodimentSpec | None]:
+        """Tables, records of the first ``episodes`` (None: of all that are whole), robot; all else is cut off.
+
+        Raises `UserError` for fewer than that, another robot, or damage that no kill explains; the folder is then unchanged.
+        """
+        if episodes == 0:
+            self.clear()
+            return {}, [], embodiment
+        records = self._journal.read()
+        robot, layout = self._header() if records else (None, {})
+        if robot is not None and embodiment is not None:
+            embodiment.require(robot, "this run", f"the replay {self.path}")
+        tables = self.tables(layout)
+        missing = [table.path.name for table in tables.values() if table.path and not table.path.exists()]
+        if missing:
+            raise UserError(f"replay: {self.path} is damaged ({missing[0]} is missing): {_REMEDY}")
+        whole = _whole(tables, records[:episodes])
+        if episodes is not None and whole < episodes:
+            raise UserError(f"replay: {self.path} holds {whole} episodes and the checkpoint needs {episodes}: {_REMEDY}")
+        if episodes is None and self._journal.damaged:
+            what = f"line {len(records) + 1} of {_JOURNAL} is not whole, later ones are"
+            raise UserError(f"replay: {self.path} is damaged ({what}): {_REMEDY}")
+        self._journal.cut(whole)  # first, so that it never names what is not there
+        for name, table in tables.items():
+            table.cut(rows_of(name, records[:whole]))
+        return tables, records[:whole], embodiment or robot
+
+    def _header(self) -> tuple[EmbodimentSpec | None, dict[str, list[Field]]]:
+        header = read_json(self.path / _HEADER, _REMEDY)
+        if header.get("format") != FORMAT:
+            raise UserError(
+                f"replay: {self.path} has the format {header.get('format')}, this version of vla-rl reads {FORMAT}: use the "
+                f"version that wrote it, or start over with --fresh"
+            )
+        try:
+            robot = None if header["embodiment"] is None else EmbodimentSpec.from_dict(header["embodiment"])
+            return robot, {name: [Field.from_json(f) for f in fields] for name, fields in header["tables"].items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as problem:
+            raise UserError(f"{self.path / _HEADER} is damaged ({first_line(problem)}): {_REMEDY}") from problem
+
+    # ----------------------------------------------------------------------------------------------------------- writing
+    def append(
+        self, tables: Mapping[str, Table], rows: Mapping[str, np.ndarray], record: dict[str, Any], after: int,
+        embodiment: EmbodimentSpec | None,
+    ) -> None:  # fmt: skip
+        """Write an episode ``after`` so many; returns when the disk has it. Raises `DiskFull`, and all is as it was."""
+        self._journal.cut(after)  # what an interrupt left between here and the caller's own count
+        try:
+            if not after:
+                self._write_header(tables, embodiment)
+            checksum = 0
+            for name, table in tables.items():
+                table.write(rows[name])
+                checksum = zlib.crc32(rows[name].data.cast("B"), checksum)
+            if not after:
+                fsync(self.path)
+            self._journal.append({**record, "checksum": checksum})
+            if not after:
+                fsync(self.path)
+        except BaseException as error:
+            with contextlib.suppress(OSError):  # best effort: opening cuts the same
+                self._journal.cut(after)
+                for table in tables.values():
+                    table.cut(table.count)
+                if not after:
+                    self.clear()
+            if is_disk_full(error):
+                raise disk_full(self.path) from error
+            raise
+
+    def _write_header(self, tables: Mapping[str, Table], embodiment: EmbodimentSpec | None) -> None:
+        part = self.path / f"{_HEADER}.part"
+        header = {
+            "format": FORMAT,
+            "embodiment": None if embodiment is None else embodiment.to_dict(),
+            "tables": {name: [f.to_json() for f in table.fields] for name, table in tables.items()},
+        }
+        write_text(part, to_json(header))
+        part.replace(self.path / _HEADER)
+
+
+def rows_of(table: str, records: list[dict[str, Any]]) -> int:
+    """Rows of a table that episodes fill: every episode of t decisions has t + 1 frames."""
+    return sum(r["decisions"] for r in records) + (0 if table == DECISIONS else len(records))
+
+
+def _whole(tables: Mapping[str, Table], records: list[dict[str, Any]]) -> int:
+    """How many of the first episodes have all their rows; those of the last one are read and compared with its checksum."""
+    decisions = np.array([0, *itertools.accumulate(r["decisions"] for r in records)])
+    ends = {name: decisions + (0 if name == DECISIONS else np.arange(len(decisions))) for name in tables}
+    whole = min([len(records), *(int(np.searchsorted(ends[n], t.rows_in_file(), "right")) - 1 for n, t in tables.items())])
+    while whole:
+        checksum = 0
+        for name, table in tables.items():
+            start, end = int(ends[name][whole - 1]), int(ends[name][whole])
+            checksum = table.checksum(start, end - start, checksum)
+        if checksum == records[whole - 1]["checksum"]:
+            break
+        whole -= 1
+    return whole
