@@ -16,6 +16,7 @@ import torch
 
 from vla_rl.data import journal, tables
 from vla_rl.data.bench_replay import Sizes, Tuples, bench_replay, write_episodes
+from vla_rl.data.direct import can_read_directly
 from vla_rl.data.replay import Replay
 from vla_rl.errors import DiskFull, EmbodimentMismatch, UserError
 from vla_rl.types import CameraSpec, EmbodimentSpec, EpisodeSpec, Observation, Trajectory, Transitions
@@ -118,6 +119,24 @@ def test_what_is_drawn_does_not_depend_on_where_it_lies(tmp_path, ram_bytes):
     assert memory.bytes == disk.bytes
 
 
+@pytest.mark.parametrize("ram_bytes", [0, 20_000])
+def test_what_memory_cannot_hold_is_read_directly(tmp_path, ram_bytes):
+    """Rows of 40 px images begin and end anywhere in the disk's blocks; some are drawn twice, some lie side by side."""
+    memory, disk = filled(9), filled(9, tmp_path / "r", ram_bytes=ram_bytes, cache_bytes=1000)
+    again = Replay(tmp_path / "r", episodes=None, ram_bytes=ram_bytes, cache_bytes=1000)
+    assert disk.reads_directly == again.reads_directly == can_read_directly(tmp_path / "r")
+    assert not Replay(tmp_path / "r", episodes=None, ram_bytes=ram_bytes).reads_directly  # memory can
+    for i in range(9, 12):
+        assert same(memory, disk, draws=4, seed=i)
+        put(memory, i)
+        put(disk, i)
+    assert same(Replay(tmp_path / "r", episodes=9, ram_bytes=ram_bytes), again)
+    if again.reads_directly:
+        os.truncate(tmp_path / "r" / "image%3Atop.rows", 50_000)
+        with pytest.raises(OSError, match="cut short while it was open"):
+            again.draw(64, torch.Generator().manual_seed(0))
+
+
 def test_rows_carry_what_was_known_of_them_and_images_can_stay_behind():
     replay = filled(8)
     batch = replay.draw(400, torch.Generator().manual_seed(0))
@@ -183,6 +202,7 @@ sys.path.insert(0, sys.argv[1])
 import signal, torch
 from test_replay_store import filled, put
 from vla_rl.data import tables
+from vla_rl.data.direct import can_read_directly
 from vla_rl.data.replay import Replay
 
 root, real = Path(sys.argv[2]), os.pwrite
@@ -294,7 +314,7 @@ def test_rows_that_are_not_what_was_written_are_noticed_at_the_end(tmp_path):
     filled(3, tmp_path / "r")
     path = tmp_path / "r" / "image%3Atop.rows"
     with path.open("r+b") as file:
-        file.seek(-100, os.SEEK_END)
+        file.seek(-1000, os.SEEK_END)
         file.write(bytes(100))
     assert same(Replay(tmp_path / "r", episodes=None), filled(2))
 
@@ -454,7 +474,7 @@ def test_damage_that_no_kill_explains_is_an_error_that_changes_nothing(tmp_path,
 # ------------------------------------------------------------------------------------------------------------- the bench
 def test_the_bench_compares_equal_rows_and_leaves_nothing_behind(tmp_path, capsys):
     r = bench_replay(Sizes(steps=1200, size=40, cameras=2, chunk=4), folder=tmp_path, rounds=1, batches=2)
-    frame = 2 * 40 * 40 * 3 + 8 * 4 + 8  # images, proprio, text
+    frame = 2 * 5120 + 8 * 4 + 8  # images (4800 bytes, in whole blocks of a disk), proprio, text
     decision = 2 * 4 * 7 * 4 + 2 * 4 + 4  # actions twice, two masks, reward
     assert r["written"]["bytes"] == 300 * decision + 303 * frame and r["rows_in_ram"] == 300
     assert r["written"]["bytes_for_1_million_steps"] == pytest.approx(r["written"]["bytes"] / 1200 * 1e6)

@@ -83,9 +83,14 @@ def _measure(sizes: Sizes, folder: Path, rounds: int, batches: int) -> dict[str,
         },
     }  # fmt: skip
     del written
-    result["images"], result["no_images"], result["opened_seconds"] = _in_memory(
-        sizes, folder, result["rows_in_ram"], rounds, batches
-    )
+    started = time.perf_counter()
+    mapped = _opened(folder, float("inf"))
+    result["opened_seconds"] = time.perf_counter() - started
+    result["images"], result["no_images"] = _race(sizes, mapped, result["rows_in_ram"], rounds, batches)
+    del mapped
+    if (direct := _opened(folder, 0)).reads_directly:
+        generator = torch.Generator().manual_seed(2)
+        result["images"]["disk_direct"] = _speed([_timed(lambda: direct.draw(BATCH, generator)) for _ in range(3 * batches)])
     if hasattr(os, "posix_fadvise"):
         result["images"]["disk_uncached"] = _uncached(folder, batches)
     for speeds in (result["images"], result["no_images"]):
@@ -99,11 +104,13 @@ def _measure(sizes: Sizes, folder: Path, rounds: int, batches: int) -> dict[str,
 Speeds = dict[str, dict[str, float]]
 
 
-def _in_memory(sizes: Sizes, folder: Path, rows: int, rounds: int, batches: int) -> tuple[Speeds, Speeds, float]:
-    """With images and without: tuples and replay in RAM (``rows``), replay on disk; and the seconds that opening took."""
-    started = time.perf_counter()
-    disk = Replay(folder, episodes=None, ram_bytes=_CACHED_BYTES)
-    seconds = time.perf_counter() - started
+def _opened(folder: Path, cache_bytes: float) -> Replay:
+    """``cache_bytes`` infinite: mapped, 0: read directly."""
+    return Replay(folder, episodes=None, ram_bytes=_CACHED_BYTES, cache_bytes=cache_bytes)
+
+
+def _race(sizes: Sizes, disk: Replay, rows: int, rounds: int, batches: int) -> tuple[Speeds, Speeds]:
+    """With images and without: tuples and replay in RAM (``rows``), replay on disk, in turns."""
     tuples, memory = Tuples(sizes, rows), Replay()
     write_episodes(memory, sizes, rows)
     generator = torch.Generator().manual_seed(0)
@@ -121,7 +128,7 @@ def _in_memory(sizes: Sizes, folder: Path, rows: int, rounds: int, batches: int)
                     if turn:  # the first one warms up
                         times[images][name].append(took)
     with_images, without = ({name: _speed(took) for name, took in each.items()} for each in times.values())
-    return with_images, without, seconds
+    return with_images, without
 
 
 def _uncached(folder: Path, batches: int) -> dict[str, float]:
@@ -132,7 +139,7 @@ def _uncached(folder: Path, batches: int) -> dict[str, float]:
             file = os.open(path, os.O_RDONLY)
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(file)
-        replay = Replay(folder, episodes=None, ram_bytes=_CACHED_BYTES)
+        replay = _opened(folder, float("inf"))
         times.append(_timed(lambda replay=replay: replay.draw(BATCH, generator)))  # type: ignore[misc]
         del replay  # its map would keep the pages
     return _speed(times)
@@ -239,13 +246,14 @@ def _print(r: dict[str, Any]) -> None:
     )
     ways = {
         "tuples": f"tuples in RAM ({r['rows_in_ram']} rows)", "ram": f"replay in RAM ({r['rows_in_ram']} rows)",
-        "disk": "replay on disk, cached by the system", "disk_uncached": "replay on disk, not cached",
+        "disk": "replay on disk, mapped", "disk_uncached": "replay on disk, mapped, not in the cache",
+        "disk_direct": "replay on disk, read past the cache",
     }  # fmt: skip
-    print(f"batches of {r['batch']:<27}{'a second':>10}{'CPU second':>12}{'':>8}{'no images':>13}{'CPU second':>12}")
+    print(f"batches of {r['batch']:<29}{'a second':>10}{'CPU second':>12}{'':>8}{'no images':>13}{'CPU second':>12}")
     for way, text in ways.items():
         cells = ""
         for speeds in (r["images"], r["no_images"]):
             if way in speeds:
                 s = speeds[way]
                 cells += f"{s['per_second']:>10.1f}{s['per_cpu_second']:>12.1f}  {'(' + format(s['ratio'], '.2f') + 'x)':<9}"
-        print(f"{text:<38}{cells}".rstrip())
+        print(f"{text:<40}{cells}".rstrip())

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vla_rl.data.direct import cacheable_bytes, can_read_directly
 from vla_rl.data.replay_checks import check_episode, check_fields
 from vla_rl.data.replay_folder import DECISIONS, FRAMES, ReplayFolder
 from vla_rl.data.tables import LARGE, Field, Growing, Table
@@ -43,16 +44,18 @@ class Replay:
         episodes: int | None = 0,
         embodiment: EmbodimentSpec | None = None,
         ram_bytes: int = 2 << 30,
+        cache_bytes: float | None = None,
     ) -> None:
         """``episodes``: how many of those in ``folder`` belong to the run as its checkpoint left it; later ones are removed.
         None: every one that was closed. ``embodiment``: the robot, without which its cameras and bounds go unchecked.
 
-        ``ram_bytes``: what is kept in RAM beside a ``folder``, small columns first; the rest is read from the disk, through
-        its cache. Raises `UserError` where the folder holds fewer episodes, is of another robot, or is no replay.
+        ``ram_bytes``: what is kept in RAM beside a ``folder``, small columns first; the rest is read from the disk: mapped
+        where the system's cache can hold it (``cache_bytes``; None: half of the memory that is free), else past that cache.
+        Raises `UserError` where the folder holds fewer episodes, is of another robot, or is no replay.
         """
         self.episodes = 0
         self.embodiment = embodiment
-        self._ram_bytes = ram_bytes
+        self._ram_bytes, self._cache_bytes = ram_bytes, cache_bytes
         self._tables: dict[str, Table] = {}
         self._episodes = Growing(_EPISODE)  # "end" is the last decision + 1
         self._texts: list[str] = []
@@ -76,6 +79,11 @@ class Replay:
     def __len__(self) -> int:
         """Decisions."""
         return int(self._episodes.rows["end"][-1]) if self.episodes else 0
+
+    @property
+    def reads_directly(self) -> bool:
+        """Whether what is not in RAM is read past the system's cache, which could not hold it."""
+        return any(table.on_disk_alone and table.direct for table in self._tables.values())
 
     @property
     def bytes(self) -> int:
@@ -177,12 +185,21 @@ class Replay:
         self._counts[source] = self.count(source) + length
 
     def _fit(self, tables: Mapping[str, Table], added: Mapping[str, int]) -> None:
-        """Keep a copy of no more than ``ram_bytes`` in RAM, once ``added`` rows are there."""
-        used = 0
+        """Keep a copy of no more than ``ram_bytes`` in RAM, once ``added`` rows are there; choose how the rest is read."""
+        if self._files is None:
+            return
+        used = beyond = 0
         for name, table in sorted(tables.items(), key=lambda item: item[1].row_bytes):
-            used += (table.count + added.get(name, 0)) * table.row_bytes
-            if self._files is not None and used > self._ram_bytes:
+            size = (table.count + added.get(name, 0)) * table.row_bytes
+            used += size
+            if used > self._ram_bytes:
                 table.leave_ram()
+            if table.on_disk_alone:
+                beyond += size
+        trusted = 0 if not beyond else cacheable_bytes() if self._cache_bytes is None else self._cache_bytes
+        direct = beyond > trusted and can_read_directly(self._files.path)
+        for table in tables.values():
+            table.direct = direct
 
     # ----------------------------------------------------------------------------------------------------------- drawing
     def draw(

@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vla_rl.data.direct import BLOCK, aligned, read_rows
+
 # What the file holds of each; numpy knows no bfloat16, so its bits travel as integers.
 _STORED = {
     torch.uint8: "|u1", torch.int8: "|i1", torch.bool: "|b1", torch.int16: "<i2", torch.int32: "<i4", torch.int64: "<i8",
@@ -90,17 +92,21 @@ class Table:
 
     def __init__(self, fields: list[Field], path: Path | None = None) -> None:
         self.fields, self.path, self.count = fields, path, 0
-        self._dtype = np.dtype([(f.name, _STORED[f.dtype], f.shape) for f in fields])
+        columns = np.dtype([(f.name, _STORED[f.dtype], f.shape) for f in fields])
+        padding = -columns.itemsize % BLOCK if columns.itemsize >= LARGE else 0
+        self._dtype = np.dtype([*columns.descr, ("", f"|V{padding}")]) if padding else columns
         self.row_bytes = self._dtype.itemsize
         self._ram: Growing | None = Growing(np.uint8, (self.row_bytes,))
         self._map: np.ndarray | None = None
         self._spare: list[tuple[np.ndarray, Any]] = []
+        self.direct = False
+        """Whether rows that are on the disk alone are read past the system's cache."""
 
     # ----------------------------------------------------------------------------------------------------------- writing
     def pack(self, columns: Mapping[str, Tensor]) -> np.ndarray:
         """Rows uint8 [n, bytes of a row] as the file holds them."""
         n = len(columns[self.fields[0].name])
-        packed = np.empty(n, self._dtype)
+        packed = np.zeros(n, self._dtype)
         for f in self.fields:
             values = columns[f.name].detach().cpu()
             packed[f.name] = (values.view(torch.int16) if f.dtype is torch.bfloat16 else values).numpy()
@@ -135,6 +141,10 @@ class Table:
     def on_disk_alone(self) -> bool:
         return self._ram is None
 
+    @property
+    def _read_directly(self) -> bool:
+        return self.on_disk_alone and self.direct and self.row_bytes % BLOCK == 0
+
     def leave_ram(self) -> None:
         """Drop the copy; rows are read from the file from now on."""
         self._ram = None
@@ -148,7 +158,7 @@ class Table:
     # ----------------------------------------------------------------------------------------------------------- reading
     def prefetch(self, rows: np.ndarray) -> None:
         """Have the system fetch all of these rows (ascending) from the disk at once, not each when it is touched."""
-        if not self.on_disk_alone or not hasattr(os, "posix_fadvise"):
+        if not self.on_disk_alone or self._read_directly or not hasattr(os, "posix_fadvise"):
             return
         assert self.path is not None
         breaks = np.flatnonzero(np.diff(rows) > 1)
@@ -162,14 +172,19 @@ class Table:
 
     def take(self, index: np.ndarray) -> dict[str, Tensor]:
         """{column: rows ``index``}, as copies."""
-        out = self._room(len(index))
-        np.take(self._rows(), index, axis=0, out=out, mode="clip")  # ("raise" would gather into another buffer first)
+        room = self._room(len(index))
+        out = room[: len(index)]
+        if self._read_directly:
+            assert self.path is not None
+            read_rows(self.path, index, out)
+        else:
+            np.take(self._rows(), index, axis=0, out=out, mode="clip")  # ("raise" would gather into another buffer first)
         values = out.view(self._dtype).reshape(len(index))
         columns = {}
         for f in self.fields:
-            array = np.ascontiguousarray(values[f.name])
-            if len(self.fields) == 1 and out.nbytes >= _REUSED:
-                self._lend(out, array)
+            array = np.ascontiguousarray(values[f.name]) if len(self.fields) == 1 else values[f.name].copy()
+            if out.nbytes >= _REUSED:
+                self._keep(room, array if np.may_share_memory(array, out) else None)
             tensor = torch.from_numpy(array)
             columns[f.name] = tensor.view(torch.bfloat16) if f.dtype is torch.bfloat16 else tensor
         return columns
@@ -185,18 +200,17 @@ class Table:
         return self._map
 
     def _room(self, n: int) -> np.ndarray:
-        """Room for ``n`` rows: of an earlier batch that nobody holds any more, where there is one. To have the system clear
-        fresh memory takes as long as the copying."""
+        """Room for at least ``n`` rows: of an earlier batch that nobody holds any more, where there is one. To have the
+        system clear fresh memory takes as long as the copying."""
         for room, lent in self._spare:
-            if len(room) >= n and lent() is None:
-                return room[:n]
-        return np.empty((n, self.row_bytes), np.uint8)
+            if len(room) >= n and (lent is None or lent() is None):
+                return room
+        return aligned(n, self.row_bytes)
 
-    def _lend(self, room: np.ndarray, array: np.ndarray) -> None:
-        """Remember that a batch holds ``room`` for as long as ``array`` lives; a tensor made of it keeps it alive."""
-        whole = room if room.base is None else room.base
-        others = [(other, lent) for other, lent in self._spare if other is not whole]
-        self._spare = [(whole, weakref.ref(array)), *others][:2]
+    def _keep(self, room: np.ndarray, array: np.ndarray | None) -> None:
+        """Keep ``room`` for a later batch, once ``array`` in it is gone; a tensor that was made of it keeps it alive."""
+        others = [(other, lent) for other, lent in self._spare if other is not room]
+        self._spare = [(room, None if array is None else weakref.ref(array)), *others][:2]
 
 
 def write_at(path: Path, offset: int, data: memoryview) -> None:
