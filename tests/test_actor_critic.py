@@ -514,6 +514,71 @@ def test_an_improved_policy_is_saved_as_the_policy_beneath(tmp_path):
     assert torch.equal(a, b)
 
 
+# ------------------------------------------------------------------------------------------------------ they all learn
+WISH = 0.12  # what the first dimension of every control step should be; the frozen policy does something else
+
+
+def rollout(policy, numbers: range, seed: int) -> PolicyOutput:
+    """Decisions of one-decision episodes, which cannot be wrong about the future."""
+    seeds = [seed * 1000 + i for i in numbers]
+    options = {"memory": [policy.initial_memory()] * len(seeds)} if isinstance(policy, ResidualPolicy) else {}
+    return policy.act(seen(numbers.start, len(numbers)), seeds=seeds, **options)
+
+
+def learns(policy, algorithm, rounds: int, updates: int) -> tuple[float, float]:
+    """Mean distance to `WISH` of the most likely actions, before and after; the reward is how near the tried ones came."""
+    replay, generator = Replay(), torch.Generator().manual_seed(0)
+
+    def distance() -> float:
+        options = {"memory": [policy.initial_memory()] * 8} if isinstance(policy, ResidualPolicy) else {}
+        chunk = policy.act(seen(0, 8), deterministic=True, **options).chunk.actions
+        return float((chunk[..., 0] - WISH).abs().mean())
+
+    before = distance()
+    for r in range(rounds):
+        out = rollout(policy, range(8), r)
+        for i in range(8):
+            actions = out.chunk.actions[i : i + 1]
+            reward = 1.0 - 10.0 * (actions[..., 0] - WISH).square().mean()[None]
+            trajectory = dataclasses.replace(
+                cut(episode(i, t=1), policy.chunk_length),
+                actions=actions,
+                replay={name: value[i : i + 1] for name, value in out.replay.items()},
+            )
+            replay.add(trajectory, reward.float(), extra=algorithm.annotate(trajectory, reward))
+        for _ in range(updates):
+            algorithm.update(functools.partial(replay.draw, generator=generator))
+    return before, distance()
+
+
+FAST = {
+    "batch_size": 32, "learning_rate": 1e-3, "actor_every": 1, "demonstration_share": 0.0,
+    "critics": CriticsConfig(count=2, hidden=[32], learning_rate=3e-3, tau=0.05),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["residual td3", "residual sac", "direct sac", "steered sac", "steered dsrl"])
+def test_each_learner_finds_the_action_that_is_rewarded(kind):
+    torch.manual_seed(0)
+    actor, algorithm = kind.split()
+    shape = {"hidden": [32], "encoder": 16}
+    if actor == "residual":
+        shape["distribution"] = "deterministic" if algorithm == "td3" else "gaussian"
+        policy = ResidualPolicy(ResidualConfig(scale=0.5, noise=0.3, **shape), Base())
+    elif actor == "direct":
+        policy = DirectActor(DirectConfig(**shape), Base())
+    else:
+        policy = SteeredPolicy(SteeredConfig(bound=2.0, repeat=True, **shape), Base())  # decodes to a tenth of the noise
+    entropy = {"temperature": 0.01, "target_entropy": -4.0}
+    learner = {
+        "td3": lambda: TD3(TD3Config(**FAST), policy), "sac": lambda: SAC(SACConfig(**FAST, **entropy), policy),
+        "dsrl": lambda: DSRL(DSRLConfig(**FAST, **entropy), policy),
+    }[algorithm]()  # fmt: skip
+    before, after = learns(policy, learner, rounds=25, updates=50)
+    assert before > 0.07 and after < 0.5 * before, (before, after)
+
+
 # ------------------------------------------------------------------------------------------------------------ refusals
 def test_what_does_not_fit_is_refused_with_the_remedy():
     class Tokens:
