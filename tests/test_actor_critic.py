@@ -606,8 +606,8 @@ def test_what_does_not_fit_is_refused_with_the_remedy():
 @pytest.mark.parametrize(
     ("overrides", "error"),
     [
-        (["algorithm=td3"], r"algorithm.type=td3 trains an actor, and policy.type=nano_vla is none: put one on top of it"),
-        (["algorithm=ppo", "actor=residual"], r"ppo does not train actor.type=residual: set actor=none, or algorithm=td3"),
+        (["algorithm=td3"], r"td3 needs an actor, and policy.type=nano_vla is none: set actor=residual or direct"),
+        (["algorithm=ppo", "actor=residual"], r"likelihood capability, and actor.type=residual has none: set actor=none"),
         (["algorithm=sac", "actor=steered"], r"actor.type=steered needs a policy with a noise capability"),
         (["algorithm=sac", "actor=residual", "actor.scale=0"], r"actor.scale is 0"),
         (["algorithm=sac", "actor=residual", "actor.distribution=uniform"], r"actor.distribution is 'uniform'"),

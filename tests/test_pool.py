@@ -265,7 +265,7 @@ def test_workers_run_under_another_python_with_packages_of_its_own(tmp_path, mon
         assert (tmp_path / "mark").read_text().count("started") == 3  # tried once, and two workers
         os.kill(pool.worker_stats()[0].pid, signal.SIGKILL)
         assert wait_until(lambda: pool.poll(timeout=0.1) == [] and pool.restarts == 1)
-        assert (tmp_path / "mark").read_text().count("started") == 4
+        assert wait_until(lambda: (tmp_path / "mark").read_text().count("started") == 4)
         with ProcessPool(make) as other:  # this Python again
             assert other.tasks[0].horizon == 5 and (tmp_path / "mark").read_text().count("started") == 4
         event = ask(pool, [0], lambda slot: pool.start(slot, EpisodeSpec("reach_red", 0)))[0]

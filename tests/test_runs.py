@@ -87,5 +87,9 @@ def test_the_pairs_that_a_user_would_try_first():
     assert not compatible("quickstart", "algorithm", "filtered_bc") and not compatible("toy", "algorithm", "filtered_bc")
     assert "rl.group_size=8" in compatible("quickstart", "algorithm", "grpo")
     preflight.check_run(compose(["run=quickstart", "algorithm=grpo", "rl.group_size=8"]))
-    assert "use policy.type=small, or algorithm.type=ppo or filtered_bc" in compatible("quickstart", "algorithm", "td3")
+    assert "set actor=residual or direct, which goes on top of it, or use policy=small" in compatible(
+        "quickstart", "algorithm", "td3"
+    )
+    assert not compatible("quickstart", "algorithm", "residual")
+    assert not compatible("residual_quickstart", "algorithm", "ppo")
     assert "or algorithm.type=filtered_bc or td3" in compatible("quickstart", "policy", "small")

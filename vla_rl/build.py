@@ -233,13 +233,14 @@ def require_fit(algorithm: str, policy: str, actor: str = "none") -> None:
         fits = [n for n, row in REGISTRY["algorithm"].items() if isinstance(row, AlgorithmEntry) and row.needs in has.can]
         remedy = f"actor={' or '.join(suited)}" if suited else "actor=none"
         raise ConfigError(
-            f"algorithm.type={algorithm} does not train actor.type={actor}: set {remedy}, or algorithm={' or '.join(fits)}"
+            f"algorithm.type={algorithm} needs a {wants.needs} capability, and actor.type={actor} has none: set {remedy}, "
+            f"or algorithm={' or '.join(fits)}"
         )
     if suited:
         fit = [name for name in suited if actors[name].needs in has.can]
-        choice = f"put one on top of it with actor={' or '.join(fit)}" if fit else "no actor goes on top of it"
+        choice = f"set actor={' or '.join(fit)}, which goes on top of it" if fit else "use policy=nano, which takes one"
         raise ConfigError(
-            f"algorithm.type={algorithm} trains an actor, and policy.type={policy} is none: {choice}"
+            f"algorithm.type={algorithm} needs an actor, and policy.type={policy} is none: {choice}"
             f"{', or use policy=small' if wants.needs == 'actor' else ''}"
         )
     other = [
