@@ -130,7 +130,7 @@ PHASE_FUNCTIONS: dict[str, Callable[[Run], dict[str, Any]]] = {
     "report": phase_report,
 }
 DESCRIPTIONS = {
-    "collect": "scripted demonstrations into a LeRobotDataset",
+    "collect": "demonstrations into a LeRobotDataset",
     "sft": "supervised fine-tuning on the demonstrations",
     "eval_sft": "success of the starting policy on held-out initial states",
     "reward": "training and judging the reward, where it is a learned one",
