@@ -15,7 +15,7 @@ def add(command: Add) -> None:
     quickstart.add_argument("--seeds", type=int, nargs="+", metavar="N", help="run these seeds one after the other")
     _add_options(quickstart)
     _add_options(command("train", run_train, "run the phases of a config: vla-rl train run=NAME"))
-    _add_options(command("collect", run_collect, "only collect demonstrations: scripted ones, or those of collect.policy=CHECKPOINT"))
+    _add_options(command("collect", run_collect, "only collect demonstrations: scripted, or of collect.policy=CHECKPOINT"))
 
 
 def _add_options(sub: argparse.ArgumentParser) -> None:
