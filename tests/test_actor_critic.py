@@ -11,7 +11,6 @@ import torch
 from contracts import check_policy
 from test_replay import SPEC, episode, seen
 
-from policies.actors.base import blank
 from policies.actors.direct import DirectActor
 from policies.actors.improved import CANDIDATES, ImprovedPolicy
 from policies.actors.residual import ACTION, ResidualPolicy
@@ -492,7 +491,7 @@ def test_an_improved_policy_is_saved_as_the_policy_beneath(tmp_path):
     config = configs.compose(["run=toy", "actor=improved", "algorithm=parl"])
     base = build.implementation("policy", "nano_vla").from_statistics(config.policy, SPEC, STATS, STATS, seed=0)
     built = build.implementation("actor", "improved").from_base(config.actor, base)
-    check_policy(built, blank(SPEC, 3))
+    check_policy(built, Observation.blank(SPEC, 3))
     algorithm = PARL(config.algorithm, built)
     out = built.act(seen(0, 3), seeds=[1, 2, 3])
     alone = built.act(seen(1, 1), seeds=[2])
@@ -630,7 +629,7 @@ def test_an_actor_is_a_policy_and_its_checkpoint_holds_the_frozen_one(tmp_path, 
     base = build.implementation("policy", config.policy_type).from_statistics(config.policy, SPEC, STATS, STATS, seed=0)
     built = build.implementation("actor", actor).from_base(config.actor, base)
     torch.nn.init.normal_(built.actor[-1].weight)
-    check_policy(built, blank(SPEC, 3))
+    check_policy(built, Observation.blank(SPEC, 3))
     save_checkpoint(tmp_path / "c", built)
     again = load_policy(tmp_path / "c", build.policy_class, SPEC)
     a, b = (p.act(seen(0, 3), seeds=[1, 2, 3]).chunk.actions for p in (built.eval(), again))

@@ -99,6 +99,12 @@ class Observation:
         )
 
     @staticmethod
+    def blank(spec: EmbodimentSpec, rows: int = 1) -> Observation:
+        """Zeros as that robot would see them, to ask for sizes."""
+        images = {c.name: torch.zeros(rows, c.height, c.width, 3, dtype=torch.uint8) for c in spec.cameras}
+        return Observation(images, torch.zeros(rows, spec.proprio_dim), ("",) * rows)
+
+    @staticmethod
     def from_slots(slots: Sequence[SlotObservation]) -> Observation:
         """Stack the observations of several slots (copies the arrays)."""
         return Observation(

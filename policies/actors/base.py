@@ -1,4 +1,4 @@
-"""What the actors share: a frozen policy, an encoder of what it sees, a small network that proposes a latent action."""
+"""What actors share: units, noise and checkpoints; a frozen policy and an encoder of what it sees."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from policies.actors.settings import ActorConfig
 from policies.trunk.noise import counter_normals
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import FeaturePolicy
-from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, Trajectory
+from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyOutput, Trajectory
 
 VISUAL = "visual"  # the frame that images make; what else a frame holds is small
 _LOG_STD = (-5.0, 1.0)
@@ -39,53 +39,37 @@ class FrameEncoder(nn.Module):
         return torch.cat([branch(frames[n].to(device).float()) for n, branch in self.branches.items()], dim=1)
 
 
-class FrozenBaseActor(nn.Module):
-    """An `ActorPolicy` on a frozen `FeaturePolicy`, which is saved with it. A subclass says what a latent action means.
+class Actor(nn.Module):
+    """An `ActorPolicy` whose latent action is the action, but where a subclass gives it another meaning.
 
-    Actions are in units of half-ranges of the embodiment's bounds, [−1, 1], but where they are sent.
+    Actions are in half-ranges of the embodiment's bounds, [−1, 1], but where they are sent. ``config.noise`` is what a
+    deterministic actor explores with. A subclass makes ``encoder`` and ``actor``, and frames (`annotate`).
     """
 
     policy_type: ClassVar[str]
-    config_class: ClassVar[type]
-    config_path = ("base", "config")  # ``policy.*`` overrides are about the frozen policy
+    stream: ClassVar[int] = 0  # keeps the noise of one actor apart from that of a policy beneath
+    config: Any
     chunk_length: int
     latent_dim: int
+    encoder: nn.Module
+    actor: nn.Module
     low: Tensor
     high: Tensor
 
-    def __init__(self, config: ActorConfig, base: Any, extra_inputs: int = 0) -> None:
-        """Raises ConfigError for a base that does not offer what it sees."""
+    def __init__(self, embodiment: EmbodimentSpec) -> None:
         super().__init__()
-        if not isinstance(base, FeaturePolicy):
-            raise ConfigError(
-                f"{type(self).__name__} builds on what a policy sees, and {type(base).__name__} does not offer it "
-                f"(frame_features, `vla_rl.interfaces.FeaturePolicy`): start from a nano_vla or denoising_vla checkpoint"
-            )
-        self.config, self.embodiment = config, base.embodiment
-        self.base: Any = base.requires_grad_(False).eval()
-        for name, bound in (("low", base.embodiment.action_low), ("high", base.embodiment.action_high)):
-            self.register_buffer(name, torch.tensor(bound), persistent=False)
-        sizes = {name: frame.shape[1] for name, frame in base.frame_features(blank(base.embodiment)).items()}
-        self.encoder = FrameEncoder(sizes, config.encoder)
-        self._build_actor(self.encoder.width + extra_inputs)
-
-    def _build_actor(self, inputs: int) -> None:
-        self.actor = _network(inputs, self.config.hidden, self.latent_dim * (2 if self.stochastic else 1))
-
-    @classmethod
-    def from_base(cls, config: Any, base: Any) -> Any:
-        """An untrained actor on ``base``."""
-        return cls(config, base).to(next(base.parameters()).device)
-
-    def train(self, mode: bool = True) -> Any:
-        """The frozen policy stays as it acts."""
-        super().train(mode)
-        self.base.eval()
-        return self
+        self.embodiment = embodiment
+        self.register_buffer("low", torch.tensor(embodiment.action_low), persistent=False)
+        self.register_buffer("high", torch.tensor(embodiment.action_high), persistent=False)
 
     @property
     def stochastic(self) -> bool:
-        return self.config.distribution == "gaussian"
+        return False
+
+    @property
+    def reach(self) -> float:
+        """The share of the latent range that a deterministic actor may use by itself."""
+        return 1.0
 
     # -------------------------------------------------------------------------------------------------------- learning
     def encode(self, frames: Mapping[str, Tensor]) -> Tensor:
@@ -93,11 +77,6 @@ class FrozenBaseActor(nn.Module):
 
     def actor_inputs(self, encoded: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
         return encoded
-
-    @property
-    def reach(self) -> float:
-        """The share of the latent range that a deterministic actor may use by itself."""
-        return 1.0
 
     def propose(self, encoded: Tensor, frames: Mapping[str, Tensor], noise: Tensor | None) -> tuple[Tensor, Tensor]:
         """Latent action [b l] in (−1, 1) and its log-prob [b] (0 of a deterministic actor); see `ActorPolicy`."""
@@ -118,23 +97,12 @@ class FrozenBaseActor(nn.Module):
         return before.tanh(), (density - squashed).sum(1)
 
     def realize(self, latent: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
-        raise NotImplementedError
+        """What critics read of a latent action: the action itself."""
+        return latent
 
     def taken(self, actions: Tensor, extra: Mapping[str, Tensor]) -> Tensor:
         """What critics read of a stored decision: its actions [b h a] in half-ranges, flat."""
         return self.to_unit(actions).flatten(1)
-
-    @torch.no_grad()
-    def annotate(self, trajectory: Trajectory) -> dict[str, Tensor]:
-        """Frames [t + 1 …] of an episode: what acting left in its replay, and the rest worked out."""
-        seen: dict[str, list[Tensor]] = {}
-        parts = list(_portions(trajectory.observations)) if VISUAL not in trajectory.replay else []
-        for part in [*parts, trajectory.final_observation]:
-            for name, frame in self.base.frame_features(part).items():
-                seen.setdefault(name, []).append(frame.cpu())
-        if not parts:
-            seen = {name: [trajectory.replay[name], *last] for name, last in seen.items()}
-        return {name: torch.cat(frames) for name, frames in seen.items()}
 
     # ---------------------------------------------------------------------------------------------------------- acting
     def latents(self, frames: Mapping[str, Tensor], deterministic: bool, seeds: Sequence[int] | None) -> Tensor:
@@ -142,7 +110,7 @@ class FrozenBaseActor(nn.Module):
         encoded, noise = self.encode(frames), None
         if not deterministic:
             seeds = torch.randint(2**62, (len(encoded),)).tolist() if seeds is None else seeds
-            noise = counter_normals([seed ^ _ACTOR_STREAM for seed in seeds], self.latent_dim)
+            noise = counter_normals([seed ^ self.stream for seed in seeds], self.latent_dim)
         return self.propose(encoded, frames, noise)[0]
 
     def to_unit(self, actions: Tensor) -> Tensor:
@@ -155,6 +123,64 @@ class FrozenBaseActor(nn.Module):
         unit = unit.view(len(unit), -1, len(self.low))
         actions = self.low + (self.high - self.low) * (unit.clamp(-1.0, 1.0) + 1.0) / 2.0
         return ActionChunk(actions, torch.ones(actions.shape[:2], dtype=torch.bool, device=actions.device))
+
+    def decided(self, latent: Tensor, unit: Tensor, replay: dict[str, Tensor]) -> PolicyOutput:
+        """A decision whose log-prob nobody asks for: ``unit`` [b h·a] is sent."""
+        return PolicyOutput(self.to_chunk(unit), latent.new_zeros(len(latent)), replay)
+
+
+class FrozenBaseActor(Actor):
+    """An `ActorPolicy` on a frozen `FeaturePolicy`, which is saved with it."""
+
+    config_class: ClassVar[type]
+    config_path = ("base", "config")  # ``policy.*`` overrides are about the frozen policy
+    stream = 0x2545F4914F6CDD1D
+
+    def __init__(self, config: ActorConfig, base: Any, extra_inputs: int = 0) -> None:
+        """Raises ConfigError for a base that does not offer what it sees."""
+        if not isinstance(base, FeaturePolicy):
+            raise ConfigError(
+                f"{type(self).__name__} builds on what a policy sees, and {type(base).__name__} does not offer it "
+                f"(frame_features, `vla_rl.interfaces.FeaturePolicy`): start from a nano_vla or denoising_vla checkpoint"
+            )
+        super().__init__(base.embodiment)
+        self.config = config
+        self.base: Any = base.requires_grad_(False).eval()
+        sizes = {name: frame.shape[1] for name, frame in base.frame_features(Observation.blank(base.embodiment)).items()}
+        self.encoder = FrameEncoder(sizes, config.encoder)
+        self._build_actor(self.encoder.width + extra_inputs)
+
+    def _build_actor(self, inputs: int) -> None:
+        self.actor = network(inputs, self.config.hidden, self.latent_dim * (2 if self.stochastic else 1))
+        nn.init.zeros_(self.actor[-1].weight)  # the first latent action is 0
+        nn.init.zeros_(self.actor[-1].bias)
+
+    @classmethod
+    def from_base(cls, config: Any, base: Any) -> Any:
+        """An untrained actor on ``base``."""
+        return cls(config, base).to(next(base.parameters()).device)
+
+    def train(self, mode: bool = True) -> Any:
+        """The frozen policy stays as it acts."""
+        super().train(mode)
+        self.base.eval()
+        return self
+
+    @property
+    def stochastic(self) -> bool:
+        return self.config.distribution == "gaussian"
+
+    @torch.no_grad()
+    def annotate(self, trajectory: Trajectory) -> dict[str, Tensor]:
+        """Frames [t + 1 …] of an episode: what acting left in its replay, and the rest worked out."""
+        seen: dict[str, list[Tensor]] = {}
+        parts = list(_portions(trajectory.observations)) if VISUAL not in trajectory.replay else []
+        for part in [*parts, trajectory.final_observation]:
+            for name, frame in self.base.frame_features(part).items():
+                seen.setdefault(name, []).append(frame.cpu())
+        if not parts:
+            seen = {name: [trajectory.replay[name], *last] for name, last in seen.items()}
+        return {name: torch.cat(frames) for name, frames in seen.items()}
 
     # ------------------------------------------------------------------------------------------------------ checkpoints
     def config_dict(self) -> dict[str, Any]:
@@ -172,25 +198,13 @@ class FrozenBaseActor(nn.Module):
         return cls(cls.config_class(**data["config"]), base)
 
 
-_ACTOR_STREAM = 0x2545F4914F6CDD1D  # keeps an actor's noise apart from that of the policy beneath
-
-
-def blank(spec: EmbodimentSpec, rows: int = 1) -> Observation:
-    """Zeros, to ask for sizes."""
-    images = {c.name: torch.zeros(rows, c.height, c.width, 3, dtype=torch.uint8) for c in spec.cameras}
-    return Observation(images, torch.zeros(rows, spec.proprio_dim), ("",) * rows)
-
-
-def _network(inputs: int, hidden: Sequence[int], outputs: int) -> nn.Sequential:
-    """Linear layers with LayerNorm and SiLU; the last one starts at 0, so that the first latent action is 0."""
+def network(inputs: int, hidden: Sequence[int], outputs: int) -> nn.Sequential:
+    """Linear layers with LayerNorm and SiLU between them."""
     layers: list[nn.Module] = []
     for width in hidden:
         layers += [nn.Linear(inputs, width), nn.LayerNorm(width), nn.SiLU()]
         inputs = width
-    last = nn.Linear(inputs, outputs)
-    nn.init.zeros_(last.weight)
-    nn.init.zeros_(last.bias)
-    return nn.Sequential(*layers, last)
+    return nn.Sequential(*layers, nn.Linear(inputs, outputs))
 
 
 def _portions(observation: Observation) -> Iterator[Observation]:

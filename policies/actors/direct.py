@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from policies.actors.base import FrozenBaseActor
 from policies.actors.settings import DirectConfig
@@ -24,13 +23,10 @@ class DirectActor(FrozenBaseActor):
         self.latent_dim = config.chunk_length * base.embodiment.action_dim
         super().__init__(config, base)
 
-    def realize(self, latent: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
-        return latent
-
     @torch.no_grad()
     def act(
         self, observation: Observation, *, deterministic: bool = False, seeds: Sequence[int] | None = None
     ) -> PolicyOutput:
         frames = self.base.frame_features(observation)
         latent = self.latents(frames, deterministic, seeds)
-        return PolicyOutput(self.to_chunk(latent), latent.new_zeros(len(latent)), replay=frames)
+        return self.decided(latent, latent, frames)

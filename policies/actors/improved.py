@@ -76,9 +76,6 @@ class ImprovedPolicy(FrozenBaseActor):
         chosen, value = self.improve(encoded.detach(), frames[CANDIDATES].to(encoded))
         return _rows(chosen, value.argmax(1)), encoded.new_zeros(len(encoded))
 
-    def realize(self, latent: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
-        return latent
-
     @torch.no_grad()
     def annotate(self, trajectory: Trajectory) -> dict[str, Tensor]:
         """Besides what it sees, proposals for each frame: those of acting, and new ones where nobody acted."""
@@ -122,8 +119,8 @@ class ImprovedPolicy(FrozenBaseActor):
             draws = [torch.Generator().manual_seed(seed % 2**62) for seed in seeds]
             shares = (value / self.config.temperature).softmax(1)
             pick = torch.stack([torch.multinomial(row, 1, generator=g)[0] for row, g in zip(shares.cpu(), draws)]).to(pick)
-        chunk = self.to_chunk(_rows(chosen, pick))
-        return PolicyOutput(chunk, encoded.new_zeros(len(encoded)), replay=frames)
+        action = _rows(chosen, pick)
+        return self.decided(action, action, frames)
 
     # ------------------------------------------------------------------------------------------------------ checkpoints
     def config_dict(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ time, and the actor sees each, so what acts is closed-loop though the frozen pol
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -116,10 +117,6 @@ class ResidualPolicy(FrozenBaseActor):
                 queues[i] = (chunk, 0)
         actions = torch.stack([chunk[step] for chunk, step in queues])
         frames = {**self.base.frame_features(observation), ACTION: actions}
-        unit = self.realize(self.latents(frames, deterministic, seeds), frames)
-        return PolicyOutput(
-            chunk=self.to_chunk(unit),
-            behavior_log_prob=unit.new_zeros(len(unit)),
-            replay=frames,
-            memory=[(chunk, step + 1) for chunk, step in queues],
-        )
+        latent = self.latents(frames, deterministic, seeds)
+        out = self.decided(latent, self.realize(latent, frames), frames)
+        return dataclasses.replace(out, memory=[(chunk, step + 1) for chunk, step in queues])

@@ -42,9 +42,6 @@ class SteeredPolicy(FrozenBaseActor):
         shape = (len(latent), steps, self.embodiment.action_dim)
         return (self.config.bound * latent.view(shape)).expand(-1, self.chunk_length, -1)
 
-    def realize(self, latent: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
-        return latent
-
     def taken(self, actions: Tensor, extra: Mapping[str, Tensor]) -> Tensor:
         return extra[LATENT].to(self.low)
 
@@ -70,5 +67,4 @@ class SteeredPolicy(FrozenBaseActor):
     ) -> PolicyOutput:
         frames = self.base.frame_features(observation)
         latent = self.latents(frames, deterministic, seeds)
-        unit = self.to_unit(self.base.decode(observation, self.noise(latent)))
-        return PolicyOutput(self.to_chunk(unit.flatten(1)), latent.new_zeros(len(latent)), replay={**frames, LATENT: latent})
+        return self.decided(latent, self.decoded(self.noise(latent), observation, frames), {**frames, LATENT: latent})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,7 +37,7 @@ def chunk_normals(seeds: Sequence[int], steps: int, h: int, a: int, correlation:
     return first, rest
 
 
-class DenoisingBase(VisionLanguageTrunk):
+class DenoisingBase(VisionLanguageTrunk, ABC):
     """Trunk, expert, normalisation: what the policies that denoise and their students share."""
 
     def __init__(
@@ -100,9 +101,9 @@ class DenoisingBase(VisionLanguageTrunk):
         kept = None if features is None else self._tokens_of(features)
         return self.denormalize(self._from_noise(observation, noise.to(self.device), kept))
 
+    @abstractmethod
     def _from_noise(self, observation: Observation, noise: Tensor, replay: Mapping[str, Tensor] | None) -> Tensor:
         """Normalised actions [b h a]."""
-        raise NotImplementedError
 
     def normalize(self, actions: Tensor) -> Tensor:
         return (actions - self.action_offset) / self.action_scale

@@ -9,6 +9,7 @@ a residual actor, DSRL-SAC with a steered one, Cal-QL and WSRL with updates befo
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,18 +19,19 @@ from torch import Tensor, nn
 from vla_rl.algorithms import critics
 from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adamw, optimizer_state
 from vla_rl.algorithms.replay_settings import ActorCriticConfig, SACConfig, TD3Config
+from vla_rl.data.replay import DEMONSTRATIONS, ONLINE
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import ActorPolicy, AlgorithmContext, Draw, Policy, SteeredActor
 from vla_rl.optional import PractisingActor
 from vla_rl.types import EpisodeSpec, Observation, Trajectory, Transitions
 
-DEMONSTRATIONS = "demonstrations"
 RETURN = "return"  # what an episode went on to earn, per frame
 ADAM_BETAS = (0.9, 0.999)
 
 
-class ActorCritic:
-    """What `TD3` and `SAC` share: a `Replayed` algorithm for an `ActorPolicy`. It owns critics, targets and optimisers."""
+class ActorCritic(ABC):
+    """A `Replayed` algorithm for an `ActorPolicy`. It owns critics, targets and optimisers; how the actor learns from the
+    critics is a subclass's."""
 
     reads_rewards = True
     name = ""
@@ -86,7 +88,7 @@ class ActorCritic:
         c = self.config
         offline = self.updates < c.offline_updates
         share = c.demonstration_share if offline or c.demonstrations_online else 0.0
-        shares = {DEMONSTRATIONS: share, "online": 1.0 - share}
+        shares = {DEMONSTRATIONS: share, ONLINE: 1.0 - share}
         batch = draw(c.batch_size, gamma=c.gamma, n_step=c.n_step, shares=shares, images=False)
         frames, next_frames = self._on_device(batch.extra), self._on_device(batch.next_extra)
         encoded = self.policy.encode(frames)
@@ -129,39 +131,6 @@ class ActorCritic:
         encoder, target = self._target
         return target(encoder(frames), self.policy.realize(latent, frames))
 
-    def _value(self, encoded: Tensor, latent: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
-        """Values [critics b] of a latent action, with gradient to it alone."""
-        self.critics.requires_grad_(False)
-        value = self.head.value(self.critics(encoded, self.policy.realize(latent, frames)))
-        self.critics.requires_grad_(True)
-        return value
-
-    def _improve(self, batch: Transitions, encoded: Tensor, frames: Mapping[str, Tensor]) -> dict[str, float]:
-        """One step of the actor up the mean of the critics."""
-        c = self.config
-        latent, log_prob = self._actor_latent(encoded, frames)
-        value = self._value(encoded, latent, frames).mean(0)
-        loss = self._actor_loss(value, log_prob) + self._penalty(latent)
-        if c.imitation_coef:
-            loss = loss + c.imitation_coef * self._imitation_error(batch, latent, frames)
-        loss.backward()
-        self._guard.step(self.optimizer, loss.detach())
-        if isinstance(self.policy, PractisingActor):
-            self.policy.practised()
-        figures = {"policy_loss": float(loss.detach()), "latent_size": float(latent.detach().abs().mean())}
-        return {f"{self.name}/{name}": value for name, value in figures.items()}
-
-    def _penalty(self, latent: Tensor) -> Tensor:
-        return self.config.action_penalty * latent.square().mean()
-
-    def _imitation_error(self, batch: Transitions, latent: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
-        """Mean squared distance to the actions that people chose, in half-ranges."""
-        action = self.policy.realize(latent, frames)
-        shown = torch.tensor([source == DEMONSTRATIONS for source in batch.source])[:, None]
-        counts = (batch.valid & (batch.is_human | shown)).to(action)
-        error = (action - self.policy.taken(batch.actions, frames)).square().view(*counts.shape, -1).mean(-1)
-        return (error * counts).sum() / counts.sum().clamp(min=1)
-
     def _conservative_gap(self, encoded: Tensor, frames: Mapping[str, Tensor], data: Tensor) -> Tensor:
         """CQL's or Cal-QL's regulariser, on actions of the actor at this frame and on random ones."""
         c, b = self.config, len(encoded)
@@ -177,16 +146,13 @@ class ActorCritic:
         return critics.calibrated_gap(proposed, data, frames.get(RETURN))
 
     # --------------------------------------------------------------------------------------------- what algorithms differ in
+    @abstractmethod
     def _next_latent(self, encoded: Tensor, frames: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | float]:
         """The latent action of the target [b l], and what is added to its value."""
-        raise NotImplementedError
 
-    def _actor_latent(self, encoded: Tensor, frames: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """A latent action [b l] with gradient, and its log-prob [b]."""
-        raise NotImplementedError
-
-    def _actor_loss(self, value: Tensor, log_prob: Tensor) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def _improve(self, batch: Transitions, encoded: Tensor, frames: Mapping[str, Tensor]) -> dict[str, float]:
+        """One step of the actor on ``encoded`` [b f], which has no gradient. Returns metrics."""
 
     # ---------------------------------------------------------------------------------------------------------- inside
     def _on_device(self, frames: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -220,7 +186,52 @@ class ActorCritic:
         self.generator.set_state(state["generator"].cpu())
 
 
-class TD3(ActorCritic):
+class ClimbingActor(ActorCritic):
+    """The actor's latent action climbs the critics' gradient."""
+
+    def _value(self, encoded: Tensor, latent: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
+        """Values [critics b] of a latent action, with gradient to it alone."""
+        self.critics.requires_grad_(False)
+        value = self.head.value(self.critics(encoded, self.policy.realize(latent, frames)))
+        self.critics.requires_grad_(True)
+        return value
+
+    def _improve(self, batch: Transitions, encoded: Tensor, frames: Mapping[str, Tensor]) -> dict[str, float]:
+        """One step up the mean of the critics."""
+        c = self.config
+        latent, log_prob = self._actor_latent(encoded, frames)
+        value = self._value(encoded, latent, frames).mean(0)
+        loss = self._actor_loss(value, log_prob) + self._penalty(latent)
+        if c.imitation_coef:
+            loss = loss + c.imitation_coef * self._imitation_error(batch, latent, frames)
+        loss.backward()
+        self._guard.step(self.optimizer, loss.detach())
+        if isinstance(self.policy, PractisingActor):
+            self.policy.practised()
+        figures = {"policy_loss": float(loss.detach()), "latent_size": float(latent.detach().abs().mean())}
+        return {f"{self.name}/{name}": value for name, value in figures.items()}
+
+    def _penalty(self, latent: Tensor) -> Tensor:
+        return self.config.action_penalty * latent.square().mean()
+
+    def _imitation_error(self, batch: Transitions, latent: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
+        """Mean squared distance to the actions that people chose, in half-ranges."""
+        action = self.policy.realize(latent, frames)
+        shown = torch.tensor([source == DEMONSTRATIONS for source in batch.source])[:, None]
+        counts = (batch.valid & (batch.is_human | shown)).to(action)
+        error = (action - self.policy.taken(batch.actions, frames)).square().view(*counts.shape, -1).mean(-1)
+        return (error * counts).sum() / counts.sum().clamp(min=1)
+
+    @abstractmethod
+    def _actor_latent(self, encoded: Tensor, frames: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """A latent action [b l] with gradient, and its log-prob [b]."""
+
+    @abstractmethod
+    def _actor_loss(self, value: Tensor, log_prob: Tensor) -> Tensor:
+        """Scalar, from values and log-probs [b]."""
+
+
+class TD3(ClimbingActor):
     """A deterministic actor with smoothed targets (Fujimoto et al. 2018); with imitation beside it, TD3+BC (Fujimoto & Gu
     2021) without its scaling."""
 
@@ -241,7 +252,7 @@ class TD3(ActorCritic):
         return -value.mean()
 
 
-class SAC(ActorCritic):
+class SAC(ClimbingActor):
     """A stochastic actor and a temperature that holds its entropy (Haarnoja et al. 2018, arXiv 1812.05905)."""
 
     config: SACConfig
@@ -310,8 +321,7 @@ def rewards_to_go(rewards: Tensor, steps: Tensor, gamma: float) -> Tensor:
 def _blank(policy: Policy) -> Trajectory:
     """An episode of one decision, to ask for sizes."""
     spec = policy.embodiment
-    images = {c.name: torch.zeros(1, c.height, c.width, 3, dtype=torch.uint8) for c in spec.cameras}
-    seen = Observation(images, torch.zeros(1, spec.proprio_dim), ("",))
+    seen = Observation.blank(spec)
     actions = torch.zeros(1, policy.chunk_length, spec.action_dim)
     valid = torch.ones(1, policy.chunk_length, dtype=torch.bool)
     return Trajectory(

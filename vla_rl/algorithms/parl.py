@@ -44,7 +44,7 @@ class PARL(ActorCritic):
         return self.head.value(outputs).mean(0).view(b, n)
 
     def _next_latent(self, encoded: Tensor, frames: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | float]:
-        return self._judged(encoded, frames, frames[self.policy.candidates].to(encoded), 0.0), 0.0
+        return self.policy.propose(encoded, frames, None)[0], 0.0
 
     def _improve(self, batch: Transitions, encoded: Tensor, frames: Mapping[str, Tensor]) -> dict[str, float]:
         """One step of the policy towards what the critics make of its proposals and of what was executed."""
@@ -55,7 +55,7 @@ class PARL(ActorCritic):
             worst = self.judge(encoded[rows], proposals).argmin(1)
         proposals = proposals.clone()
         proposals[torch.arange(len(proposals)), worst] = self._taken(batch, frames)[rows]
-        chosen = self._judged(encoded[rows], few, proposals, self.config.temperature)
+        chosen = self._choose(*self.policy.improve(encoded[rows], proposals))
         chunk = self.policy.to_chunk(chosen)
         loss, figures = self.policy.base.imitation_loss(batch.observations[rows], chunk.actions, chunk.valid, features=few)
         loss.backward()
@@ -64,16 +64,13 @@ class PARL(ActorCritic):
         own = {"imitation_loss": float(loss.detach()), "moved": moved, **figures}
         return {f"{self.name}/{name}": value for name, value in own.items()}
 
-    def _judged(self, encoded: Tensor, frames: Mapping[str, Tensor], proposals: Tensor, temperature: float) -> Tensor:
-        """One of the improved proposals in each row [b d]."""
-        self.critics.requires_grad_(False)
-        chosen, value = self.policy.improve(encoded.detach(), proposals)
-        self.critics.requires_grad_(True)
-        pick = value.argmax(1)
-        if temperature:
-            shares = (value / temperature).softmax(1).cpu()
+    def _choose(self, actions: Tensor, values: Tensor) -> Tensor:
+        """One of the improved proposals [b n d] in each row [b d], by their values [b n]."""
+        pick = values.argmax(1)
+        if self.config.temperature:
+            shares = (values / self.config.temperature).softmax(1).cpu()
             pick = torch.multinomial(shares, 1, generator=self.generator)[:, 0].to(pick)
-        return chosen[torch.arange(len(chosen), device=chosen.device), pick]
+        return actions[torch.arange(len(actions), device=actions.device), pick]
 
     # ---------------------------------------------------------------------------------------------------------- resume
     def state_dict(self) -> dict[str, Any]:

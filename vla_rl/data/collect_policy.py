@@ -34,9 +34,8 @@ def collect_with_policy(
 ) -> dict[str, Any]:
     """Write ``episodes_per_task`` successes of ``policy`` for each task; initial states are 0, 1, 2 … of the train split.
 
-    There are ``oversample`` times as many to choose from, and those of the smallest jerk are kept. With one slot per worker
-    or more the result depends on the seed alone. Returns counts. Raises `UserError` where fewer than one attempt in ten
-    succeeds.
+    There are ``oversample`` times as many to choose from, and those of the smallest jerk are kept. Which ones depends on the
+    seed, not on the number of slots. Returns counts. Raises `UserError` where fewer than one attempt in ten succeeds.
     """
     engine = RolloutEngine(env, Stepwise(policy))
     counts = {"episodes": 0, "attempts": 0, "control_steps": 0}

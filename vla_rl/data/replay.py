@@ -23,7 +23,7 @@ from vla_rl.data.tables import LARGE, Field, Growing, Table
 from vla_rl.errors import UserError
 from vla_rl.types import EmbodimentSpec, Observation, Trajectory, Transitions
 
-INTERVENTIONS = "interventions"
+ONLINE, DEMONSTRATIONS, INTERVENTIONS = "online", "demonstrations", "interventions"  # sources
 _IMAGE, _EXTRA = "image:", "extra:"
 _EPISODE = [("end", "i8"), ("version", "i8"), ("source", "i4"), ("terminated", "?"), ("proposed", "?")]
 _SEGMENT = [("before", "i8"), ("row", "i8")]
@@ -99,7 +99,7 @@ class Replay:
         self,
         trajectory: Trajectory,
         rewards: Tensor,
-        source: str = "online",
+        source: str = ONLINE,
         extra: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Keep an episode. ``rewards`` float32 [t] per decision; ``extra`` {name: [t + 1 …]} per frame.
@@ -170,7 +170,7 @@ class Replay:
             self._sources.append(source)
         self._texts += record["texts"]
         self._segment(source, start, t)
-        if source not in (INTERVENTIONS, "demonstrations"):
+        if source not in (INTERVENTIONS, DEMONSTRATIONS):
             for first, length in record["interventions"]:
                 self._segment(INTERVENTIONS, start + first, length)
         self._episodes.put(

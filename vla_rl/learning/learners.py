@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from vla_rl.data.replay import Replay
+from vla_rl.data.replay import DEMONSTRATIONS, ONLINE, Replay
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import Algorithm, OnPolicy, Replayed
 from vla_rl.reporting.progress import Progress
@@ -81,7 +81,7 @@ class ReplayLearner:
         if self._replay is None:  # a new run; one that goes on has loaded its state
             self._replay = Replay(self._folder, embodiment=self._embodiment)
             for trajectory in self._demonstrations():
-                self._add(trajectory, trajectory.rewards.sum(1), "demonstrations")
+                self._add(trajectory, trajectory.rewards.sum(1), DEMONSTRATIONS)
         return self._replay
 
     def learn(
@@ -89,9 +89,9 @@ class ReplayLearner:
     ) -> dict[str, float]:
         config, replay = self.algorithm.config, self.replay
         for trajectory, reward in zip(trajectories, rewards, strict=True):
-            self._add(trajectory, reward, "online")
+            self._add(trajectory, reward, ONLINE)
         figures = {"replay/episodes": float(replay.episodes), "replay/decisions": float(len(replay)), "replay/updates": 0.0}
-        if replay.count("online") < config.start_decisions:
+        if replay.count(ONLINE) < config.start_decisions:
             return figures
         self._owed += config.updates_per_decision * sum(len(t) for t in trajectories)
         updates = int(self._owed)
