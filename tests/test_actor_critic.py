@@ -487,6 +487,28 @@ def test_pa_rl_teaches_the_policy_what_its_critic_prefers():
     assert before == 0.0 and 0.05 < after < 0.5  # towards 0.5, as far as its own proposals reached
 
 
+def test_pa_rl_imitates_rows_of_every_source():
+    """A batch holds its demonstrations first."""
+    base, seen_numbers = Proposer(), set()
+    policy = ImprovedPolicy(ImprovedConfig(encoder=8, samples=4, keep=2, steps=1), base)
+    algorithm = PARL(PARLConfig(batch_size=8, imitation_batch=4, actor_every=1, critics=CriticsConfig(hidden=[8])), policy)
+    replay = Replay()
+    for first, source in ((0, "demonstrations"), (50, "online")):
+        trajectory, rewards = episode(first, t=2), torch.zeros(2)
+        replay.add(trajectory, rewards, source, algorithm.annotate(trajectory, rewards))
+
+    def imitation_loss(observation, actions, valid, features=None):
+        seen_numbers.update(observation.proprio[:, 0].tolist())
+        assert torch.equal(features["state"], observation.proprio / 10.0)
+        return (base.weight - actions).square().mean(), {}
+
+    base.imitation_loss = imitation_loss
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(10):
+        algorithm.update(functools.partial(replay.draw, generator=generator))
+    assert seen_numbers == {0.0, 1.0, 50.0, 51.0}
+
+
 def test_an_improved_policy_is_saved_as_the_policy_beneath(tmp_path):
     config = configs.compose(["run=toy", "actor=improved", "algorithm=parl"])
     base = build.implementation("policy", "nano_vla").from_statistics(config.policy, SPEC, STATS, STATS, seed=0)

@@ -48,7 +48,7 @@ class PARL(ActorCritic):
 
     def _improve(self, batch: Transitions, encoded: Tensor, frames: Mapping[str, Tensor]) -> dict[str, float]:
         """One step of the policy towards what the critics make of its proposals and of what was executed."""
-        rows = slice(0, self.config.imitation_batch)
+        rows = torch.randperm(len(encoded), generator=self.generator)[: self.config.imitation_batch]
         few = {name: frame[rows] for name, frame in frames.items()}
         proposals = few[self.policy.candidates].to(encoded)
         with torch.no_grad():
