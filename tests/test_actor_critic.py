@@ -343,6 +343,13 @@ def test_a_correction_is_bounded_and_only_in_its_dimensions():
         policy.actor[-1].bias.fill_(50.0)  # as far up as it goes
     chunk = policy.act(seen(0, 1), deterministic=True).chunk.actions[0, 0]
     assert chunk.tolist() == pytest.approx([0.0, 0.2], abs=1e-6)
+    own = ResidualPolicy(ResidualConfig(hidden=[8], scale=0.1, scales={SPEC.action_names[1]: 1.5}), Base())
+    corrected = own.realize(torch.tensor([[1.0, -1.0]]), {ACTION: torch.tensor([[0.0, 1.0]])})
+    assert corrected.tolist() == [pytest.approx([0.1, -0.5])]
+    with pytest.raises(ConfigError, match=r"actor\.scales has 'claw'"):
+        ResidualPolicy(ResidualConfig(scales={"claw": 1.0}), Base())
+    with pytest.raises(ConfigError, match=r"actor\.scales\.claw is 3\.0"):
+        ResidualConfig(scales={"claw": 3.0})
     latent = torch.full((1, 2), 1.0)
     assert policy.realize(latent, {ACTION: torch.tensor([[0.9, 0.9]])}).tolist() == [[pytest.approx(0.9), 1.0]]
 

@@ -28,7 +28,7 @@ class ResidualPolicy(FrozenBaseActor):
     policy_type = "residual"
     config_class = ResidualConfig
     config: ResidualConfig
-    corrected: Tensor
+    bounds: Tensor
     practice: Tensor
 
     def __init__(self, config: ResidualConfig, base: Any) -> None:
@@ -36,11 +36,9 @@ class ResidualPolicy(FrozenBaseActor):
         spec, self.chunk_length = base.embodiment, config.hold
         self.latent_dim = spec.action_dim
         super().__init__(config, base, extra_inputs=config.hold * spec.action_dim)
-        unknown = [name for name in config.dimensions if name not in spec.action_names]
-        if unknown:
-            raise ConfigError(
-                f"actor.dimensions has {unknown[0]!r}; the actions of {spec.name} are {', '.join(spec.action_names)}"
-            )
+        for key, names in {"dimensions": config.dimensions, "scales": config.scales}.items():
+            if unknown := [name for name in names if name not in spec.action_names]:
+                raise ConfigError(f"actor.{key} has {unknown[0]!r}; the actions of {spec.name} are {', '.join(spec.action_names)}")
         if config.base_steps > base.chunk_length:
             raise ConfigError(
                 f"actor.base_steps={config.base_steps} is more than the {base.chunk_length} control steps that the frozen "
@@ -53,8 +51,11 @@ class ResidualPolicy(FrozenBaseActor):
                 f"anew: choose a divisor, or another actor.base_steps"
             )
         self.base_decisions = steps // config.hold
-        chosen = [float(not config.dimensions or name in config.dimensions) for name in spec.action_names]
-        self.register_buffer("corrected", torch.tensor(chosen), persistent=False)
+        bounds = [
+            config.scales.get(name, config.scale) if not config.dimensions or name in config.dimensions else 0.0
+            for name in spec.action_names
+        ]
+        self.register_buffer("bounds", torch.tensor(bounds), persistent=False)
         self.register_buffer("practice", torch.zeros((), dtype=torch.int64))  # updates of the actor so far
 
     @property
@@ -70,7 +71,7 @@ class ResidualPolicy(FrozenBaseActor):
 
     def realize(self, latent: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
         """What is sent [b hold·a], in half-ranges, with gradient to ``latent``."""
-        correction = (self.config.scale * self.corrected * latent).repeat(1, self.config.hold)
+        correction = (self.bounds * latent).repeat(1, self.config.hold)
         return (frames[ACTION].to(latent) + correction).clamp(-1.0, 1.0)
 
     @torch.no_grad()

@@ -44,10 +44,12 @@ class ResidualConfig(ActorConfig):
     One correction holds for ``hold`` control steps: 1 reacts to each (ResFiT); with more, exploration moves further one way
     and fewer decisions share the credit. The actor's own share of the bound grows over its first ``ramp`` updates, while the
     critics learn what actions do (ResFiT's progressive clipping); exploration has all of it from the start. ``dimensions``
-    names what is corrected (empty: all).
+    names what is corrected (empty: all). ``scales`` gives some of them a bound of their own, such as {gripper: 2.0}: a gripper
+    that is open or closed only turns when a correction reaches beyond the middle.
     """
 
     scale: float = 0.2
+    scales: dict[str, float] = field(default_factory=dict)
     hold: int = 1
     ramp: int = 0
     base_steps: int = 0
@@ -55,8 +57,9 @@ class ResidualConfig(ActorConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0.0 < self.scale <= 2.0:
-            raise ConfigError(f"actor.scale is {self.scale}, it must lie in (0, 2]: half-ranges of an action")
+        for key, scale in {"scale": self.scale, **{f"scales.{name}": value for name, value in self.scales.items()}}.items():
+            if not 0.0 < scale <= 2.0:
+                raise ConfigError(f"actor.{key} is {scale}, it must lie in (0, 2]: half-ranges of an action")
         if self.base_steps < 0:
             raise ConfigError(f"actor.base_steps is {self.base_steps}, it must be 0 (the whole chunk) or more")
         if self.hold < 1:
