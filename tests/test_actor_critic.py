@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import math
@@ -12,7 +11,6 @@ import torch
 from contracts import check_policy
 from test_replay import SPEC, episode, seen
 
-from policies.actors.base import small_pictures
 from policies.actors.direct import DirectActor
 from policies.actors.improved import CANDIDATES, ImprovedPolicy
 from policies.actors.residual import ACTION, ResidualPolicy
@@ -352,43 +350,6 @@ def test_a_correction_is_bounded_and_only_in_its_dimensions():
         ResidualConfig(scales={"claw": 3.0})
     latent = torch.full((1, 2), 1.0)
     assert policy.realize(latent, {ACTION: torch.tensor([[0.9, 0.9]])}).tolist() == [[pytest.approx(0.9), 1.0]]
-
-
-def test_actors_and_critics_may_see_small_pictures_of_their_own():
-    picture = torch.zeros(1, 4, 4, 3, dtype=torch.uint8)
-    picture[0, :2, :2, 0], picture[0, 2:, 2:, 2] = 255, torch.tensor([[0, 102], [102, 204]], dtype=torch.uint8)
-    other = torch.full((1, 4, 4, 3), 51, dtype=torch.uint8)
-    small_ones = small_pictures({"a": picture, "b": other}, 2)
-    red, green, blue = [1.0, 0.0, 0.0, 0.0], [0.0] * 4, [0.0, 0.0, 0.0, 0.4]  # means of quarters, colour by colour
-    torch.testing.assert_close(small_ones, torch.tensor([[*red, *green, *blue, *([0.2] * 12)]]))
-
-    def fresh() -> TD3:
-        torch.manual_seed(0)
-        policy = ResidualPolicy(ResidualConfig(hidden=[8], encoder=8, distribution="deterministic", pixels=2), Base())
-        return TD3(TD3Config(critics=CriticsConfig(hidden=[8]), batch_size=3, actor_every=1), policy)
-
-    algorithm, resumed, replay = fresh(), fresh(), Replay()
-    shown = torch.randint(256, (5, 16, 16, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    trajectory = cut(episode(0, t=5), 1)
-    trajectory = dataclasses.replace(
-        trajectory, observations=dataclasses.replace(trajectory.observations, images={"top": shown})
-    )
-    replay.add(trajectory, torch.ones(5), extra=algorithm.annotate(trajectory, torch.ones(5)))
-    first = replay.draw(3, torch.Generator().manual_seed(0))
-    algorithm.update(lambda *_, **__: first)
-    encoder = algorithm.policy.encoder
-    pixels = torch.cat([first.extra["pixels"], first.next_extra["pixels"]]).float()
-    torch.testing.assert_close(encoder.pixel_mean, pixels.mean(0))
-    torch.testing.assert_close(encoder.pixel_std, pixels.std(0).clamp(min=0.02))
-    assert pixels.std() > 0.0 and torch.equal(algorithm._target[0].pixel_mean, encoder.pixel_mean)
-    draw = functools.partial(replay.draw, generator=torch.Generator().manual_seed(1))
-    algorithm.update(draw)
-    torch.testing.assert_close(encoder.pixel_mean, pixels.mean(0))  # taken once: what is seen keeps its meaning
-    resumed.policy.load_state_dict(algorithm.policy.state_dict())
-    resumed.load_state_dict(copy.deepcopy(algorithm.state_dict()))
-    for one in (algorithm, resumed):
-        one.update(lambda *_, **__: first)
-    assert torch.equal(algorithm.critics.layers[0].weight, resumed.critics.layers[0].weight)
 
 
 def test_frames_of_an_episode_are_those_that_were_acted_on():

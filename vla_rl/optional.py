@@ -26,15 +26,6 @@ class PreparedPolicy(Protocol):
 
 
 @runtime_checkable
-class StandardisingEncoder(Protocol):
-    """The encoder of an `ActorPolicy` that takes statistics of its inputs once, before it learns."""
-
-    def standardise(self, frames: Mapping[str, Tensor]) -> None:
-        """``frames`` {name: [n d]} are the first that are learned from."""
-        ...
-
-
-@runtime_checkable
 class PractisingActor(Protocol):
     """An actor that counts its updates, such as one whose reach grows with them."""
 

@@ -16,53 +16,27 @@ from vla_rl.errors import ConfigError
 from vla_rl.interfaces import FeaturePolicy
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyOutput, Trajectory
 
-VISUAL, PIXELS = "visual", "pixels"  # the frames that images make; what else a frame holds is small
+VISUAL = "visual"  # the frame that images make; what else a frame holds is small
 _LOG_STD = (-5.0, 1.0)
 _ROWS = 256  # frames that are encoded at once
-_PIXEL_FLOOR = 0.02  # the least standard deviation of a pixel, in shares of its range: what hardly changes stays small
 _BASE = "base."  # before the name of a text file of the frozen policy
 
 
 class FrameEncoder(nn.Module):
-    """Frames {name: [b d]} → [b f]: a linear layer, LayerNorm and tanh for each name. Critics train it (DrQ, HIL-SERL).
-
-    Pixels are standardised one by one first (`standardise`): most of what they show is the same in every frame.
-    """
-
-    pixel_mean: Tensor
-    pixel_std: Tensor
+    """Frames {name: [b d]} → [b f]: a linear layer, LayerNorm and tanh for each name. Critics train it (DrQ, HIL-SERL)."""
 
     def __init__(self, sizes: Mapping[str, int], width: int) -> None:
         super().__init__()
-        widths = {name: width if name in (VISUAL, PIXELS) else max(16, width // 4) for name in sizes}
+        small = max(16, width // 4)
         self.branches = nn.ModuleDict(
-            {n: nn.Sequential(nn.Linear(d, widths[n]), nn.LayerNorm(widths[n]), nn.Tanh()) for n, d in sizes.items()}
-        )
-        self.width = sum(widths.values())
-        self.register_buffer("pixel_mean", torch.zeros(sizes.get(PIXELS, 0)))
-        self.register_buffer("pixel_std", torch.ones(sizes.get(PIXELS, 0)))
+            {n: nn.Sequential(nn.Linear(d, w := width if n == VISUAL else small), nn.LayerNorm(w), nn.Tanh())
+             for n, d in sizes.items()}
+        )  # fmt: skip
+        self.width = sum(width if name == VISUAL else small for name in sizes)
 
     def forward(self, frames: Mapping[str, Tensor]) -> Tensor:
-        device = self.pixel_mean.device
-        return torch.cat([branch(self._read(n, frames[n].to(device))) for n, branch in self.branches.items()], dim=1)
-
-    def _read(self, name: str, frame: Tensor) -> Tensor:
-        frame = frame.float()
-        return (frame - self.pixel_mean) / self.pixel_std if name == PIXELS else frame
-
-    @torch.no_grad()
-    def standardise(self, frames: Mapping[str, Tensor]) -> None:
-        """Take the pixels' statistics from ``frames``."""
-        if PIXELS in frames:
-            pixels = frames[PIXELS].to(self.pixel_mean)
-            self.pixel_mean.copy_(pixels.mean(0))
-            self.pixel_std.copy_(pixels.std(0).clamp(min=_PIXEL_FLOOR))
-
-
-def small_pictures(images: Mapping[str, Tensor], side: int) -> Tensor:
-    """Cameras {name: uint8 [b h w 3]} → [b cameras·3·side²] in [0, 1]: each picture averaged down to side × side."""
-    channels_first = [image.permute(0, 3, 1, 2).float() / 255.0 for image in images.values()]
-    return torch.cat([nn.functional.adaptive_avg_pool2d(image, side).flatten(1) for image in channels_first], dim=1)
+        device = next(self.parameters()).device
+        return torch.cat([branch(frames[n].to(device).float()) for n, branch in self.branches.items()], dim=1)
 
 
 class Actor(nn.Module):
@@ -172,7 +146,7 @@ class FrozenBaseActor(Actor):
         super().__init__(base.embodiment)
         self.config = config
         self.base: Any = base.requires_grad_(False).eval()
-        sizes = {name: frame.shape[1] for name, frame in self.frames(Observation.blank(base.embodiment)).items()}
+        sizes = {name: frame.shape[1] for name, frame in base.frame_features(Observation.blank(base.embodiment)).items()}
         self.encoder = FrameEncoder(sizes, config.encoder)
         self._build_actor(self.encoder.width + extra_inputs)
 
@@ -196,20 +170,13 @@ class FrozenBaseActor(Actor):
     def stochastic(self) -> bool:
         return self.config.distribution == "gaussian"
 
-    def frames(self, observation: Observation) -> dict[str, Tensor]:
-        """What the frozen policy sees, and with ``config.pixels`` small pictures beside it."""
-        frames = self.base.frame_features(observation)
-        if self.config.pixels:
-            frames[PIXELS] = small_pictures(observation.images, self.config.pixels).half()
-        return frames
-
     @torch.no_grad()
     def annotate(self, trajectory: Trajectory) -> dict[str, Tensor]:
         """Frames [t + 1 …] of an episode: what acting left in its replay, and the rest worked out."""
         seen: dict[str, list[Tensor]] = {}
         parts = list(_portions(trajectory.observations)) if VISUAL not in trajectory.replay else []
         for part in [*parts, trajectory.final_observation]:
-            for name, frame in self.frames(part).items():
+            for name, frame in self.base.frame_features(part).items():
                 seen.setdefault(name, []).append(frame.cpu())
         if not parts:
             seen = {name: [trajectory.replay[name], *last] for name, last in seen.items()}

@@ -27,6 +27,6 @@ class DirectActor(FrozenBaseActor):
     def act(
         self, observation: Observation, *, deterministic: bool = False, seeds: Sequence[int] | None = None
     ) -> PolicyOutput:
-        frames = self.frames(observation)
+        frames = self.base.frame_features(observation)
         latent = self.latents(frames, deterministic, seeds)
         return self.decided(latent, latent, frames)

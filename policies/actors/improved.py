@@ -110,7 +110,7 @@ class ImprovedPolicy(FrozenBaseActor):
             out = self.base.act(observation, deterministic=deterministic, seeds=seeds)
             return PolicyOutput(out.chunk, out.behavior_log_prob, replay={})
         seeds = torch.randint(2**62, (len(observation),)).tolist() if seeds is None else seeds
-        frames = {**self.frames(observation), CANDIDATES: self._proposals(observation, seeds)}
+        frames = {**self.base.frame_features(observation), CANDIDATES: self._proposals(observation, seeds)}
         encoded = self.encode(frames)
         with torch.inference_mode(False):
             chosen, value = self.improve(encoded.clone(), frames[CANDIDATES].to(encoded).clone())

@@ -117,7 +117,7 @@ class ResidualPolicy(FrozenBaseActor):
             for i, chunk in zip(ended, self._base_units(observation[ended])):
                 queues[i] = (chunk, 0)
         actions = torch.stack([chunk[step] for chunk, step in queues])
-        frames = {**self.frames(observation), ACTION: actions}
+        frames = {**self.base.frame_features(observation), ACTION: actions}
         latent = self.latents(frames, deterministic, seeds)
         out = self.decided(latent, self.realize(latent, frames), frames)
         return dataclasses.replace(out, memory=[(chunk, step + 1) for chunk, step in queues])

@@ -11,9 +11,6 @@ from vla_rl.errors import ConfigError
 class ActorConfig:
     """What actors share. ``hidden`` widths of the actor, ``encoder`` width of what it makes of a frame.
 
-    ``pixels``: side of small pictures of every camera that actor and critics see beside what the frozen policy makes of them
-    (0: none). A policy that learned from few demonstrations may hardly have learned to see.
-
     ``distribution``: gaussian (squashed by tanh; SAC needs it) or deterministic, which explores with Gaussian ``noise``, in
     units of the latent action (−1 … 1).
     """
@@ -22,7 +19,6 @@ class ActorConfig:
     encoder: int = 128
     distribution: str = "gaussian"
     noise: float = 0.2
-    pixels: int = 0
 
     def __post_init__(self) -> None:
         if not self.hidden or min(self.hidden) < 1 or self.encoder < 1:
@@ -31,9 +27,8 @@ class ActorConfig:
             )
         if self.distribution not in ("gaussian", "deterministic"):
             raise ConfigError(f"actor.distribution is {self.distribution!r}, choose one of gaussian, deterministic")
-        for name in ("noise", "pixels"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"actor.{name} is {getattr(self, name)}, it must be 0 or more")
+        if self.noise < 0:
+            raise ConfigError(f"actor.noise is {self.noise}, it must be 0 or more")
 
 
 @dataclass

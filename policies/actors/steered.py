@@ -65,6 +65,6 @@ class SteeredPolicy(FrozenBaseActor):
     def act(
         self, observation: Observation, *, deterministic: bool = False, seeds: Sequence[int] | None = None
     ) -> PolicyOutput:
-        frames = self.frames(observation)
+        frames = self.base.frame_features(observation)
         latent = self.latents(frames, deterministic, seeds)
         return self.decided(latent, self.decoded(self.noise(latent), observation, frames), {**frames, LATENT: latent})

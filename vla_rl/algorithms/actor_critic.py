@@ -22,7 +22,7 @@ from vla_rl.algorithms.replay_settings import ActorCriticConfig, SACConfig, TD3C
 from vla_rl.data.replay import DEMONSTRATIONS, ONLINE
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import ActorPolicy, AlgorithmContext, Draw, Policy, SteeredActor
-from vla_rl.optional import PractisingActor, StandardisingEncoder
+from vla_rl.optional import PractisingActor
 from vla_rl.types import EpisodeSpec, Observation, Trajectory, Transitions
 
 RETURN = "return"  # what an episode went on to earn, per frame
@@ -91,9 +91,6 @@ class ActorCritic(ABC):
         shares = {DEMONSTRATIONS: share, ONLINE: 1.0 - share}
         batch = draw(c.batch_size, gamma=c.gamma, n_step=c.n_step, shares=shares, images=False)
         frames, next_frames = self._on_device(batch.extra), self._on_device(batch.next_extra)
-        if not self.updates and isinstance(self.policy.encoder, StandardisingEncoder):
-            for encoder in (self.policy.encoder, self._target[0]):
-                encoder.standardise({name: torch.cat([frames[name], next_frames[name]]) for name in frames})
         encoded = self.policy.encode(frames)
         taken = self._taken(batch, frames)
         with torch.no_grad():
