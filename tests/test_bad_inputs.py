@@ -154,6 +154,7 @@ VALUES: list[tuple[str, tuple[str, ...]]] = [
     ("env.step_seconds=-1", ("env.step_seconds=-1",)),
     ("env.fault=everything", ("env.fault='everything' is unknown",)),
     ("slots.workers=-1", ("slots.workers=-1",)),
+    ("replay.ram_bytes=-1", ("replay.ram_bytes is -1",)),
     ("slots.workers=100000", ("slots.workers=100000", "processes")),
     ("slots.slots_per_worker=1000000", ("slots.slots_per_worker=1000000", "4096")),
     ("slots.hang_timeout=0", ("slots.hang_timeout=0", "hang_timeout > 0")),

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from vla_rl.algorithms import choices, critics
 from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adamw, optimizer_state
 from vla_rl.algorithms.replay_settings import ActorCriticConfig, SACConfig, TD3Config
-from vla_rl.data.replay import DEMONSTRATIONS, ONLINE
+from vla_rl.data.replay import DEMONSTRATIONS, INTERVENTIONS, ONLINE
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import ActorPolicy, AlgorithmContext, Draw, Policy, SteeredActor
-from vla_rl.optional import PractisingActor
+from vla_rl.optional import ChoosingActor, PractisingActor
 from vla_rl.types import EpisodeSpec, Observation, Trajectory, Transitions
 
 RETURN = "return"  # what an episode went on to earn, per frame
@@ -50,7 +50,9 @@ class ActorCritic(ABC):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             self.critics = self._new_critics().to(self.device)
-        self._learned = [policy.encoder, self.critics, *([policy.choices] if choices.chooses(policy) else [])]
+        self._learned: list[nn.Module] = [policy.encoder, self.critics]
+        if (own := choices.network(policy)) is not None:
+            self._learned.append(own)
         self._target = copy.deepcopy(nn.ModuleList(self._learned)).requires_grad_(False)
         learned = [p for module in self._learned for p in module.parameters()]
         self.critic_optimizer = make_adamw([(learned, config.critics.learning_rate)], ADAM_BETAS, 0.0)
@@ -83,7 +85,7 @@ class ActorCritic(ABC):
         frames, steps = self.policy.annotate(trajectory), trajectory.valid.sum(1)
         if self.config.conservatism == "cal_ql":
             frames[RETURN] = rewards_to_go(rewards, steps, self.config.gamma)
-        if choices.chooses(self.policy):
+        if isinstance(self.policy, ChoosingActor) and self.policy.choices is not None:
             changes = self.policy.gripper_changes(trajectory.actions, trajectory.valid)
             frames[choices.CHANGES] = rewards_to_go(changes, steps, self.config.gamma)
         return frames
@@ -93,7 +95,7 @@ class ActorCritic(ABC):
         c = self.config
         offline = self.updates < c.offline_updates
         share = c.demonstration_share if offline or c.demonstrations_online else 0.0
-        shares = {DEMONSTRATIONS: share, ONLINE: 1.0 - share}
+        shares = {(DEMONSTRATIONS, INTERVENTIONS): share, (ONLINE,): 1.0 - share}
         batch = draw(c.batch_size, gamma=c.gamma, n_step=c.n_step, shares=shares, images=False)
         frames, next_frames = self._on_device(batch.extra), self._on_device(batch.next_extra)
         encoded = self.policy.encode(frames)
@@ -108,7 +110,7 @@ class ActorCritic(ABC):
             gap = self._conservative_gap(encoded, frames, values)
             loss = loss + c.conservative_weight * gap
             figures["conservative_gap"] = gap
-        if choices.chooses(self.policy):
+        if choices.network(self.policy) is not None:
             figures["gripper_loss"] = self._choice_loss(batch, encoded, frames, next_frames)
             loss = loss + figures["gripper_loss"]
         loss.backward()

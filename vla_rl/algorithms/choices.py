@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeGuard
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vla_rl.interfaces import Policy
 from vla_rl.optional import ChoosingActor
@@ -15,9 +14,9 @@ from vla_rl.types import Transitions
 CHANGES = "gripper_changes"  # the frame that holds the discounted changes of an episode from there on
 
 
-def chooses(policy: Policy) -> TypeGuard[ChoosingActor]:
-    """Whether the policy decides its gripper by choices."""
-    return isinstance(policy, ChoosingActor) and policy.choices is not None
+def network(policy: Policy) -> nn.Module | None:
+    """What values the choices of a policy that decides its gripper apart; None for others."""
+    return policy.choices if isinstance(policy, ChoosingActor) else None
 
 
 def choice_target(rewards: Tensor, discounts: Tensor, online: Tensor, target: Tensor, there: Tensor) -> Tensor:

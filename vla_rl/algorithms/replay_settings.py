@@ -52,8 +52,10 @@ class ActorCriticConfig:
     below what the data earned) at ``conservative_weight``, from ``conservative_samples`` actions each of the actor and at
     random.
 
-    Data: of a batch of ``batch_size``, ``demonstration_share`` are demonstrations (``demonstrations_online=false``: only
-    before the first episode, as WSRL); ``n_step`` decisions of reward; ``gamma`` discounts per control step.
+    Data: of a batch of ``batch_size``, ``demonstration_share`` are demonstrations and those decisions of online episodes in
+    which a person chose a step, each as likely (HIL-SERL; ``demonstrations_online=false``: only before the first episode, as
+    WSRL); the rest are of online episodes, with a person's decisions among them. ``n_step`` decisions of reward; ``gamma``
+    discounts per control step.
 
     Actor: ``imitation_coef`` on the squared distance to human and demonstrated actions, ``action_penalty`` on the squared
     latent action, ``grad_clip`` on both gradients. ``gripper_penalty`` is what the choices of a gripper that is decided

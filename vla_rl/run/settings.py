@@ -8,6 +8,7 @@ from typing import Any
 from vla_rl.errors import ConfigError
 
 MOST_SLOTS = 4096  # per worker
+RAM_BYTES = 2 << 30  # of a replay
 
 
 @dataclass
@@ -79,6 +80,18 @@ class SlotsConfig:
                 f"slots needs hang_timeout > 0 (seconds) and max_restarts >= 0, got {self.hang_timeout} and "
                 f"{self.max_restarts}"
             )
+
+
+@dataclass
+class ReplayConfig:
+    """The replay of algorithms that have one: ``ram_bytes`` of it are kept in RAM, small columns first; the rest is read
+    from the run's folder."""
+
+    ram_bytes: int = RAM_BYTES
+
+    def __post_init__(self) -> None:
+        if self.ram_bytes < 0:
+            raise ConfigError(f"replay.ram_bytes is {self.ram_bytes}, it must be 0 (all from the disk) or more bytes")
 
 
 @dataclass
