@@ -155,6 +155,8 @@ VALUES: list[tuple[str, tuple[str, ...]]] = [
     ("env.fault=everything", ("env.fault='everything' is unknown",)),
     ("slots.workers=-1", ("slots.workers=-1",)),
     ("replay.ram_bytes=-1", ("replay.ram_bytes is -1",)),
+    ("collect.base_share=2", ("collect.base_share=2", "0 (never) to 1")),
+    ("sft.base_part=false dataset={data}", ("sft.base_part=false", "do not say who acted", "collect.base_share")),
     ("slots.workers=100000", ("slots.workers=100000", "processes")),
     ("slots.slots_per_worker=1000000", ("slots.slots_per_worker=1000000", "4096")),
     ("slots.hang_timeout=0", ("slots.hang_timeout=0", "hang_timeout > 0")),

@@ -26,6 +26,13 @@ class PreparedPolicy(Protocol):
 
 
 @runtime_checkable
+class StackedPolicy(Protocol):
+    """A policy on top of a frozen one, which can act by itself."""
+
+    base: Any
+
+
+@runtime_checkable
 class PractisingActor(Protocol):
     """An actor that counts its updates, such as one whose reach grows with them."""
 

@@ -34,8 +34,16 @@ class CollectConfig:
     policy: str = ""
     oversample: float = 1.0
     sample: bool = False
+    base_share: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0.0 <= self.base_share <= 1.0:
+            raise ConfigError(f"collect.base_share={self.base_share} is a share of the time limit: give 0 (never) to 1")
+        if self.base_share and not self.policy:
+            raise ConfigError(
+                f"collect.base_share={self.base_share} lets the policy beneath that of collect.policy act first: name its "
+                f"checkpoint with collect.policy=FOLDER"
+            )
         if self.oversample < 1.0:
             raise ConfigError(f"collect.oversample={self.oversample} must be 1 or more: successes per one that is kept")
         if self.episodes_per_task < 1 or self.workers < 1 or self.action_noise < 0 or self.horizon < 0:
