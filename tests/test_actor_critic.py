@@ -27,6 +27,7 @@ from vla_rl.algorithms.replay_settings import CriticsConfig, DSRLConfig, PARLCon
 from vla_rl.checkpoint import load_policy, save_checkpoint
 from vla_rl.data.replay import Replay
 from vla_rl.errors import ConfigError
+from vla_rl.learning.learners import learner_for
 from vla_rl.types import ActionChunk, Observation, PolicyOutput, Trajectory, Transitions
 
 ENDS = {name: [sign, sign] for names, sign in (("low q01", -1.0), ("high q99", 1.0)) for name in names.split()}
@@ -178,6 +179,29 @@ def test_targets_follow_slowly_and_the_actor_moves_every_other_update():
         torch.testing.assert_close(target, old + 0.25 * (new.detach() - old))
     algorithm.update(draw)
     assert any(not torch.equal(a, b) for a, b in zip(actor, policy.actor.parameters()))
+
+
+def test_a_persons_decisions_are_drawn_with_the_demonstrations(tmp_path):
+    """Half of a batch, and the run's setting decides what of them lies in RAM."""
+    policy = small()
+    algorithm = TD3(TD3Config(batch_size=32, start_decisions=1, critics=CriticsConfig(hidden=[8])), policy)
+    learner = learner_for(algorithm, tmp_path / "replay", 0, lambda: [episode(0, t=2)], ram_bytes=0)
+    human = torch.zeros(20, 4, dtype=torch.bool)
+    human[5:8] = True
+    first_half, update = set(), algorithm.update
+
+    def watched(draw):
+        def look(count, **options):
+            batch = draw(count, **options)
+            first_half.update(batch.observations.proprio[:16, 0].tolist())
+            return batch
+
+        return update(look)
+
+    algorithm.update = watched
+    learner.learn([dataclasses.replace(episode(100, t=20), is_human=human)], [torch.zeros(20)], torch.zeros(20))
+    assert first_half == {0.0, 1.0, 105.0, 106.0, 107.0}
+    assert all(table.on_disk_alone for table in learner.replay._tables.values())
 
 
 def test_critics_learn_values_of_a_known_chain():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 
 import pytest
@@ -12,9 +14,10 @@ from sim.inline import InlineEnv
 from vla_rl.data.collect import collect_demonstrations
 from vla_rl.data.collect_policy import collect_with_policy
 from vla_rl.data.lerobot_reader import load_demonstrations
-from vla_rl.errors import MissingPackage, UserError
+from vla_rl.errors import ConfigError, MissingPackage, UserError
 from vla_rl.evaluation.outcome import mean_jerk
 from vla_rl.rollout.engine import RolloutEngine
+from vla_rl.rollout.handover import BY_BASE, Handover
 from vla_rl.rollout.stepwise import Stepwise
 from vla_rl.run.settings import CollectConfig
 from vla_rl.types import ActionChunk, EpisodeSpec, PolicyOutput
@@ -99,6 +102,67 @@ def test_successes_of_a_policy_become_demonstrations_and_the_smoothest_are_kept(
     first_six = [t for t in rolled if t.success][:6]
     jerks = sorted((mean_jerk(t.actions[:, 0].numpy(), env.embodiment) or 0.0, t.episode.init_state_id) for t in first_six)
     assert sorted(e.init_state_id for e in dataset.episodes) == sorted(i for _, i in jerks[:3])
+
+
+class Corrected(Towards):
+    """On top of `Towards`: goes the same way, half as fast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = Towards()
+
+    def act(self, observation, **options):
+        out = super().act(observation, **options)
+        return dataclasses.replace(out, chunk=ActionChunk(out.chunk.actions / 2.0, out.chunk.valid))
+
+
+def test_the_frozen_policy_acts_first_and_hands_over_at_a_random_control_step():
+    env = InlineEnv(toy.ToyReach(toy.ToyConfig(horizon=9, success_radius=1e-6)), num_slots=3)
+    episodes = [EpisodeSpec("reach_red", i, seed=i, rollout_id=str(i)) for i in range(12)]
+    hybrid = Handover(Towards(), Corrected(), longest=6)
+    found = RolloutEngine(env, hybrid).collect(episodes, deterministic=True).trajectories
+    high, lengths = torch.tensor(env.embodiment.action_high), set()
+
+    def chunk_step(t: int) -> float:  # what `Towards` does after t control steps of its own
+        return 0.2 + 0.1 * (t % 3) + 0.05 * (t // 3)
+
+    for trajectory in found:
+        first = int(trajectory.replay[BY_BASE].sum())
+        assert trajectory.replay[BY_BASE].tolist() == [True] * first + [False] * (9 - first)
+        expected = [chunk_step(t) for t in range(first)] + [chunk_step(t) / 2.0 for t in range(9 - first)]
+        torch.testing.assert_close(trajectory.actions[:, 0], torch.tensor(expected)[:, None] * high)
+        lengths.add(first)
+    assert lengths <= set(range(7)) and len(lengths) > 3
+    again = RolloutEngine(env, hybrid).collect(episodes[5:7]).trajectories
+    assert torch.equal(again[0].replay[BY_BASE], found[5].replay[BY_BASE])  # the episode's seed decides, not its slot
+
+
+def test_hybrid_rollouts_say_who_acted_and_sft_may_leave_out_the_frozen_policys_part(tmp_path):
+    env = InlineEnv(toy.ToyReach(toy.ToyConfig(success_radius=0.06)), num_slots=4)
+    config = CollectConfig(episodes_per_task=6, policy="there", base_share=0.2)
+    options = {"seed": 0, "folder": tmp_path / "d", "progress": lambda *_, **__: None}
+    collect_with_policy(env, Corrected(), env.tasks[:1], config, **options)
+    dataset = load_demonstrations(tmp_path / "d", env.embodiment, chunk_length=3)
+    info = json.loads((tmp_path / "d" / "meta" / "info.json").read_text())
+    assert info["features"][BY_BASE] == {"dtype": "int64", "shape": [1], "names": None}
+    stats = json.loads((tmp_path / "d" / "meta" / "stats.json").read_text())[BY_BASE]
+    assert stats["mean"] == pytest.approx([float(dataset.by_base.float().mean())])
+    assert 0 < int(dataset.by_base.sum()) < len(dataset)
+    alone = dataset.without_base()
+    assert len(alone) == int((~dataset.by_base).sum()) and not alone.by_base.any()
+    assert torch.equal(alone.actions, dataset.actions[~dataset.by_base])
+    _, _, valid = alone.at(torch.tensor([len(alone) - 1]))
+    assert valid.tolist() == [[True, False, False]]
+    train, held = dataset.split(1, 1.0)
+    assert torch.equal(torch.cat([train.by_base, held.by_base]), dataset.by_base)
+    plain = CollectConfig(episodes_per_task=2)
+    collect_with_policy(env, Corrected(), env.tasks[:1], plain, **options | {"folder": tmp_path / "plain"})
+    with pytest.raises(UserError, match=r"sft\.base_part=false.*do not say who acted"):
+        load_demonstrations(tmp_path / "plain", env.embodiment).without_base()
+    with pytest.raises(UserError, match=r"base_share=0\.2.*collect\.policy=there has none beneath it"):
+        collect_with_policy(env, Towards(), env.tasks[:1], config, **options | {"folder": tmp_path / "no"})
+    with pytest.raises(ConfigError, match=r"collect\.base_share=0\.5 lets the policy beneath"):
+        CollectConfig(base_share=0.5)
 
 
 def test_a_policy_that_hardly_succeeds_is_no_demonstrator(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -72,6 +74,30 @@ def test_sources_are_drawn_by_their_shares():
     assert batch.source.count("few") == 50 and batch.source.count("many") == 50
     assert replay.draw(400, generator).source.count("few") < 20
     assert replay.count("few") == 1 and replay.count("none") == 0 and len(replay) == 241
+
+
+def test_sources_in_a_tuple_are_drawn_as_one_and_an_empty_one_changes_nothing():
+    """Two demonstrated decisions and six that a person chose online: a quarter and three quarters of their common half."""
+    replay, alone = Replay(), Replay()
+    for kept in (replay, alone):
+        kept.add(episode(0, t=2, source="shown"), torch.ones(2), "demonstrations")
+        kept.add(episode(50, t=40), torch.zeros(40))
+    for i in (100, 110):  # two episodes of five decisions, the last three of each a person's
+        human = torch.zeros(5, 4, dtype=torch.bool)
+        human[2:, 1] = True
+        replay.add(dataclasses.replace(episode(i, t=5, last_steps=2), is_human=human), torch.zeros(5))
+    shares = {("demonstrations", "interventions"): 0.5, ("online",): 0.5}
+    batch = replay.draw(4000, torch.Generator().manual_seed(0), shares=shares)
+    numbers = batch.observations.proprio[:, 0]
+    first, counts = numbers[:2000].unique(return_counts=True)
+    assert first.tolist() == [0, 1, 102, 103, 104, 112, 113, 114]
+    assert all(190 < n < 310 for n in counts.tolist())  # 250 each
+    assert set(numbers[2000:].tolist()) == {*range(50, 90), *range(100, 105), *range(110, 115)}  # theirs are online as well
+    one, two = (
+        alone.draw(64, torch.Generator().manual_seed(3), shares={key: 0.5, "online": 0.5}).observations.proprio
+        for key in ("demonstrations", ("demonstrations", "interventions"))
+    )
+    assert torch.equal(one, two)
 
 
 def test_what_a_learner_annotates_stays_with_its_frame():

@@ -90,7 +90,7 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
 
 def _check_targets(arguments: argparse.Namespace) -> None:
     """Raise `UserError` where what a command is asked to write cannot be written: before it has worked for an hour."""
-    named = {name: getattr(arguments, name, None) for name in ("json", "video", "preferences", "out", "folder")}
+    named = {name: getattr(arguments, name, None) for name in ("json", "video", "preferences", "figure", "out", "folder")}
     if not any(named.values()):
         return
     from vla_rl.files import require_file_target, require_writable

@@ -21,14 +21,14 @@ from vla_rl.algorithms.settings import CurriculumConfig, ImitationConfig
 from vla_rl.errors import ConfigError
 from vla_rl.paths import config_dir
 from vla_rl.reporting.sinks import WandbConfig
-from vla_rl.run.settings import CollectConfig, RLConfig, SlotsConfig
+from vla_rl.run.settings import CollectConfig, ReplayConfig, RLConfig, SlotsConfig
 from vla_rl.settings import EvaluateConfig, RewardCheckConfig, RolloutConfig
 
 PHASES = ("collect", "sft", "eval_sft", "reward", "rl", "eval_rl", "report")
 # What may differ when a run is resumed, and between the runs of a study: it says how and where to compute, not what.
 MACHINE_KEYS = (
     "output_dir:", "threads:", "device:", "wandb:", "wandb.", "tensorboard:", "phases:", "collect.workers:", "slots.",
-    "rollout.max_retries:", "reward_check.on_bad:", "rl.guard:", "sft.checkpoint_every:", "rl.checkpoint_every:",
+    "replay.", "rollout.max_retries:", "reward_check.on_bad:", "rl.guard:", "sft.checkpoint_every:", "rl.checkpoint_every:",
     "rl.keep_checkpoints:", "rl.keep_best:",
 )  # fmt: skip
 _EXAMPLE = "Overrides look like run=quickstart seed=1 algorithm.learning_rate=1e-4"
@@ -63,6 +63,7 @@ class RunConfig:
     slots: SlotsConfig = field(default_factory=SlotsConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     rl: RLConfig = field(default_factory=RLConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     reward_check: RewardCheckConfig = field(default_factory=RewardCheckConfig)

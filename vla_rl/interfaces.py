@@ -412,11 +412,11 @@ class Draw(Protocol):
         *,
         gamma: float = 0.99,
         n_step: int = 1,
-        shares: Mapping[str, float] | None = None,
+        shares: Mapping[tuple[str, ...], float] | None = None,
         images: bool = True,
     ) -> Transitions:
-        """``count`` rows; ``shares`` {source: share of them}, by default uniform over all decisions. Without ``images`` the
-        observations show none, which is much faster."""
+        """``count`` rows; ``shares`` {sources: share of them}, by default uniform over all decisions; what lies in several
+        sources is drawn as from one. Without ``images`` the observations show none, which is much faster."""
         ...
 
 

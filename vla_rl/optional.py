@@ -26,11 +26,44 @@ class PreparedPolicy(Protocol):
 
 
 @runtime_checkable
+class StackedPolicy(Protocol):
+    """A policy on top of a frozen one, which can act by itself."""
+
+    base: Any
+
+
+@runtime_checkable
 class PractisingActor(Protocol):
     """An actor that counts its updates, such as one whose reach grows with them."""
 
     def practised(self) -> None:
         """Called after each update of the actor."""
+        ...
+
+
+@runtime_checkable
+class ChoosingActor(Protocol):
+    """An `ActorPolicy` that can decide its gripper apart, by values of three choices; what critics read then leaves it out.
+
+    ``choices``: features to values, trained by the algorithm; None: the gripper is an action as the others.
+    """
+
+    choices: nn.Module | None
+
+    def choice_values(self, encoded: Tensor, frames: Mapping[str, Tensor], choices: nn.Module | None = None) -> Tensor:
+        """[b 3] by ``choices`` (None: its own)."""
+        ...
+
+    def choosable(self, frames: Mapping[str, Tensor]) -> Tensor:
+        """Which choices there are at these frames, bool [b 3]."""
+        ...
+
+    def chosen(self, actions: Tensor, valid: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
+        """Which choice decisions were that were stored, int64 [b]; −1: none of them. ``actions`` as sent [b h a]."""
+        ...
+
+    def gripper_changes(self, actions: Tensor, valid: Tensor) -> Tensor:
+        """How often each of an episode's decisions [t h a] turned the gripper around, float32 [t]."""
         ...
 
 

@@ -7,21 +7,22 @@ from typing import Any
 
 import torch
 
-from policies.actors.base import FrozenBaseActor
+from policies.actors.gripper import GripperActor
 from policies.actors.settings import DirectConfig
 from vla_rl.types import Observation, PolicyOutput
 
 
-class DirectActor(FrozenBaseActor):
-    """The latent action is the action, in half-ranges."""
+class DirectActor(GripperActor):
+    """The latent action is the action, in half-ranges (but for a gripper that is decided apart)."""
 
     policy_type = "direct"
     config_class = DirectConfig
 
     def __init__(self, config: DirectConfig, base: Any) -> None:
         self.chunk_length = config.chunk_length
-        self.latent_dim = config.chunk_length * base.embodiment.action_dim
+        self.latent_dim = config.chunk_length * self.continuous(config, base.embodiment)
         super().__init__(config, base)
+        self._own_keep()
 
     @torch.no_grad()
     def act(
@@ -29,4 +30,4 @@ class DirectActor(FrozenBaseActor):
     ) -> PolicyOutput:
         frames = self.base.frame_features(observation)
         latent = self.latents(frames, deterministic, seeds)
-        return self.decided(latent, latent, frames)
+        return self.decided(latent, self.sent(latent, frames, deterministic, seeds), frames)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from policies.actors.base import FrozenBaseActor
+from policies.actors.gripper import GripperActor
 from policies.actors.settings import ResidualConfig
 from vla_rl.errors import ConfigError
 from vla_rl.types import Observation, PolicyOutput, Trajectory
@@ -21,7 +21,7 @@ from vla_rl.types import Observation, PolicyOutput, Trajectory
 ACTION = "base_action"  # the frame that holds what the frozen policy would do, [b hold·a] in half-ranges
 
 
-class ResidualPolicy(FrozenBaseActor):
+class ResidualPolicy(GripperActor):
     """A `RememberingPolicy`: a row's memory is the frozen policy's chunk [decisions hold·a] (half-ranges) and how
     many decisions it was followed for."""
 
@@ -34,7 +34,7 @@ class ResidualPolicy(FrozenBaseActor):
     def __init__(self, config: ResidualConfig, base: Any) -> None:
         """Raises ConfigError for dimensions that the robot has not, or more ``base_steps`` than the base decides on."""
         spec, self.chunk_length = base.embodiment, config.hold
-        self.latent_dim = spec.action_dim
+        self.latent_dim = self.continuous(config, spec)
         super().__init__(config, base, extra_inputs=config.hold * spec.action_dim)
         for key, names in {"dimensions": config.dimensions, "scales": config.scales}.items():
             if unknown := [name for name in names if name not in spec.action_names]:
@@ -55,7 +55,7 @@ class ResidualPolicy(FrozenBaseActor):
             config.scales.get(name, config.scale) if not config.dimensions or name in config.dimensions else 0.0
             for name in spec.action_names
         ]
-        self.register_buffer("bounds", torch.tensor(bounds), persistent=False)
+        self.register_buffer("bounds", self.without_gripper(torch.tensor([bounds]))[0], persistent=False)
         self.register_buffer("practice", torch.zeros((), dtype=torch.int64))  # updates of the actor so far
 
     @property
@@ -70,9 +70,23 @@ class ResidualPolicy(FrozenBaseActor):
         return torch.cat([encoded, frames[ACTION].to(encoded)], dim=1)
 
     def realize(self, latent: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
-        """What is sent [b hold·a], in half-ranges, with gradient to ``latent``."""
+        """What is sent [b hold·a], in half-ranges, with gradient to ``latent``; without a gripper that is decided apart."""
         correction = (self.bounds * latent).repeat(1, self.config.hold)
-        return (frames[ACTION].to(latent) + correction).clamp(-1.0, 1.0)
+        base = frames[ACTION].to(latent)
+        base = base if self.choices is None else self.without_gripper(self._per_step(base))
+        return (base + correction).clamp(-1.0, 1.0)
+
+    @property
+    def trusts_choices(self) -> bool:
+        """Once the actor learns too: until then values know little, and the frozen policy keeps its gripper."""
+        return bool(self.practice)
+
+    def _kept(self, frames: Mapping[str, Tensor]) -> Tensor:
+        """The frozen policy's own commands."""
+        return self._per_step(frames[ACTION].to(self.low))[..., self._at]
+
+    def _per_step(self, unit: Tensor) -> Tensor:
+        return unit.view(len(unit), self.config.hold, -1)
 
     @torch.no_grad()
     def annotate(self, trajectory: Trajectory) -> dict[str, Tensor]:
@@ -119,5 +133,5 @@ class ResidualPolicy(FrozenBaseActor):
         actions = torch.stack([chunk[step] for chunk, step in queues])
         frames = {**self.base.frame_features(observation), ACTION: actions}
         latent = self.latents(frames, deterministic, seeds)
-        out = self.decided(latent, self.realize(latent, frames), frames)
+        out = self.decided(latent, self.sent(latent, frames, deterministic, seeds), frames)
         return dataclasses.replace(out, memory=[(chunk, step + 1) for chunk, step in queues])

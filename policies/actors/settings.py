@@ -32,7 +32,24 @@ class ActorConfig:
 
 
 @dataclass
-class ResidualConfig(ActorConfig):
+class GripperConfig(ActorConfig):
+    """``gripper`` continuous: an action as the others. discrete: one of three choices (keep, either end) by values of its
+    own, which an algorithm learns beside the rest (HIL-SERL); of exploring decisions a share ``gripper_noise`` chooses at
+    random (HIL-SERL: 0, people's corrections explore)."""
+
+    gripper: str = "continuous"
+    gripper_noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gripper not in ("continuous", "discrete"):
+            raise ConfigError(f"actor.gripper is {self.gripper!r}, choose one of continuous, discrete")
+        if not 0.0 <= self.gripper_noise <= 1.0:
+            raise ConfigError(f"actor.gripper_noise is {self.gripper_noise}, it must lie in [0, 1]: a share of decisions")
+
+
+@dataclass
+class ResidualConfig(GripperConfig):
     """A correction of at most ``scale`` half-ranges on each action of the frozen policy, which decides anew every
     ``base_steps`` control steps (0: at the end of its chunk).
 
@@ -64,7 +81,7 @@ class ResidualConfig(ActorConfig):
 
 
 @dataclass
-class DirectConfig(ActorConfig):
+class DirectConfig(GripperConfig):
     """Actions of its own, ``chunk_length`` control steps a decision; of the frozen policy it only takes what that sees."""
 
     chunk_length: int = 1

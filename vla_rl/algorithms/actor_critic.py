@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vla_rl.algorithms import critics
+from vla_rl.algorithms import choices, critics
 from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adamw, optimizer_state
 from vla_rl.algorithms.replay_settings import ActorCriticConfig, SACConfig, TD3Config
-from vla_rl.data.replay import DEMONSTRATIONS, ONLINE
+from vla_rl.data.replay import DEMONSTRATIONS, INTERVENTIONS, ONLINE
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import ActorPolicy, AlgorithmContext, Draw, Policy, SteeredActor
-from vla_rl.optional import PractisingActor
+from vla_rl.optional import ChoosingActor, PractisingActor
 from vla_rl.types import EpisodeSpec, Observation, Trajectory, Transitions
 
 RETURN = "return"  # what an episode went on to earn, per frame
@@ -50,8 +50,11 @@ class ActorCritic(ABC):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             self.critics = self._new_critics().to(self.device)
-        self._target = copy.deepcopy(nn.ModuleList([policy.encoder, self.critics])).requires_grad_(False)
-        learned = [*policy.encoder.parameters(), *self.critics.parameters()]
+        self._learned: list[nn.Module] = [policy.encoder, self.critics]
+        if (own := choices.network(policy)) is not None:
+            self._learned.append(own)
+        self._target = copy.deepcopy(nn.ModuleList(self._learned)).requires_grad_(False)
+        learned = [p for module in self._learned for p in module.parameters()]
         self.critic_optimizer = make_adamw([(learned, config.critics.learning_rate)], ADAM_BETAS, 0.0)
         self.optimizer = make_adamw([(policy.actor.parameters(), config.learning_rate)], ADAM_BETAS, 0.0)
         self._guard = GuardedStep(config.max_bad_updates, config.grad_clip)
@@ -77,10 +80,14 @@ class ActorCritic(ABC):
 
     # -------------------------------------------------------------------------------------------------------- learning
     def annotate(self, trajectory: Trajectory, rewards: Tensor) -> dict[str, Tensor]:
-        """The policy's frames, and with Cal-QL the discounted rewards to go [t + 1] (nothing follows the last frame)."""
-        frames = self.policy.annotate(trajectory)
+        """The policy's frames, and discounted [t + 1] (nothing follows the last frame): with Cal-QL the rewards to go, for a
+        gripper that is decided apart its changes to go."""
+        frames, steps = self.policy.annotate(trajectory), trajectory.valid.sum(1)
         if self.config.conservatism == "cal_ql":
-            frames[RETURN] = rewards_to_go(rewards, trajectory.valid.sum(1), self.config.gamma)
+            frames[RETURN] = rewards_to_go(rewards, steps, self.config.gamma)
+        if isinstance(self.policy, ChoosingActor) and self.policy.choices is not None:
+            changes = self.policy.gripper_changes(trajectory.actions, trajectory.valid)
+            frames[choices.CHANGES] = rewards_to_go(changes, steps, self.config.gamma)
         return frames
 
     def update(self, draw: Draw) -> dict[str, float]:
@@ -88,7 +95,7 @@ class ActorCritic(ABC):
         c = self.config
         offline = self.updates < c.offline_updates
         share = c.demonstration_share if offline or c.demonstrations_online else 0.0
-        shares = {DEMONSTRATIONS: share, ONLINE: 1.0 - share}
+        shares = {(DEMONSTRATIONS, INTERVENTIONS): share, (ONLINE,): 1.0 - share}
         batch = draw(c.batch_size, gamma=c.gamma, n_step=c.n_step, shares=shares, images=False)
         frames, next_frames = self._on_device(batch.extra), self._on_device(batch.next_extra)
         encoded = self.policy.encode(frames)
@@ -103,14 +110,17 @@ class ActorCritic(ABC):
             gap = self._conservative_gap(encoded, frames, values)
             loss = loss + c.conservative_weight * gap
             figures["conservative_gap"] = gap
+        if choices.network(self.policy) is not None:
+            figures["gripper_loss"] = self._choice_loss(batch, encoded, frames, next_frames)
+            loss = loss + figures["gripper_loss"]
         loss.backward()
         self._critic_guard.step(self.critic_optimizer, loss.detach())
         self.updates += 1
         metrics = {f"{self.name}/{name}": float(value.detach()) for name, value in figures.items()}
         if self.updates > c.critic_warmup and self.updates % c.actor_every == 0:
             metrics |= self._improve(batch, encoded.detach(), frames)
-        critics.follow(self._target[0], self.policy.encoder, c.critics.tau)
-        critics.follow(self._target[1], self.critics, c.critics.tau)
+        for target_module, module in zip(self._target, self._learned):
+            critics.follow(target_module, module, c.critics.tau)
         return metrics
 
     def _targets(self, batch: Transitions, next_frames: Mapping[str, Tensor]) -> Tensor:
@@ -122,13 +132,36 @@ class ActorCritic(ABC):
         rewards = batch.rewards.to(self.device) + discounts * bonus
         return self.head.target(rewards, discounts, outputs[subset.to(self.device)])
 
+    def _choice_loss(
+        self, batch: Transitions, encoded: Tensor, frames: Mapping[str, Tensor], next_frames: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Of the gripper's choices; before the first episode also conservative, where the critics are."""
+        policy: Any = self.policy
+        c = self.config
+        values = policy.choice_values(encoded, frames)
+        taken = policy.chosen(batch.actions, batch.valid, frames)
+        with torch.no_grad():
+            online = policy.choice_values(policy.encode(next_frames), next_frames)
+            following = policy.choice_values(self._target[0](next_frames), next_frames, self._target[2])
+            rewards = choices.penalised(batch, frames, next_frames, c.gripper_penalty)
+            there = policy.choosable(next_frames)
+            target = choices.choice_target(rewards, batch.discounts.to(rewards), online, following, there)
+        loss = choices.choice_loss(values, taken, target)
+        if self.updates < c.offline_updates and c.conservatism != "none":
+            known = taken >= 0
+            data = values[known].gather(1, taken[known][:, None])[None, :, 0]
+            returns = frames[RETURN][known] if RETURN in frames else None
+            if bool(known.any()):
+                loss = loss + c.conservative_weight * critics.calibrated_gap(values[known][None], data, returns)
+        return loss
+
     def _taken(self, batch: Transitions, frames: Mapping[str, Tensor]) -> Tensor:
         """What critics read of the stored decisions [b d]."""
         return self.policy.taken(batch.actions, frames)
 
     def _target_outputs(self, latent: Tensor, seen: Observation, frames: Mapping[str, Tensor]) -> Tensor:
         """Outputs [critics b …] of the target critics where ``latent`` would be taken."""
-        encoder, target = self._target
+        encoder, target = self._target[0], self._target[1]
         return target(encoder(frames), self.policy.realize(latent, frames))
 
     def _conservative_gap(self, encoded: Tensor, frames: Mapping[str, Tensor], data: Tensor) -> Tensor:

@@ -52,11 +52,14 @@ class ActorCriticConfig:
     below what the data earned) at ``conservative_weight``, from ``conservative_samples`` actions each of the actor and at
     random.
 
-    Data: of a batch of ``batch_size``, ``demonstration_share`` are demonstrations (``demonstrations_online=false``: only
-    before the first episode, as WSRL); ``n_step`` decisions of reward; ``gamma`` discounts per control step.
+    Data: of a batch of ``batch_size``, ``demonstration_share`` are demonstrations and those decisions of online episodes in
+    which a person chose a step, each as likely (HIL-SERL; ``demonstrations_online=false``: only before the first episode, as
+    WSRL); the rest are of online episodes, with a person's decisions among them. ``n_step`` decisions of reward; ``gamma``
+    discounts per control step.
 
     Actor: ``imitation_coef`` on the squared distance to human and demonstrated actions, ``action_penalty`` on the squared
-    latent action, ``grad_clip`` on both gradients.
+    latent action, ``grad_clip`` on both gradients. ``gripper_penalty`` is what the choices of a gripper that is decided
+    apart (``actor.gripper=discrete``) pay for each time that it turns around.
     """
 
     batch_size: int = 256
@@ -76,6 +79,7 @@ class ActorCriticConfig:
     learning_rate: float = 3e-4
     imitation_coef: float = 0.0
     action_penalty: float = 0.0
+    gripper_penalty: float = 0.02
     grad_clip: float | None = 10.0
     max_bad_updates: int = 10
     seed: int = 0
@@ -85,7 +89,7 @@ class ActorCriticConfig:
             require_range("algorithm", name, getattr(self, name), 1)
         for name in (
             "updates_per_decision", "start_decisions", "critic_warmup", "offline_updates", "conservative_weight",
-            "learning_rate", "imitation_coef", "action_penalty",
+            "learning_rate", "imitation_coef", "action_penalty", "gripper_penalty",
         ):  # fmt: skip
             require_range("algorithm", name, getattr(self, name), 0)
         require_above_zero("algorithm", "grad_clip", self.grad_clip)

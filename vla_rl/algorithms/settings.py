@@ -109,7 +109,8 @@ class ImitationConfig:
     collection collects so many more; of a given dataset at most a fifth is kept out).
     ``micro_batch_size`` (None: at once) accumulates gradients. ``offload_optimizer`` keeps the optimiser's state in host
     memory. ``max_bad_updates`` non-finite updates in a row raise `TrainingDiverged`. ``checkpoint_every`` updates a
-    checkpoint is written and checked on the validation episodes.
+    checkpoint is written and checked on the validation episodes. ``base_part``: of hybrid demonstrations
+    (``collect.base_share``) also what the frozen policy did before it handed over.
     """
 
     updates: int = 1000
@@ -127,6 +128,7 @@ class ImitationConfig:
     autocast: bool = True
     max_bad_updates: int = 10
     seed: int = 0
+    base_part: bool = True
     augment: AugmentConfig = field(default_factory=AugmentConfig)
 
     def __post_init__(self) -> None:

@@ -29,6 +29,10 @@ def add(command: Add) -> None:
     learn = kinds.add_parser("learn", help="how soon runs reached a success rate, and where their seconds went")
     learn.set_defaults(function=run_bench_learn)
     learn.add_argument("overrides", nargs="*", metavar="RUN|key=value", help="run folders; with --against, a config")
+    learn.add_argument("--start", type=Path, metavar="CKPT", help="run methods from this policy, then compare them")
+    learn.add_argument("--methods", metavar="A,B", help="of --start: ppo, residual, steer, rlpd, wsrl, parl")
+    learn.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="N", help="of --start, for each method")
+    learn.add_argument("--out", type=Path, metavar="FOLDER", help="of --start: the runs' place (outputs/bench_learn)")
     learn.add_argument("--level", type=float, default=0.8, metavar="SHARE", help="of held-out episodes that succeed")
     learn.add_argument("--against", metavar="OVERRIDES", help="measure a config with and without these (a=1,b=2), in turns")
     learn.add_argument("--iterations", type=int, default=2, metavar="N", help="of RL that count, per side and round")
@@ -79,7 +83,21 @@ def run_bench_sim(arguments: argparse.Namespace) -> None:
 def run_bench_learn(arguments: argparse.Namespace) -> None:
     from vla_rl.evaluation.bench_learn import bench_against, bench_runs, split_overrides
 
-    if arguments.against:
+    if bool(arguments.start) != bool(arguments.methods) or (arguments.start and arguments.against):
+        raise ConfigError("--start CKPT goes with --methods A,B (and --seeds, --out), and without --against")
+    if arguments.start:
+        from vla_rl.evaluation.bench_methods import bench_methods
+
+        document = bench_methods(
+            arguments.start,
+            [name for name in arguments.methods.split(",") if name],
+            arguments.overrides,
+            seeds=arguments.seeds,
+            level=arguments.level,
+            out=arguments.out or Path("outputs/bench_learn"),
+            figure=arguments.figure,
+        )
+    elif arguments.against:
         against = split_overrides(arguments.against)
         document = bench_against(arguments.overrides, against, iterations=arguments.iterations, rounds=arguments.rounds)
     else:

@@ -1,6 +1,7 @@
 """Demonstrations by a trained policy: its successes, of which the smoothest are kept, as a LeRobotDataset v3.
 
-What RL learned becomes data for SFT: of the policy beneath a residual (PLD, arXiv 2511.00091), or of any other.
+What RL learned becomes data for SFT: of the policy beneath a residual (PLD, arXiv 2511.00091), or of any other. In hybrid
+rollouts that policy acts first, and the data say who chose which control step.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from vla_rl.data.lerobot_writer import DemonstrationWriter
 from vla_rl.errors import UserError
 from vla_rl.evaluation.outcome import mean_jerk
 from vla_rl.interfaces import Env, Policy
+from vla_rl.optional import StackedPolicy
 from vla_rl.rollout.engine import RolloutEngine
+from vla_rl.rollout.handover import BY_BASE, Handover
 from vla_rl.rollout.stepwise import Stepwise
 from vla_rl.run.settings import CollectConfig
 from vla_rl.splits import stable_seed
@@ -35,13 +38,20 @@ def collect_with_policy(
     """Write ``episodes_per_task`` successes of ``policy`` for each task; initial states are 0, 1, 2 … of the train split.
 
     There are ``oversample`` times as many to choose from, and those of the smallest jerk are kept. Which ones depends on the
-    seed, not on the number of slots. Returns counts. Raises `UserError` where fewer than one attempt in ten succeeds.
+    seed, not on the number of slots. Returns counts. Raises `UserError` where fewer than one attempt in ten succeeds, or
+    where ``base_share`` asks for a policy beneath and there is none.
     """
-    engine = RolloutEngine(env, Stepwise(policy))
+    if config.base_share and not isinstance(policy, StackedPolicy):
+        raise UserError(
+            f"collect.base_share={config.base_share} lets the frozen policy beneath act first, and the checkpoint "
+            f"collect.policy={config.policy} has none beneath it: name one that RL trained with actor=residual, or leave "
+            f"base_share at 0"
+        )
     counts = {"episodes": 0, "attempts": 0, "control_steps": 0}
     with DemonstrationWriter(folder, env.embodiment, video=config.video) as writer:
         for task in tasks:
             wanted = config.episodes_per_task
+            engine = RolloutEngine(env, _acting(policy, config, task))
             found, tried = _successes(engine, task, config, seed, round(wanted * config.oversample))
             counts["attempts"] += tried
             for trajectory in sorted(_smoothest(found, wanted, env.embodiment), key=lambda t: t.episode.init_state_id):
@@ -50,6 +60,13 @@ def collect_with_policy(
                 counts["control_steps"] += len(trajectory)
                 progress(counts["episodes"], success=f"{len(found)}/{tried}")
     return counts
+
+
+def _acting(policy: Any, config: CollectConfig, task: TaskSpec) -> Policy:
+    """The policy one control step at a time; with ``base_share`` after the one beneath it."""
+    if not config.base_share:
+        return Stepwise(policy)
+    return Handover(policy.base, policy, round(config.base_share * task.horizon))
 
 
 def _successes(
@@ -86,6 +103,7 @@ def _smoothest(found: Sequence[Trajectory], count: int, spec: EmbodimentSpec) ->
 
 def _write(writer: DemonstrationWriter, trajectory: Trajectory) -> None:
     seen = trajectory.observations
+    marks = {BY_BASE: trajectory.replay[BY_BASE].numpy()} if BY_BASE in trajectory.replay else None
     writer.add_episode(
         {name: images.numpy() for name, images in seen.images.items()},
         seen.proprio.numpy(),
@@ -94,4 +112,5 @@ def _write(writer: DemonstrationWriter, trajectory: Trajectory) -> None:
         success=trajectory.success,
         task_id=trajectory.episode.task_id,
         init_state_id=trajectory.episode.init_state_id,
+        marks=marks,
     )

@@ -34,8 +34,11 @@ class DemonstrationDataset:
 
     ``images`` {camera: uint8 [n H W 3]}, ``proprio`` float32 [n p], ``actions`` float32 [n a] (physical units) hold all
     n control steps of all episodes; ``statistics`` {"action" | "observation.state": {"min", "max", "mean", "std",
-    "q01", "q99", …: float32 [d]}} are computed from them.
+    "q01", "q99", …: float32 [d]}} are computed from them. ``by_base`` bool [n]: which of hybrid rollouts' steps the frozen
+    policy chose; None where that is not known.
     """
+
+    by_base: Tensor | None = None
 
     def __init__(
         self,
@@ -108,10 +111,21 @@ class DemonstrationDataset:
         if not rows:
             raise DatasetError("No demonstration remains after filtering; ask for other tasks, or keep more of the data.")
         index = torch.cat(rows)
-        return DemonstrationDataset(
+        out = DemonstrationDataset(
             self.embodiment, {k: v[index] for k, v in self.images.items()}, self.proprio[index], self.actions[index],
             self._instruction_index[index], self.instructions, episodes, self.chunk_length,
         )  # fmt: skip
+        out.by_base = None if self.by_base is None else self.by_base[index]
+        return out
+
+    def without_base(self) -> DemonstrationDataset:
+        """Hybrid rollouts from where the frozen policy handed over. `DatasetError` where it is not known who acted."""
+        if self.by_base is None:
+            raise DatasetError(
+                "sft.base_part=false leaves out what the frozen policy did, and these demonstrations do not say who acted: "
+                "use some that were collected with collect.base_share, or leave it at true"
+            )
+        return self.subset([~self.by_base[e.start : e.start + e.length] for e in self.episodes])
 
     def split(
         self, validation_episodes: int, largest_share: float = 0.2

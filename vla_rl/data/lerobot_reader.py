@@ -28,6 +28,7 @@ from vla_rl.data.lerobot_format import (
 from vla_rl.errors import EmbodimentMismatch, MissingPackage, first_line
 from vla_rl.files import read_embodiment as read_embodiment_file
 from vla_rl.files import read_json
+from vla_rl.rollout.handover import BY_BASE
 from vla_rl.types import EmbodimentSpec
 
 
@@ -128,6 +129,7 @@ def _read_demonstrations(
     videos = [c for c, key in keys.items() if info["features"][key]["dtype"] == "video"]
     files = sorted((path / "data").glob("*/*.parquet"))
     columns = [STATE_KEY, ACTION_KEY, "episode_index", "task_index"] + [k for c, k in keys.items() if c not in videos]
+    columns += [BY_BASE] if BY_BASE in info["features"] else []
     if not files:
         raise FileNotFoundError(f"no parquet file under {path / 'data'}")
     table = pa.concat_tables(pa.parquet.read_table(f, columns=columns) for f in files)
@@ -164,9 +166,12 @@ def _read_demonstrations(
             size = tuple(images[c.name].shape[1:3])
             raise EmbodimentMismatch(f"{path}: camera {c.name} has images of {size}, expected {(c.height, c.width)}.")
     tensors = {key: torch.from_numpy(value) for key, value in vectors.items()}
-    return DemonstrationDataset(
+    dataset = DemonstrationDataset(
         spec, images, tensors[STATE_KEY], tensors[ACTION_KEY], task_index, instructions, episodes, chunk_length
     )
+    if BY_BASE in columns:
+        dataset.by_base = torch.from_numpy(table[BY_BASE].to_numpy().astype(bool))
+    return dataset
 
 
 def read_info(path: Path) -> dict[str, Any]:

@@ -167,12 +167,14 @@ class DemonstrationWriter:
         success: bool,
         task_id: str,
         init_state_id: int,
+        marks: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         """Add one episode of T control steps; row t of each array is what was seen and (clean label) done at step t.
 
         Args:
             images: {camera: uint8 [T H W 3]} for every camera of the embodiment.
             proprio: float32 [T p], physical units. actions: float32 [T a], physical units.
+            marks: {name: numbers [T]} of further columns, the same names in every episode.
         Raises:
             EmbodimentMismatch: cameras, sizes or dimensions differ from the embodiment's.
             DatasetError: no control step, or values that are not finite.
@@ -205,6 +207,10 @@ class DemonstrationWriter:
             "frame_index": np.arange(steps), "episode_index": np.full(steps, number),
             "index": np.arange(first, first + steps), "task_index": np.full(steps, task_index),
         }  # fmt: skip
+        for name, values in (marks or {}).items():
+            columns[name] = np.asarray(values, np.int64)
+            self._vectors.setdefault(name, []).append(columns[name][:, None])
+            self._features.setdefault(name, {"dtype": "int64", "shape": [1], "names": None})
         stats = {STATE_KEY: feature_statistics(proprio), ACTION_KEY: feature_statistics(actions)}
         stats |= {k: feature_statistics(v[:, None]) for k, v in columns.items()}
         self._pending.append(
@@ -379,9 +385,7 @@ class DemonstrationWriter:
             "video_path": f"videos/{{video_key}}/{_FILE}.mp4" if self.video else None,
             "features": self._features,
         }  # fmt: skip
-        for name, value in (
-            ("info", info), ("stats", _lists(stats)), ("embodiment", self.embodiment.to_dict())
-        ):  # fmt: skip
+        for name, value in (("info", info), ("stats", _lists(stats)), ("embodiment", self.embodiment.to_dict())):
             (meta / f"{name}.json").write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 

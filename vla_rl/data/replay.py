@@ -8,7 +8,7 @@ count of episodes alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -209,30 +209,43 @@ class Replay:
         *,
         gamma: float = 0.99,
         n_step: int = 1,
-        shares: Mapping[str, float] | None = None,
+        shares: Mapping[str | tuple[str, ...], float] | None = None,
         images: bool = True,
     ) -> Transitions:
         """``count`` transitions, with replacement; ``gamma`` discounts per control step inside ``discounts``.
 
         ``shares`` {source: share of the rows} (default: uniform over all decisions); sources that are empty leave their rows
-        to the others. ``images`` False: observations without any, for who learns from extras. The rows depend on the
-        generator's state and on what was added, on nothing else. Raises `UserError` for an empty replay.
+        to the others. Several sources in a tuple are drawn as one: each of their decisions is as likely. ``images`` False:
+        observations without any, for who learns from extras. The rows depend on the generator's state and on what was added,
+        on nothing else. Raises `UserError` for an empty replay.
         """
         if not len(self):
             raise UserError("replay: nothing was added yet, so nothing can be drawn")
-        present = {s: share for s, share in (shares or {}).items() if self.count(s) and share > 0}
+        groups = {(key,) if isinstance(key, str) else key: share for key, share in (shares or {}).items()}
+        present = {names: share for names, share in groups.items() if share > 0 and any(map(self.count, names))}
         if not present:
             rows = torch.randint(len(self), (count,), generator=generator).numpy()
             return self._transitions(rows, gamma, n_step, images)
         total, parts, left = sum(present.values()), [], count
-        for i, (source, share) in enumerate(present.items()):
+        for i, (names, share) in enumerate(present.items()):
             n = left if i == len(present) - 1 else round(count * share / total)
-            picks = torch.randint(self.count(source), (n,), generator=generator).numpy()
-            segments = self._segments[source].rows
-            at = np.searchsorted(segments["before"], picks, side="right") - 1
-            parts.append(segments["row"][at] + picks - segments["before"][at])
+            picks = torch.randint(sum(map(self.count, names)), (n,), generator=generator).numpy()
+            parts.append(self._rows_of(names, picks))
             left -= n
         return self._transitions(np.concatenate(parts), gamma, n_step, images)
+
+    def _rows_of(self, sources: Sequence[str], picks: np.ndarray) -> np.ndarray:
+        """The rows that ``picks`` number among the decisions of ``sources``, one source after the other."""
+        rows, before = np.empty_like(picks), 0
+        for source in sources:
+            size = self.count(source)
+            inside = (picks >= before) & (picks < before + size)
+            if inside.any():
+                segments, own = self._segments[source].rows, picks[inside] - before
+                at = np.searchsorted(segments["before"], own, side="right") - 1
+                rows[inside] = segments["row"][at] + own - segments["before"][at]
+            before += size
+        return rows
 
     def _transitions(self, rows: np.ndarray, gamma: float, n_step: int, images: bool) -> Transitions:
         b, table = len(rows), self._episodes.rows

@@ -161,15 +161,24 @@ def _configured(run: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def bench_runs(runs: Sequence[Path], level: float, figure: Path | None = None) -> dict[str, Any]:
-    """Print and return `learning_of` each run; several also side by side, and as curves on a page ``figure``."""
+def require_level(level: float) -> None:
+    """Raise `ConfigError` unless ``level`` is a success rate that can be reached."""
     if not 0.0 < level <= 1.0:
         raise ConfigError(f"--level {level} is no success rate: give a number above 0 and at most 1, such as 0.8")
+
+
+def bench_runs(
+    runs: Sequence[Path], level: float, figure: Path | None = None, words: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """Print and return `learning_of` each run; several also side by side, and as curves on a page ``figure``.
+
+    ``words`` of the command, as it is noted (None: the runs).
+    """
+    require_level(level)
     if not runs:
         raise UserError("name run folders (vla-rl bench learn outputs/quickstart), or compare two settings with --against")
-    document: dict[str, Any] = {
-        **_made([*map(str, runs), "--level", str(level)]), "level": level, "rule": RULE, "runs": [],
-    }  # fmt: skip
+    named = [*map(str, runs)] if words is None else words
+    document: dict[str, Any] = {**_made([*named, "--level", str(level)]), "level": level, "rule": RULE, "runs": []}
     for run in runs:
         document["runs"].append(learning_of(run, level))
         print(run_text(document["runs"][-1], level))

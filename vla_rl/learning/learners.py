@@ -15,6 +15,7 @@ from vla_rl.data.replay import DEMONSTRATIONS, ONLINE, Replay
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import Algorithm, OnPolicy, Replayed
 from vla_rl.reporting.progress import Progress
+from vla_rl.run.settings import RAM_BYTES
 from vla_rl.types import EmbodimentSpec, RolloutBatch, Trajectory
 
 
@@ -68,10 +69,10 @@ class ReplayLearner:
 
     def __init__(
         self, algorithm: Replayed, folder: Path, seed: int, demonstrations: Callable[[], Sequence[Trajectory]] = tuple,
-        embodiment: EmbodimentSpec | None = None,
+        embodiment: EmbodimentSpec | None = None, ram_bytes: int = RAM_BYTES,
     ) -> None:  # fmt: skip
         self.algorithm, self._folder, self._demonstrations = algorithm, folder, demonstrations
-        self._embodiment = embodiment
+        self._options: dict[str, Any] = {"embodiment": embodiment, "ram_bytes": ram_bytes}
         self._generator = torch.Generator().manual_seed(seed)
         self._replay: Replay | None = None
         self._owed = 0.0  # updates
@@ -79,7 +80,7 @@ class ReplayLearner:
     @property
     def replay(self) -> Replay:
         if self._replay is None:  # a new run; one that goes on has loaded its state
-            self._replay = Replay(self._folder, embodiment=self._embodiment)
+            self._replay = Replay(self._folder, **self._options)
             for trajectory in self._demonstrations():
                 self._add(trajectory, trajectory.rewards.sum(1), DEMONSTRATIONS)
         return self._replay
@@ -142,21 +143,21 @@ class ReplayLearner:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.algorithm.load_state_dict(state["algorithm"])
-        self._replay = Replay(self._folder, episodes=int(state["episodes"]), embodiment=self._embodiment)
+        self._replay = Replay(self._folder, episodes=int(state["episodes"]), **self._options)
         self._generator.set_state(state["generator"].cpu())
         self._owed = float(state["owed"])
 
 
 def learner_for(
     algorithm: Any, folder: Path, seed: int, demonstrations: Callable[[], Sequence[Trajectory]] = tuple,
-    embodiment: EmbodimentSpec | None = None,
+    embodiment: EmbodimentSpec | None = None, ram_bytes: int = RAM_BYTES,
 ) -> Learner:  # fmt: skip
     """The way in which ``algorithm`` learns. Raises `ConfigError` for one that is neither `OnPolicy` nor `Replayed`.
 
-    ``embodiment``: the robot, which a replay then insists on.
+    ``embodiment``: the robot, which a replay then insists on; ``ram_bytes``: what a replay keeps in RAM.
     """
     if isinstance(algorithm, Replayed):
-        return ReplayLearner(algorithm, folder, seed, demonstrations, embodiment)
+        return ReplayLearner(algorithm, folder, seed, demonstrations, embodiment, ram_bytes)
     if isinstance(algorithm, OnPolicy):
         return BatchLearner(algorithm)
     raise ConfigError(

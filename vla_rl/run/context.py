@@ -108,10 +108,11 @@ def start_checkpoint(run: Run) -> Path:
     return published
 
 
-def split_demonstrations(run: Run) -> tuple[DemonstrationDataset, DemonstrationDataset | None]:
-    """What SFT trains on and what it is checked on."""
-    collected = not run.config.dataset
-    return demonstrations(run).split(run.config.sft.validation_episodes, 1.0 if collected else 0.2)
+def split_demonstrations(run: Run, base_part: bool = True) -> tuple[DemonstrationDataset, DemonstrationDataset | None]:
+    """What SFT trains on and what it is checked on; of hybrid rollouts what the frozen policy did too, or not."""
+    collected, shown = not run.config.dataset, demonstrations(run)
+    kept = shown if base_part else shown.without_base()
+    return kept.split(run.config.sft.validation_episodes, 1.0 if collected else 0.2)
 
 
 def demonstrations(run: Run) -> DemonstrationDataset:

@@ -49,7 +49,7 @@ def phase_sft(run: Run) -> dict[str, Any]:
     c = run.config
     if c.checkpoint:
         return {"skipped": "a checkpoint was given"}
-    dataset, validation = split_demonstrations(run)
+    dataset, validation = split_demonstrations(run, c.sft.base_part)
     torch.manual_seed(c.seed)
     policy = build.implementation("policy", c.policy_type).from_statistics(
         c.policy, run.env.embodiment, dataset.action_stats, dataset.proprio_stats

@@ -52,7 +52,9 @@ def phase_rl(run: Run) -> dict[str, Any]:
     loop = OnlineRL(
         c.rl,
         run.engine(policy),
-        learner_for(algorithm, run.dir / "replay", c.seed, lambda: _shown(run, policy), policy.embodiment),
+        learner_for(
+            algorithm, run.dir / "replay", c.seed, lambda: _shown(run, policy), policy.embodiment, c.replay.ram_bytes
+        ),
         reward,
         Curriculum(c.curriculum, items),
         run.train_tasks,

@@ -8,6 +8,7 @@ from typing import Any
 from vla_rl.errors import ConfigError
 
 MOST_SLOTS = 4096  # per worker
+RAM_BYTES = 2 << 30  # of a replay
 
 
 @dataclass
@@ -33,8 +34,16 @@ class CollectConfig:
     policy: str = ""
     oversample: float = 1.0
     sample: bool = False
+    base_share: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0.0 <= self.base_share <= 1.0:
+            raise ConfigError(f"collect.base_share={self.base_share} is a share of the time limit: give 0 (never) to 1")
+        if self.base_share and not self.policy:
+            raise ConfigError(
+                f"collect.base_share={self.base_share} lets the policy beneath that of collect.policy act first: name its "
+                f"checkpoint with collect.policy=FOLDER"
+            )
         if self.oversample < 1.0:
             raise ConfigError(f"collect.oversample={self.oversample} must be 1 or more: successes per one that is kept")
         if self.episodes_per_task < 1 or self.workers < 1 or self.action_noise < 0 or self.horizon < 0:
@@ -79,6 +88,18 @@ class SlotsConfig:
                 f"slots needs hang_timeout > 0 (seconds) and max_restarts >= 0, got {self.hang_timeout} and "
                 f"{self.max_restarts}"
             )
+
+
+@dataclass
+class ReplayConfig:
+    """The replay of algorithms that have one: ``ram_bytes`` of it are kept in RAM, small columns first; the rest is read
+    from the run's folder."""
+
+    ram_bytes: int = RAM_BYTES
+
+    def __post_init__(self) -> None:
+        if self.ram_bytes < 0:
+            raise ConfigError(f"replay.ram_bytes is {self.ram_bytes}, it must be 0 (all from the disk) or more bytes")
 
 
 @dataclass

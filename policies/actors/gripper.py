@@ -1,0 +1,150 @@
+"""A gripper that is decided apart: one of three choices by their values (HIL-SERL's hybrid of SAC and DQN)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from policies.actors.base import FrozenBaseActor, network
+from policies.actors.settings import GripperConfig
+from policies.trunk.noise import counter_uniforms
+from vla_rl.errors import ConfigError
+from vla_rl.types import EmbodimentSpec
+
+KEEP, LOW, HIGH = range(3)  # choices; the first of equal values is taken
+_STAYS = ("-1 open, +1 close", "-1 close, +1 open", "0 close, 1 stay, 2 open")  # halfway means neither
+_FIRM = 0.5  # half-ranges from halfway, beyond which a command goes to an end: what rounding makes of it
+_STREAM = 0x3C6EF372FE94F82B
+
+
+class GripperActor(FrozenBaseActor):
+    """A `FrozenBaseActor` with the switch ``gripper``. With "discrete", latent actions and what critics read leave the
+    gripper out, ``choices`` (features to three values) decides it for all control steps of a decision, and an algorithm
+    trains that (`vla_rl.optional.ChoosingActor`). The choices are keep, and either end of its range."""
+
+    config: GripperConfig
+    choices: nn.Module | None
+    _at: int
+
+    def _build_actor(self, inputs: int) -> None:
+        super()._build_actor(inputs)
+        self.choices, self._at = None, (*_grippers(self.embodiment), 0)[0]
+        if self.config.gripper == "discrete":
+            self.choices = network(inputs, self.config.hidden, 3)
+            nn.init.zeros_(self.choices[-1].weight)  # the first choice is to keep
+            nn.init.zeros_(self.choices[-1].bias)
+
+    @staticmethod
+    def continuous(config: GripperConfig, spec: EmbodimentSpec) -> int:
+        """How many of the actions latent actions hold. Raises ConfigError for a robot without a gripper to decide apart."""
+        discrete = config.gripper == "discrete"
+        found = _grippers(spec)
+        if discrete and (spec.gripper == "none" or len(found) != 1 or spec.action_dim < 2):
+            raise ConfigError(
+                f"actor.gripper=discrete needs one action named gripper beside others, and those of {spec.name} are "
+                f"{', '.join(spec.action_names)} (gripper: {spec.gripper}): set actor.gripper=continuous"
+            )
+        return spec.action_dim - discrete
+
+    def _own_keep(self) -> None:
+        """Raise ConfigError where this robot has no command that keeps its gripper as it is."""
+        if self.config.gripper == "discrete" and self.embodiment.gripper not in _STAYS:
+            raise ConfigError(
+                f"actor.gripper=discrete needs a gripper command that keeps it as it is, and that of "
+                f"{self.embodiment.name} is {self.embodiment.gripper!r}: use actor=residual, where to keep is to do as the "
+                f"frozen policy does, or actor.gripper=continuous"
+            )
+
+    # -------------------------------------------------------------------------------------------------------- learning
+    def without_gripper(self, unit: Tensor) -> Tensor:
+        """[b … a] in half-ranges → flat, without the gripper where that is decided apart."""
+        if self.choices is None:
+            return unit.flatten(1)
+        return torch.cat([unit[..., : self._at], unit[..., self._at + 1 :]], dim=-1).flatten(1)
+
+    def taken(self, actions: Tensor, extra: Mapping[str, Tensor]) -> Tensor:
+        return self.without_gripper(self.to_unit(actions))
+
+    def choice_values(self, encoded: Tensor, frames: Mapping[str, Tensor], choices: nn.Module | None = None) -> Tensor:
+        """Values [b 3]; ``choices``: another network than the actor's own."""
+        return (choices or self.choices)(self.actor_inputs(encoded, frames))
+
+    def choosable(self, frames: Mapping[str, Tensor]) -> Tensor:
+        """Which choices there are, bool [b 3]: an end that keeping goes to anyway is none."""
+        kept = self._directions(self._kept(frames)[:, -1])
+        return torch.stack([torch.ones_like(kept, dtype=torch.bool), kept != -1, kept != 1], dim=1)
+
+    def chosen(self, actions: Tensor, valid: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
+        """Which choice stored decisions were, int64 [b], by the last of their control steps that was executed; −1 for one
+        that cannot be chosen, such as a person's to hold still where the frozen policy moves."""
+        last = (valid.long().sum(1) - 1).clamp(min=0)[:, None]
+        unit = self.to_unit(actions)[..., self._at]
+        went = self._directions(unit.gather(1, last.to(unit.device))[:, 0])
+        kept = self._directions(self._kept(frames).gather(1, last.to(unit.device))[:, 0])
+        choice = torch.where(went == 0, -1, torch.where(went < 0, LOW, HIGH))
+        return torch.where(went == kept, KEEP, choice)
+
+    def gripper_changes(self, actions: Tensor, valid: Tensor) -> Tensor:
+        """How often each of an episode's decisions [t h a] sent the gripper to the other end, float32 [t], control step by
+        control step; where it was at first is not known, so its first way is no change."""
+        went = self._directions(self.to_unit(actions)[..., self._at]).cpu()
+        changes, towards = torch.zeros(len(actions)), 0
+        for t, (row, executed) in enumerate(zip(went.tolist(), valid.tolist())):
+            for direction, counts in zip(row, executed):
+                if counts and direction:
+                    changes[t] += float(towards not in (0, direction))
+                    towards = direction
+        return changes
+
+    # ---------------------------------------------------------------------------------------------------------- acting
+    def sent(
+        self, latent: Tensor, frames: Mapping[str, Tensor], deterministic: bool, seeds: Sequence[int] | None
+    ) -> Tensor:
+        """What is sent for a latent action [b h·a], in half-ranges, with the gripper's choice."""
+        unit = self.realize(latent, frames)
+        if self.choices is None:
+            return unit
+        unit = unit.view(len(unit), self.chunk_length, -1)
+        command = self._commands(self._choice(frames, deterministic, seeds), frames)[..., None].to(unit)
+        return torch.cat([unit[..., : self._at], command, unit[..., self._at :]], dim=-1).flatten(1)
+
+    def _choice(self, frames: Mapping[str, Tensor], deterministic: bool, seeds: Sequence[int] | None) -> Tensor:
+        """int64 [b]: the best; of exploring decisions a share ``gripper_noise`` chooses at random."""
+        there = self.choosable(frames).to(self.low.device)
+        choice = self.choice_values(self.encode(frames), frames).masked_fill(~there, -torch.inf).argmax(1)
+        if not self.trusts_choices:
+            choice = torch.full_like(choice, KEEP)
+        if deterministic or not self.config.gripper_noise:
+            return choice
+        seeds = torch.randint(2**62, (len(choice),)).tolist() if seeds is None else seeds
+        drawn = torch.from_numpy(counter_uniforms([seed ^ _STREAM for seed in seeds], 2)).to(self.low.device)
+        other = (3.0 * drawn[:, 1]).long()
+        other = torch.where(there.gather(1, other[:, None])[:, 0], other, KEEP)
+        return torch.where(drawn[:, 0] < self.config.gripper_noise, other, choice)
+
+    @property
+    def trusts_choices(self) -> bool:
+        """Whether values decide yet."""
+        return True
+
+    def _commands(self, choice: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
+        """[b h] in half-ranges."""
+        kept = self._kept(frames)
+        end = torch.where(choice == LOW, -1.0, 1.0).to(kept)[:, None].expand_as(kept)
+        return torch.where((choice == KEEP)[:, None], kept, end)
+
+    def _kept(self, frames: Mapping[str, Tensor]) -> Tensor:
+        """What to keep is, in half-ranges [b h]: halfway, for a robot to which that means neither way."""
+        rows = len(next(iter(frames.values())))
+        return torch.zeros(rows, self.chunk_length, device=self.low.device)
+
+    @staticmethod
+    def _directions(unit: Tensor) -> Tensor:
+        """To which end commands go: −1, 1, or 0 for neither."""
+        return (unit > _FIRM).long() - (unit < -_FIRM).long()
+
+
+def _grippers(spec: EmbodimentSpec) -> list[int]:
+    return [i for i, name in enumerate(spec.action_names) if "gripper" in name]
