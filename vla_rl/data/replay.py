@@ -54,6 +54,7 @@ class Replay:
         Raises `UserError` where the folder holds fewer episodes, is of another robot, or is no replay.
         """
         self.episodes = 0
+        self.last_ticket = 0  # the highest of its episodes; 0: none has one
         self.embodiment = embodiment
         self._ram_bytes, self._cache_bytes = ram_bytes, cache_bytes
         self._tables: dict[str, Table] = {}
@@ -94,6 +95,10 @@ class Replay:
         """Decisions of one source."""
         return self._counts.get(source, 0)
 
+    def lengths(self, first: int) -> list[int]:
+        """Decisions of each episode from number ``first`` on."""
+        return np.diff(self._episodes.rows["end"], prepend=0)[first:].tolist()
+
     # ------------------------------------------------------------------------------------------------------------ adding
     def add(
         self,
@@ -101,8 +106,11 @@ class Replay:
         rewards: Tensor,
         source: str = ONLINE,
         extra: Mapping[str, Tensor] | None = None,
+        ticket: int | None = None,
     ) -> None:
         """Keep an episode. ``rewards`` float32 [t] per decision; ``extra`` {name: [t + 1 …]} per frame.
+
+        ``ticket`` (from 1, rising) is kept with it, so that who was killed knows by `last_ticket` what is there already.
 
         Raises `UserError` for an episode with a mistake (`check_episode`) or with other columns than those before,
         `DiskFull` where the disk is; the replay is then as it was.
@@ -137,6 +145,8 @@ class Replay:
             "interventions": _runs((human & trajectory.valid).any(1)),
             "texts": new,
         }
+        if ticket is not None:
+            record["ticket"] = ticket
         rows = {name: table.pack(frames | decisions) for name, table in tables.items()}
         self._fit(tables, {name: len(packed) for name, packed in rows.items()})
         if self._files is None:
@@ -177,6 +187,7 @@ class Replay:
             [(start + t, record["version"], self._sources.index(source), record["terminated"], record["proposed"])]
         )
         self.episodes += 1
+        self.last_ticket = max(self.last_ticket, record.get("ticket", 0))
         for name, table in self._tables.items():
             table.count = start + t + (0 if name == DECISIONS else self.episodes)
 

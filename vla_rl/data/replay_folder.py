@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import re
+import weakref
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +24,7 @@ from vla_rl.data.journal import Journal
 from vla_rl.data.tables import Field, Table
 from vla_rl.errors import UserError, first_line
 from vla_rl.files import read_json
+from vla_rl.run.lock import RunLock
 from vla_rl.storage import disk_full, fsync, is_disk_full, to_json, write_text
 from vla_rl.types import EmbodimentSpec
 
@@ -29,13 +32,24 @@ FORMAT = 2  # 1: a folder per episode
 DECISIONS, FRAMES = "decisions", "frames"
 _HEADER, _JOURNAL, _ROWS = "header.json", "journal.jsonl", ".rows"
 _REMEDY = "start over with --fresh, or restore the folder"
+_owned: weakref.WeakValueDictionary[tuple[int, Path], RunLock] = weakref.WeakValueDictionary()
+
+
+def _own(path: Path) -> RunLock:
+    """This process's lock on the folder: all who open it here share it, and it is released with the last of them."""
+    key = (os.getpid(), path.resolve())
+    lock = _owned.get(key)
+    if lock is None:
+        lock = _owned[key] = RunLock(path, "replay:", "Only one process may add to a replay: end that one first").acquire()
+    return lock
 
 
 class ReplayFolder:
     """The files of a replay, for one process at a time."""
 
     def __init__(self, path: Path) -> None:
-        """Makes the folder where there is none. Raises `UserError` for one that holds something else."""
+        """Makes the folder where there is none. Raises `UserError` for one that holds something else, or that another
+        process has open."""
         self.path = path
         self._journal = Journal(path / _JOURNAL)
         path.mkdir(parents=True, exist_ok=True)
@@ -48,6 +62,7 @@ class ReplayFolder:
             ours = entry.name in (_HEADER, _JOURNAL) or entry.suffix in (_ROWS, ".part")
             if not ours and not entry.name.startswith("."):  # (file systems keep hidden files of their own)
                 raise UserError(f"replay: {path} holds {entry.name}, which is of no replay: name another folder")
+        self._lock = _own(path)
 
     def tables(self, layout: Mapping[str, list[Field]]) -> dict[str, Table]:
         return {name: Table(fields, self.path / (quote(name, safe="") + _ROWS)) for name, fields in layout.items()}

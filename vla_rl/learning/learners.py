@@ -11,9 +11,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from vla_rl.asked import config_of
 from vla_rl.data.replay import DEMONSTRATIONS, ONLINE, Replay
-from vla_rl.errors import ConfigError
-from vla_rl.interfaces import Algorithm, OnPolicy, Replayed
+from vla_rl.errors import ConfigError, UserError
+from vla_rl.interfaces import OnPolicy, Replayed
 from vla_rl.reporting.progress import Progress
 from vla_rl.run.settings import RAM_BYTES
 from vla_rl.types import EmbodimentSpec, RolloutBatch, Trajectory
@@ -23,7 +24,9 @@ class Learner(Protocol):
     """What the loop does with the episodes of an iteration."""
 
     @property
-    def algorithm(self) -> Algorithm: ...
+    def config(self) -> Any:
+        """The algorithm's options; None: it keeps none."""
+        ...
 
     def learn(
         self, trajectories: Sequence[Trajectory], rewards: Sequence[Tensor], named: Tensor | Mapping[str, Tensor]
@@ -35,9 +38,40 @@ class Learner(Protocol):
         """What is learned before the first episode. Returns metrics."""
         ...
 
+    def finish(self, progress: Progress) -> dict[str, float]:
+        """What is left to learn after the last episode. Returns metrics; none where nothing was."""
+        ...
+
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class RemoteLearner(Protocol):
+    """A learner that runs while episodes are collected, as the collecting side sees it: a rollout loop, a robot's runner.
+
+    It may die and start again in between; no episode is lost by that, and none of these waits for it.
+    """
+
+    def send(self, episodes: Sequence[tuple[Trajectory, Tensor]]) -> None:
+        """Hand over closed episodes, each with its rewards float32 [t]; they are safe when it returns."""
+        ...
+
+    def newest(self) -> tuple[int, dict[str, Tensor]] | None:
+        """The newest version and the weights that training changes; None where they are those of the last call."""
+        ...
+
+    def figures(self) -> dict[str, Any]:
+        """What it said last of itself: version, updates, owed (updates), staleness (versions) and more."""
+        ...
+
+    def checkpoint(self) -> None:
+        """Have it write its state soon."""
+        ...
+
+    def stop(self) -> None:
+        """End it; what it knows is kept."""
+        ...
 
 
 class BatchLearner:
@@ -46,12 +80,19 @@ class BatchLearner:
     def __init__(self, algorithm: OnPolicy) -> None:
         self.algorithm: OnPolicy = algorithm
 
+    @property
+    def config(self) -> Any:
+        return config_of(self.algorithm)
+
     def learn(
         self, trajectories: Sequence[Trajectory], rewards: Sequence[Tensor], named: Tensor | Mapping[str, Tensor]
     ) -> dict[str, float]:
         return self.algorithm.update(RolloutBatch.from_trajectories(trajectories), named) if trajectories else {}
 
     def prepare(self, progress: Progress) -> dict[str, float]:
+        return {}
+
+    def finish(self, progress: Progress) -> dict[str, float]:
         return {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -76,6 +117,15 @@ class ReplayLearner:
         self._generator = torch.Generator().manual_seed(seed)
         self._replay: Replay | None = None
         self._owed = 0.0  # updates
+
+    @property
+    def config(self) -> Any:
+        return self.algorithm.config
+
+    @property
+    def owed(self) -> float:
+        """Updates that decisions earned and that were not made yet."""
+        return self._owed
 
     @property
     def replay(self) -> Replay:
@@ -112,6 +162,24 @@ class ReplayLearner:
         with progress.task("offline", updates) as bar:
             return self._update(updates, bar.update)
 
+    def finish(self, progress: Progress) -> dict[str, float]:
+        return {}
+
+    def take(self, trajectory: Trajectory, rewards: Tensor, ticket: int) -> None:
+        """One closed episode, whose updates are left to `step`; ``ticket`` as of `Replay.add`."""
+        self._add(trajectory, rewards, ONLINE, ticket)
+        self._earn(self.replay.count(ONLINE), len(trajectory))
+
+    def step(self) -> dict[str, float]:
+        """One of the updates that are owed."""
+        self._owed -= 1.0
+        return self._update(1)
+
+    def _earn(self, count: int, decisions: int) -> None:
+        """``decisions`` more, which made ``count`` in all."""
+        if count >= self.config.start_decisions:
+            self._owed += self.config.updates_per_decision * decisions
+
     def _update(self, updates: int, done: Callable[[int], None] = lambda _: None) -> dict[str, float]:
         """So many updates; the mean of their metrics."""
         sums: dict[str, list[float]] = {}
@@ -122,7 +190,7 @@ class ReplayLearner:
             done(i + 1)
         return {name: sum(values) / len(values) for name, values in sums.items()}
 
-    def _add(self, trajectory: Trajectory, rewards: Tensor, source: str) -> None:
+    def _add(self, trajectory: Trajectory, rewards: Tensor, source: str, ticket: int | None = None) -> None:
         slim = replace(  # a robot shows no privileged state, and what acting left behind is on-policy's
             trajectory,
             observations=trajectory.observations.without_privileged(),
@@ -130,7 +198,7 @@ class ReplayLearner:
             replay={},
             value=None,
         )
-        self.replay.add(slim, rewards, source, self.algorithm.annotate(trajectory, rewards))
+        self.replay.add(slim, rewards, source, self.algorithm.annotate(trajectory, rewards), ticket)
 
     def state_dict(self) -> dict[str, Any]:
         """The replay itself lies in its folder: a checkpoint keeps how far it was."""
@@ -142,8 +210,27 @@ class ReplayLearner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._load(state, episodes=int(state["episodes"]))
+
+    def go_on(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state_dict` for a learner that was killed later on: episodes that were added since stay, and have
+        earned their updates."""
+        self._load(state, episodes=None)
+        known = int(state["episodes"])
+        if self.replay.episodes < known:
+            raise UserError(
+                f"replay: {self._folder} holds {self.replay.episodes} episodes and the learner's state needs {known}: start "
+                f"over with --fresh, or restore the folder"
+            )
+        later = self.replay.lengths(known)
+        count = self.replay.count(ONLINE) - sum(later)
+        for decisions in later:
+            count += decisions
+            self._earn(count, decisions)
+
+    def _load(self, state: Mapping[str, Any], episodes: int | None) -> None:
         self.algorithm.load_state_dict(state["algorithm"])
-        self._replay = Replay(self._folder, episodes=int(state["episodes"]), **self._options)
+        self._replay = Replay(self._folder, episodes=episodes, **self._options)
         self._generator.set_state(state["generator"].cpu())
         self._owed = float(state["owed"])
 

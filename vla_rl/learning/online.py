@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.algorithms.curriculum import Curriculum
-from vla_rl.asked import AlgorithmOptions, asked, config_of
+from vla_rl.asked import AlgorithmOptions, asked
 from vla_rl.checkpoint import Checkpointable, keep_numbered, load_training_state, load_weights, restoring, save_checkpoint
 from vla_rl.interfaces import Collector
 from vla_rl.learning.counters import Counters
@@ -101,6 +101,10 @@ class OnlineRL:
                     self._save(folder)
                 if found is not None and self.guard is not None:
                     self.guard.enforce(folder)
+        if rest := self.learner.finish(progress):
+            counters.seconds = time.perf_counter() - started
+            logger.log("finish", counters.iteration, rest)
+            self._save(folder)
         return counters
 
     # ---------------------------------------------------------------------------------------------------- one iteration
@@ -132,7 +136,7 @@ class OnlineRL:
             got.rewards = [self._scored.pop(t.rollout_id) for t in got.chosen]
             got.named = torch.cat(got.rewards)
         else:  # (also the groups that a resumed run kept)
-            names = asked(config_of(self.learner.algorithm), AlgorithmOptions).reward_names
+            names = asked(self.learner.config, AlgorithmOptions).reward_names
             got.rewards, got.named, figures = scorer.score(got.chosen, names)
             add_figures(metrics, figures)
         metrics |= rollout_metrics(got.rolled_out, pooled_stats(stats))

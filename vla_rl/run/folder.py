@@ -13,7 +13,7 @@ from vla_rl.errors import UserError
 from vla_rl.reporting.metrics import METRICS_FILE, write_json
 from vla_rl.rewards.sources import ROLLOUTS
 from vla_rl.run import preflight
-from vla_rl.run.context import REWARD_FOLDER
+from vla_rl.run.context import LEARNER_STATE, REWARD_FOLDER
 from vla_rl.run.lock import RunLock
 
 
@@ -57,7 +57,7 @@ def changes(config: RunConfig, folder: Path) -> bool:
 
 def produced(folder: Path) -> bool:
     """Whether the folder holds anything that a run made, besides the notes that it begins with."""
-    made = [folder / name for name in ("dataset", "checkpoints", "videos", ROLLOUTS, REWARD_FOLDER)]
+    made = [folder / name for name in ("dataset", "checkpoints", "videos", ROLLOUTS, REWARD_FOLDER, LEARNER_STATE)]
     metrics = folder / METRICS_FILE
     logged = metrics.exists() and metrics.stat().st_size > 0
     return logged or any(p.exists() for p in made) or any(folder.glob("eval_*.json"))

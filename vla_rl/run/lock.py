@@ -1,4 +1,4 @@
-"""One process per run folder."""
+"""One process per folder: of a run, of a replay."""
 
 from __future__ import annotations
 
@@ -11,16 +11,21 @@ from vla_rl.errors import UserError
 
 
 class RunLock:
-    """Holds a run folder for one process (``with RunLock(folder): ...``); a second one gets a `UserError`.
+    """Holds a folder for one process (``with RunLock(folder): ...``); a second one gets a `UserError`.
 
-    The kernel drops the lock when the process ends, however it ends. ``FILE`` stays behind and is harmless; a folder that
-    holds nothing else goes with it.
+    ``what`` it is and the ``remedy`` are what that error says. The kernel drops the lock when the process ends, however it
+    ends. ``FILE`` stays behind and is harmless; a folder that holds nothing else goes with it.
     """
 
     FILE = ".lock"
 
-    def __init__(self, folder: Path | str):
-        self.folder = Path(folder)
+    def __init__(
+        self,
+        folder: Path | str,
+        what: str = "the run folder",
+        remedy: str = "Wait for that run to end, or give this one another folder (name=...)",
+    ):
+        self.folder, self._what, self._remedy = Path(folder), what, remedy
         self._descriptor: int | None = None
 
     def acquire(self) -> RunLock:
@@ -32,10 +37,7 @@ class RunLock:
         except BlockingIOError:
             owner = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
             os.close(descriptor)
-            raise UserError(
-                f"the run folder {self.folder} is in use by {owner}. Wait for that run to end, or give this one "
-                "another folder (name=...)"
-            ) from None
+            raise UserError(f"{self._what} {self.folder} is in use by {owner}. {self._remedy}") from None
         if not file.exists() or not os.path.samestat(os.fstat(descriptor), file.stat()):
             os.close(descriptor)  # its owner took the folder away between our two calls
             return self.acquire()
@@ -57,3 +59,7 @@ class RunLock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+    def __del__(self) -> None:  # an owner that was let go
+        if self._descriptor is not None:
+            os.close(self._descriptor)

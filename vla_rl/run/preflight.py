@@ -156,6 +156,8 @@ def check_run(config: RunConfig) -> None:
         return
     if not config.checkpoint:  # which brings its own policy
         build.require_fit(config.algorithm_type, config.policy_type, config.actor_type)
+    if config.rl.rhythm == "concurrent":
+        _check_rhythm(config)
     algorithm = asked(config.algorithm, AlgorithmOptions)
     advantage, grouped = algorithm.advantage, advantage_of(config.algorithm).grouped
     joined = advantage == "grpo" and algorithm.virtual_best != "none"  # a virtual sample joins groups of one
@@ -167,6 +169,19 @@ def check_run(config: RunConfig) -> None:
         )
     if config.rl.fallback != "none":
         _check_fallback(config)
+
+
+def _check_rhythm(config: RunConfig) -> None:
+    """Raise `ConfigError` for an algorithm that cannot learn in another process than the one that acts."""
+    entry, given = build.entry("algorithm", config.algorithm_type), f"algorithm.type={config.algorithm_type}"
+    if not isinstance(entry, build.AlgorithmEntry) or entry.needs == "actor":  # (users' own say so as they start)
+        return
+    why = "learns from the episodes of the present policy alone, so it has to wait for them, and they for it"
+    if entry.needs == "candidates":
+        why = "chooses actions by its critics, which would be with the learner, in the other process"
+    raise ConfigError(
+        f"rl.rhythm=concurrent: {given} {why}. Use rl.rhythm=alternate, or algorithm=td3, sac, residual, rlpd, wsrl or dsrl"
+    )
 
 
 def _check_values(config: RunConfig, open_phases: list[str]) -> None:

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from vla_rl import build
+from vla_rl import config as configs
 from vla_rl.algorithms.curriculum import Curriculum
-from vla_rl.interfaces import AlgorithmContext
-from vla_rl.learning.learners import learner_for
+from vla_rl.interfaces import AlgorithmContext, Collector
+from vla_rl.learning.concurrent import ConcurrentLearner, SwappingCollector
+from vla_rl.learning.learner_process import LearnerProcess
+from vla_rl.learning.learners import Learner, learner_for
 from vla_rl.learning.online import OnlineRL
 from vla_rl.learning.plan import UNLIMITED
 from vla_rl.rewards.sources import demonstration_trajectories
-from vla_rl.run.context import Run, evaluate_held_out, keep_best, split_demonstrations, start_checkpoint
+from vla_rl.run.context import (
+    LEARNER_FOLDER,
+    Run,
+    evaluate_held_out,
+    keep_best,
+    split_demonstrations,
+    start_checkpoint,
+)
 from vla_rl.run.opening import seeded
 from vla_rl.run.reward_phases import rl_guard, rl_reward
 from vla_rl.types import Trajectory
@@ -30,15 +45,52 @@ def _critic(run: Run) -> Any:
     return None if critic is None else critic.to(run.device)
 
 
-def phase_rl(run: Run) -> dict[str, Any]:
+def trained_policy(run: Run) -> Any:
+    """The start, with the actor on top of it that is trained where the run has one."""
     c = run.config
-    start = start_checkpoint(run)
-    policy = run.acting(start)
-    if c.actor_type != "none":
-        policy = build.implementation("actor", c.actor_type).from_base(c.actor, policy)
+    policy = run.acting(start_checkpoint(run))
+    return policy if c.actor_type == "none" else build.implementation("actor", c.actor_type).from_base(c.actor, policy)
+
+
+def learner_of(run: Run, policy: Any) -> Learner:
+    """The run's algorithm on ``policy``, and what feeds it."""
+    c, start = run.config, start_checkpoint(run)
     algorithm = build.implementation("algorithm", c.algorithm_type).from_context(
         seeded(c.algorithm, c.seed), policy, AlgorithmContext(lambda: _critic(run), lambda: run.acting(start))
     )
+    return learner_for(
+        algorithm, run.dir / "replay", c.seed, lambda: _shown(run, policy), policy.embodiment, c.replay.ram_bytes
+    )
+
+
+@contextlib.contextmanager
+def _learning(run: Run, policy: Any) -> Iterator[tuple[Learner, Collector]]:
+    """Who learns and who collects, in this process or in two; the second one ends with the block."""
+    c, engine = run.config, run.engine(policy)
+    if c.rl.rhythm == "alternate":
+        yield learner_of(run, policy), engine
+        return
+    own = c.rl.concurrent
+    job = {
+        "config": configs.to_tree(c),
+        "embodiment": run.env.embodiment.to_dict(),
+        "tasks": [dataclasses.asdict(task) for task in run.env.tasks],
+    }
+    process = LearnerProcess(
+        run.dir / LEARNER_FOLDER, job, c.algorithm.updates_per_decision, own.restarts, run.progress.say
+    )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, threads - own.threads))  # the others are the learner's
+    try:
+        yield ConcurrentLearner(process, c.algorithm, own.max_ahead), SwappingCollector(engine, process, own.swap_every)
+    finally:
+        process.stop()
+        torch.set_num_threads(threads)
+
+
+def phase_rl(run: Run) -> dict[str, Any]:
+    c = run.config
+    policy = trained_policy(run)
     init_states = range(c.rl.init_states) if c.rl.init_states else [UNLIMITED]
     items = [(task.task_id, init) for task in run.train_tasks for init in init_states]
 
@@ -47,23 +99,22 @@ def phase_rl(run: Run) -> dict[str, Any]:
         keep_best(run, policy, iteration, result)
         return {"eval/success": result.success_rate}
 
-    reward = rl_reward(run, policy)
-    guard, on_finding = rl_guard(run, policy, reward)
-    loop = OnlineRL(
-        c.rl,
-        run.engine(policy),
-        learner_for(
-            algorithm, run.dir / "replay", c.seed, lambda: _shown(run, policy), policy.embodiment, c.replay.ram_bytes
-        ),
-        reward,
-        Curriculum(c.curriculum, items),
-        run.train_tasks,
-        c.seed,
-        evaluate=held_out_check,
-        guard=guard,
-        on_finding=on_finding,
-    )
-    counters = loop.run(run.dir / "checkpoints" / "rl", run.logger, run.progress)
+    with _learning(run, policy) as (learner, collector):
+        reward = rl_reward(run, policy)
+        guard, on_finding = rl_guard(run, policy, reward)
+        loop = OnlineRL(
+            c.rl,
+            collector,
+            learner,
+            reward,
+            Curriculum(c.curriculum, items),
+            run.train_tasks,
+            c.seed,
+            evaluate=held_out_check,
+            guard=guard,
+            on_finding=on_finding,
+        )
+        counters = loop.run(run.dir / "checkpoints" / "rl", run.logger, run.progress)
     return {
         "episodes": counters.episodes, "control_steps": counters.control_steps, "iterations": counters.iteration,
         "seconds": counters.seconds,

@@ -103,6 +103,31 @@ class ReplayConfig:
 
 
 @dataclass
+class ConcurrentConfig:
+    """An actor and a learner in two processes (``rl.rhythm=concurrent``).
+
+    Weights are published every ``publish_every`` updates, and whenever nothing is left to learn; the actor takes the newest
+    before every ``swap_every`` episodes (0: once an iteration), so that each episode has one version. While more than
+    ``max_ahead`` updates are owed the actor waits (0: it never does). The learner's process has ``threads`` torch threads
+    and a priority lower by ``nice``; one that dies is started again, at most ``restarts`` times.
+    """
+
+    publish_every: int = 50
+    swap_every: int = 0
+    max_ahead: int = 0
+    threads: int = 1
+    nice: int = 5
+    restarts: int = 3
+
+    def __post_init__(self) -> None:
+        for name, least in (("publish_every", 1), ("swap_every", 0), ("max_ahead", 0), ("threads", 1), ("restarts", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"rl.concurrent.{name}={getattr(self, name)} must be {least} or more")
+        if not 0 <= self.nice <= 19:
+            raise ConfigError(f"rl.concurrent.nice={self.nice} must be from 0 (as the actor) to 19 (only what is left over)")
+
+
+@dataclass
 class RLConfig:
     """The online loop. ``episodes_per_iteration`` counts episodes, group members included.
 
@@ -120,6 +145,9 @@ class RLConfig:
     bring almost no success (95 % upper bound below ``guard_success``) or do not move the policy. ``fallback`` "progress":
     without success it then goes on with a progress reward learned from the demonstrations, with the keys
     ``fallback_reward`` of ``reward=process``.
+
+    ``rhythm`` alternate: collect an iteration, then learn from it. concurrent: a learner in a process of its own learns
+    from a replay meanwhile (``concurrent``).
     """
 
     iterations: int = 20
@@ -141,9 +169,18 @@ class RLConfig:
     guard_success: float = 0.03
     fallback: str = "none"  # none | progress
     fallback_reward: dict[str, Any] = field(default_factory=dict)
+    rhythm: str = "alternate"  # alternate | concurrent
+    concurrent: ConcurrentConfig = field(default_factory=ConcurrentConfig)
 
     def __post_init__(self) -> None:
         self._check_guard()
+        if self.rhythm not in ("alternate", "concurrent"):
+            raise ConfigError(f"rl.rhythm is {self.rhythm!r}, choose one of alternate, concurrent")
+        if self.rhythm == "concurrent" and self.dynamic_sampling:
+            raise ConfigError(
+                "rl.rhythm=concurrent learns from every episode, and rl.dynamic_sampling=true chooses among those of an "
+                "iteration: leave one of them out"
+            )
         if self.dynamic_sampling_by not in ("success", "reward"):
             raise ConfigError(f"rl.dynamic_sampling_by is {self.dynamic_sampling_by!r}, choose one of success, reward")
         if self.dynamic_sampling and self.group_size < 2:

@@ -1,0 +1,187 @@
+"""The actor's side of the concurrent rhythm: a learner in a process of its own, which may die and is started again.
+
+Nothing here knows a simulator: a robot's runner sends the episodes that it closed and takes the weights that are newest, as
+the rollout loop does (`vla_rl.learning.learners.RemoteLearner`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vla_rl import errors
+from vla_rl.errors import UserError
+from vla_rl.learning.learner_server import CHECKPOINT, EPISODES, STOP
+from vla_rl.learning.spool import FAILURE, FIGURES, INBOX, JOB, WEIGHTS, Spool, published_weights, read_figures
+from vla_rl.reporting.metrics import write_json
+from vla_rl.types import Trajectory
+
+_MODULE = "vla_rl.run.learner_main"
+_LOOK = 0.05  # seconds between looks at what is waited for
+_STOP_SECONDS = 60.0  # for the update under way and the state
+
+
+class LearnerProcess:
+    """A `RemoteLearner`. ``job`` is what `vla_rl.run.learner_main` is to do, JSON-ready; ``updates_per_decision`` its pace.
+
+    Every method but `stop` looks after the process: one that died is started again, at most ``restarts`` times, and ``say``
+    is told. One more, or a `UserError` with which the learner itself gave up, is raised.
+    """
+
+    def __init__(
+        self, folder: Path, job: Mapping[str, Any], updates_per_decision: float, restarts: int,
+        say: Callable[[str], None] = print,
+    ) -> None:  # fmt: skip
+        self.folder, self.job, self._pace, self._say = folder, job, updates_per_decision, say
+        self._spool = Spool(folder / INBOX)
+        self._restarts, self._died = restarts, 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._last = 0  # ticket
+        self._sent: dict[int, int] = {}  # decisions of each ticket that the learner may not have taken yet
+        self._seen: tuple[int, int] | None = None  # which file of weights was read last
+        self._figures: dict[str, Any] = {}
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> dict[str, float]:
+        """Returns once the learner has done what comes before the first episode (in an earlier session perhaps), with the
+        metrics of that."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name in (FIGURES, FAILURE):
+            (self.folder / name).unlink(missing_ok=True)
+        write_json(self.folder / JOB, self.job)
+        self._launch()
+        self.wait(lambda: bool(self.figures()))
+        self._last = max([self._figures["taken"], *(entry.last for entry in self._spool.entries())])
+        return self._figures.get("offline", {})
+
+    # ------------------------------------------------------------------------------------------------------ RemoteLearner
+    def send(self, episodes: Sequence[tuple[Trajectory, Tensor]]) -> None:
+        """Hand over closed episodes, each with its rewards float32 [t]; on the disk when it returns."""
+        self._watch()
+        if not episodes:
+            return
+        entry = self._spool.put(self._last + 1, [(_slim(trajectory), rewards) for trajectory, rewards in episodes])
+        self._last = entry.last
+        self._sent |= {entry.first + i: len(trajectory) for i, (trajectory, _) in enumerate(episodes)}
+        self._tell(EPISODES)
+
+    def newest(self) -> tuple[int, dict[str, Tensor]] | None:
+        """The newest version and its weights; None where that is the one that was asked for last."""
+        self._watch()
+        path = self.folder / WEIGHTS
+        if not path.exists():
+            return None
+        stat = path.stat()
+        seen = (stat.st_ino, stat.st_mtime_ns)
+        if seen == self._seen:
+            return None
+        self._seen, weights = seen, published_weights(self.folder)
+        return None if weights is None else (weights.version, weights.tensors)
+
+    def figures(self) -> dict[str, Any]:
+        """What the learner said last (`LearnerServer`), and "owed" with what it has not taken yet; {} before it is ready."""
+        self._watch()
+        self._figures = read_figures(self.folder / FIGURES) or self._figures
+        if not self._figures:
+            return {}
+        self._sent = {ticket: n for ticket, n in self._sent.items() if ticket > self._figures["taken"]}
+        return self._figures | {"owed": self._figures["owed"] + self._pace * sum(self._sent.values())}
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all that was sent is learned from, and the newest weights show it."""
+        f = self.figures()
+        return not self._sent and f["owed"] < 1.0 and f["published"] >= f["updates"]
+
+    def checkpoint(self) -> None:
+        """Have the learner write its state soon. Without it nothing is lost but time: updates since are made again."""
+        self._watch()
+        self._tell(CHECKPOINT)
+
+    def stop(self) -> None:
+        """End the process, which writes its state; called twice it does nothing."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        ready = (self.folder / FIGURES).exists()  # before, it has nothing to keep
+        with contextlib.suppress(OSError):
+            process.stdin.write(f"{STOP}\n".encode())
+            process.stdin.flush()
+        try:
+            process.wait(_STOP_SECONDS if ready else 0.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+
+    def wait(self, until: Callable[[], bool]) -> float:
+        """Wait, looking after the process; returns the seconds."""
+        started = time.perf_counter()
+        while not until():
+            self._watch()
+            time.sleep(_LOOK)
+        return time.perf_counter() - started
+
+    # ------------------------------------------------------------------------------------------------------------- inside
+    def _launch(self) -> None:
+        """Its own session, so that Ctrl-C reaches the actor alone; the end of stdin tells it that the actor is gone."""
+        paths = [path for path in sys.path if path]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", _MODULE, str(self.folder.resolve())],
+            stdin=subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, start_new_session=True,
+        )  # fmt: skip
+
+    def _tell(self, command: str) -> None:
+        assert self._process is not None and self._process.stdin is not None, "the learner was not started"
+        with contextlib.suppress(OSError):  # it died, which the next look finds
+            self._process.stdin.write(f"{command}\n".encode())
+            self._process.stdin.flush()
+
+    def _watch(self) -> None:
+        """Start the process again if it died."""
+        if self._process is None or (code := self._process.poll()) is None:
+            return
+        failure = read_figures(self.folder / FAILURE)
+        if failure:
+            kinds = {k.__name__: k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, UserError)}
+            raise kinds.get(failure["error"], UserError)(failure["text"])
+        how = f"signal {-code}" if code < 0 else f"status {code}"
+        if self._died >= self._restarts:
+            raise UserError(
+                f"the learner's process ended by itself ({how}), for the {self._died + 1}. time "
+                f"(rl.concurrent.restarts={self._restarts}). What it said stands above. No episode is lost: the same "
+                f"command goes on from here"
+            )
+        self._died += 1
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        self._say(
+            f"the learner's process ended by itself ({how}) and is started again ({self._died} of at most "
+            f"{self._restarts} times); the actor goes on with the weights it has, and no episode is lost"
+        )
+        self._launch()
+
+
+def _slim(trajectory: Trajectory) -> Trajectory:
+    """Without what no learner of a replay reads."""
+    return dataclasses.replace(
+        trajectory,
+        observations=trajectory.observations.without_privileged(),
+        final_observation=trajectory.final_observation.without_privileged(),
+        value=None,
+    )

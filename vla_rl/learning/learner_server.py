@@ -1,0 +1,141 @@
+"""The learner's side of the concurrent rhythm: takes closed episodes from a spool, learns, publishes weights.
+
+It owns algorithm, optimisers and replay, and knows nothing of where episodes come from. Killed at any moment it goes on from
+its last state, from the replay, which has every episode that was taken, and from the spool, which has the others: an
+episode leaves the spool once the replay has it under its ticket, so none is lost and none is there twice.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from pathlib import Path
+from typing import Any
+
+from vla_rl.checkpoint import restoring
+from vla_rl.learning.learners import ReplayLearner
+from vla_rl.learning.spool import (
+    FIGURES,
+    INBOX,
+    STATE,
+    Spool,
+    Weights,
+    learned_weights,
+    publish_weights,
+    published_weights,
+    save_learner,
+    stored_learner,
+    take_weights,
+)
+from vla_rl.reporting.metrics import write_json
+from vla_rl.reporting.progress import Progress
+
+EPISODES, CHECKPOINT, STOP = "episodes", "checkpoint", "stop"  # commands
+_NAP = 1.0  # seconds after which it looks into the spool untold
+
+
+class LearnerServer:
+    """Serves ``folder`` (`vla_rl.learning.spool`) until it is told to stop. ``commands`` are words from the actor."""
+
+    def __init__(
+        self, folder: Path, policy: Any, learner: ReplayLearner, publish_every: int, commands: queue.Queue[str]
+    ) -> None:
+        self.folder, self.policy, self.learner = folder, policy, learner
+        self._publish_every, self._commands, self._spool = publish_every, commands, Spool(folder / INBOX)
+        self._updates = 0  # since the first episode
+        self._published = 0  # of those, in the newest version
+        self._version = 0
+        self._sums: dict[str, list[float]] = {}  # metrics since the last figures
+        self._figures: dict[str, Any] = {}
+        self._seconds = {"busy": 0.0, "idle": 0.0}
+        self._stopping = False
+
+    def run(self) -> None:
+        self._begin()
+        while not self._stopping:
+            started = time.perf_counter()
+            learned = self._take() or self._step()
+            if not learned:
+                self._publish()
+            now = time.perf_counter()
+            self._seconds["busy"] += now - started
+            self._obey(wait=not learned)
+            self._seconds["idle"] += time.perf_counter() - now
+        self._save()
+
+    def _begin(self) -> None:
+        """Go on from the state that there is; else what is learned before the first episode."""
+        newest, state = published_weights(self.folder), stored_learner(self.folder)
+        if state is not None:
+            with restoring(self.folder / STATE, "a learner's state of this run"):
+                take_weights(self.policy, state["weights"])
+                self.learner.go_on(state["learner"])
+                self._updates = int(state["updates"])
+        else:
+            newest = None
+            self._figures["offline"] = self.learner.prepare(Progress())
+            self._save()  # before the first episode leaves the spool: the replay is kept from here on
+        if newest is None:
+            self._publish(first=True)
+        else:  # a version is never used twice, and weights of fewer updates are not published again
+            self._version, self._published = newest.version, newest.updates
+        self._tell()
+
+    # --------------------------------------------------------------------------------------------------------- one turn
+    def _take(self) -> bool:
+        """Take what waits in the spool; whether there was anything."""
+        ages: list[int] = []
+        for entry in (entries := self._spool.entries()):
+            for ticket, trajectory, rewards in self._spool.read(entry, self.learner.replay.last_ticket):
+                self.learner.take(trajectory, rewards, ticket)
+                ages.append(self._version - trajectory.policy_version)
+            self._spool.remove(entry)
+        if ages:
+            self._figures["staleness"] = sum(ages) / len(ages)
+            self._tell()
+        return bool(entries)
+
+    def _step(self) -> bool:
+        """One update, if one is owed."""
+        if self.learner.owed < 1.0:
+            return False
+        for name, value in self.learner.step().items():
+            self._sums.setdefault(name, []).append(value)
+        self._updates += 1
+        if self._updates % self._publish_every == 0:
+            self._publish()
+        return True
+
+    def _obey(self, wait: bool) -> None:
+        try:
+            command = self._commands.get(wait, _NAP)
+        except queue.Empty:
+            return
+        self._stopping = command == STOP
+        if command == CHECKPOINT:
+            self._save()
+
+    # ---------------------------------------------------------------------------------------------------------- telling
+    def _publish(self, first: bool = False) -> None:
+        """The present weights as a new version, unless one of as many updates is there; and how far learning is."""
+        if first or self._updates > self._published:
+            self._version, self._published = self._version + 1, self._updates
+            publish_weights(self.folder, Weights(self._version, self._updates, learned_weights(self.policy)))
+        elif self._figures["updates"] == self._updates:
+            return
+        self._tell()
+
+    def _tell(self) -> None:
+        replay = self.learner.replay
+        if self._sums:
+            self._figures["metrics"] = {name: sum(values) / len(values) for name, values in self._sums.items()}
+            self._sums = {}
+        self._figures |= {
+            "version": self._version, "updates": self._updates, "published": self._published, "owed": self.learner.owed,
+            "taken": replay.last_ticket, "episodes": replay.episodes, "decisions": len(replay), **self._seconds,
+        }  # fmt: skip
+        write_json(self.folder / FIGURES, self._figures)
+
+    def _save(self) -> None:
+        weights = {name: x.detach() for name, x in learned_weights(self.policy).items()}
+        save_learner(self.folder, {"learner": self.learner.state_dict(), "updates": self._updates, "weights": weights})
