@@ -13,8 +13,9 @@ from test_replay import SPEC, episode, seen
 
 from policies.actors.direct import DirectActor
 from policies.actors.improved import CANDIDATES, ImprovedPolicy
+from policies.actors.own import OwnPolicy
 from policies.actors.residual import ACTION, ResidualPolicy
-from policies.actors.settings import DirectConfig, ImprovedConfig, ResidualConfig, SteeredConfig
+from policies.actors.settings import DirectConfig, ImprovedConfig, OwnConfig, ResidualConfig, SteeredConfig
 from policies.actors.steered import LATENT, SteeredPolicy
 from policies.small import FEATURES, SmallConfig, SmallPolicy
 from vla_rl import build
@@ -22,8 +23,17 @@ from vla_rl import config as configs
 from vla_rl.algorithms import critics
 from vla_rl.algorithms.actor_critic import SAC, TD3, rewards_to_go
 from vla_rl.algorithms.dsrl import DSRL
+from vla_rl.algorithms.iql import IQL, IQLThenSAC, advantage_weights, expectile_loss
 from vla_rl.algorithms.parl import PARL
-from vla_rl.algorithms.replay_settings import CriticsConfig, DSRLConfig, PARLConfig, SACConfig, TD3Config
+from vla_rl.algorithms.replay_settings import (
+    CriticsConfig,
+    DSRLConfig,
+    IQLConfig,
+    IQLThenSACConfig,
+    PARLConfig,
+    SACConfig,
+    TD3Config,
+)
 from vla_rl.checkpoint import load_policy, save_checkpoint
 from vla_rl.data.replay import Replay
 from vla_rl.errors import ConfigError
@@ -566,6 +576,146 @@ def test_an_improved_policy_is_saved_as_the_policy_beneath(tmp_path):
     assert torch.equal(a, b)
 
 
+# ----------------------------------------------------------------------------------------------------------------- IQL
+def test_expectiles_and_weights_by_hand():
+    gap = torch.tensor([1.0, -2.0])  # 0.7·1 and 0.3·4, in the mean
+    assert float(expectile_loss(gap, 0.7)) == pytest.approx((0.7 + 1.2) / 2)
+    assert float(expectile_loss(gap, 0.5)) == pytest.approx(0.5 * (1.0 + 4.0) / 2)
+    weights = advantage_weights(torch.tensor([0.0, math.log(2.0), -math.log(2.0), 9.0]), 2.0, 100.0)
+    torch.testing.assert_close(weights, torch.tensor([1.0, 4.0, 0.25, 100.0]))
+
+
+def test_an_expectile_is_what_balances_the_weighted_distances():
+    """Of 0 and 1 the 0.8-expectile is 0.8: 0.2·0.8 = 0.8·0.2."""
+    value = torch.zeros((), requires_grad=True)
+    optimizer = torch.optim.SGD([value], lr=0.5)
+    for _ in range(200):
+        optimizer.zero_grad()
+        expectile_loss(torch.tensor([0.0, 1.0]) - value, 0.8).backward()
+        optimizer.step()
+    assert float(value.detach()) == pytest.approx(0.8, abs=1e-3)
+
+
+@pytest.mark.parametrize("head", ["mean", "hl_gauss", "c51"])
+def test_iqls_targets_bootstrap_from_the_value_of_states_and_ask_for_no_action(head):
+    policy = small()
+    algorithm = IQL(IQLConfig(critics=CriticsConfig(hidden=[8], head=head, low=-1.0, high=1.0, bins=5)), policy)
+    policy.propose = None  # whoever asks for an action, fails
+    constant(algorithm.value, [0.5])
+    batch = batch_of([0.5, -0.25, 1.0], [0.5, 0.5, 0.0], policy)
+    target = algorithm._targets(batch, batch.next_extra)
+    if head == "mean":
+        assert target.tolist() == [0.75, 0.0, 1.0]
+    else:
+        means = (target * torch.linspace(-1.0, 1.0, 5)).sum(1)
+        torch.testing.assert_close(means[1], torch.tensor(0.0), atol=1e-6, rtol=0)
+        if head == "c51":  # halfway between two bins, and on bins
+            torch.testing.assert_close(target, torch.tensor([[0, 0, 0, 0.5, 0.5], [0, 0, 1, 0, 0], [0, 0, 0, 0, 1.0]]))
+
+
+def test_iqls_advantage_is_the_smallest_critic_less_the_value():
+    policy = small()
+    algorithm = IQL(IQLConfig(critics=CriticsConfig(hidden=[8], count=2)), policy)
+    constant(algorithm._target[1], [0.75, 0.5])
+    constant(algorithm.value, [0.125])
+    batch = batch_of([0.0], [1.0], policy)
+    assert algorithm.advantages(batch.extra, algorithm._taken(batch, batch.extra)).tolist() == [0.375]
+
+
+def test_a_gaussian_imitates_by_weight_and_only_what_was_executed():
+    policy = DirectActor(DirectConfig(hidden=[8], encoder=8, chunk_length=2), Base())
+    with torch.no_grad():
+        policy.actor[-1].bias.copy_(torch.tensor([0.0, 0.0, 9.0, 9.0, 0.0, 0.0, 0.0, 0.0]))  # means, then raw spreads
+    batch, frames = batch_of([0.0, 0.0], [1.0, 1.0], small()), policy.base.frame_features(seen(0, 2))
+    actions = torch.tensor([[[0.5, -0.5], [1.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]]])
+    valid = torch.tensor([[True, False], [True, False]])
+    batch = dataclasses.replace(batch, actions=actions, valid=valid, is_human=~valid)
+    loss, _ = policy.weighted_loss(batch, policy.encode(frames), frames, torch.tensor([3.0, 1.0]), torch.Generator())
+    log_std = -5.0 + 6.0 * 0.5  # tanh(0) is the middle
+    first = 2 * (0.5 * (math.atanh(0.5) / math.exp(log_std)) ** 2 + log_std)
+    assert float(loss.detach()) == pytest.approx((3.0 * first + 1.0 * 2 * log_std) / 2, rel=1e-5)
+
+
+def test_a_residual_imitates_the_mean_correction_of_what_was_executed():
+    policy = ResidualPolicy(ResidualConfig(hidden=[8], encoder=8, hold=2, scale=0.5, dimensions=[]), Base())
+    batch = dataclasses.replace(
+        batch_of([0.0], [1.0], small()),
+        actions=torch.tensor([[[0.3, 0.0], [0.5, 0.2]]]),
+        valid=torch.tensor([[True, True]]),
+        is_human=torch.tensor([[False, False]]),
+    )
+    frames = {ACTION: torch.tensor([[0.1, 0.0, 0.2, 0.0]])}
+    latent, counts = policy.executed(batch, frames)
+    torch.testing.assert_close(latent, torch.tensor([[(0.2 + 0.3) / 2 / 0.5, (0.0 + 0.2) / 2 / 0.5]]))
+    assert counts.tolist() == [[1.0, 1.0]]
+    cut_short = dataclasses.replace(batch, valid=torch.tensor([[True, False]]))
+    torch.testing.assert_close(policy.executed(cut_short, frames)[0], torch.tensor([[0.4, 0.0]]))
+
+
+def test_the_policy_itself_imitates_decisions_in_proportion_to_their_weights():
+    base, drawn = Proposer(), []
+    policy = OwnPolicy(OwnConfig(encoder=8, rows=1000), base)
+
+    def imitation_loss(observation, actions, valid, features=None):
+        assert torch.equal(features["state"], observation.proprio / 10.0)
+        drawn.extend(observation.proprio[:, 0].tolist())
+        return base.weight.square().sum(), {}
+
+    base.imitation_loss = imitation_loss
+    batch = batch_of([0.0] * 3, [1.0] * 3, small())
+    batch = dataclasses.replace(batch, extra=base.frame_features(batch.observations))
+    weights = torch.tensor([1.0, 0.0, 3.0])
+    policy.weighted_loss(batch, torch.zeros(3, 8), batch.extra, weights, torch.Generator().manual_seed(0))
+    assert len(drawn) == 1000 and drawn.count(1.0) == 0 and abs(drawn.count(2.0) / 1000 - 0.75) < 0.05
+
+
+@pytest.mark.parametrize("name", ["nano_toy", "nano_flow_toy"])
+def test_iql_trains_tokens_and_flows_and_goes_on_exactly(name, tmp_path):
+    """Demonstrations alone, no episode; a checkpoint is that of the policy."""
+    config = configs.compose(["run=toy", "algorithm=iql", f"policy={name}", "actor.rows=4", "actor.encoder=8"])
+    options = dataclasses.replace(config.algorithm, batch_size=8, critics=CriticsConfig(hidden=[8]))
+
+    def fresh() -> IQL:
+        kind = build.implementation("policy", config.policy_type)
+        base = kind.from_statistics(config.policy, SPEC, STATS, STATS, seed=0)
+        torch.manual_seed(0)
+        return IQL(options, build.implementation("actor", "own").from_base(config.actor, base).train())
+
+    whole, first, second = fresh(), fresh(), fresh()
+    replay, rewards, trajectory = Replay(), torch.tensor([0.0, 0.0, 1.0]), episode(0)
+    replay.add(trajectory, rewards, "demonstrations", extra=whole.annotate(trajectory, rewards))
+
+    def learn(algorithm, updates: int) -> None:
+        for _ in range(updates):
+            algorithm.update(functools.partial(replay.draw, generator=torch.Generator().manual_seed(algorithm.updates)))
+
+    before = {n: p.detach().clone() for n, p in whole.policy.base.named_parameters()}
+    learn(whole, 4)
+    changed = {n for n, p in whole.policy.base.named_parameters() if not torch.equal(p, before[n])}
+    assert changed and not any(n.startswith(("vision", "projector")) for n in changed)
+    learn(first, 2)
+    save_checkpoint(tmp_path / "c", first.policy, first.state_dict())
+    assert type(load_policy(tmp_path / "c", build.policy_class, SPEC)) is type(first.policy.base)
+    second.policy.load_state_dict(first.policy.state_dict())
+    second.load_state_dict(first.state_dict())
+    learn(second, 2)
+    for a, b in zip(whole.policy.parameters(), second.policy.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_wsrl_may_learn_offline_by_iql():
+    torch.manual_seed(0)
+    policy = DirectActor(DirectConfig(hidden=[8], encoder=8), Base())
+    options = {"offline_updates": 2, "actor_every": 1, "batch_size": 3, "demonstration_share": 1.0, "start_decisions": 0}
+    algorithm = IQLThenSAC(IQLThenSACConfig(**options, critics=CriticsConfig(hidden=[8])), policy)
+    replay, rewards, trajectory = Replay(), torch.tensor([0.0, 1.0]), cut(episode(0, t=2), 1)
+    replay.add(trajectory, rewards, "demonstrations", extra=algorithm.annotate(trajectory, rewards))
+    draw = functools.partial(replay.draw, generator=torch.Generator().manual_seed(0))
+    kinds = [set(algorithm.update(draw)) for _ in range(3)]
+    assert all("iql_sac/weight_mean" in found and "iql_sac/temperature" not in found for found in kinds[:2])
+    assert "iql_sac/temperature" in kinds[2] and "iql_sac/weight_mean" not in kinds[2]
+
+
 # ------------------------------------------------------------------------------------------------------ they all learn
 WISH = 0.12  # what the first dimension of every control step should be; the frozen policy does something else
 
@@ -610,7 +760,10 @@ FAST = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["residual td3", "residual sac", "direct sac", "steered sac", "steered dsrl"])
+@pytest.mark.parametrize(
+    "kind",
+    ["residual td3", "residual sac", "residual iql", "direct sac", "direct iql", "steered sac", "steered dsrl"],
+)
 def test_each_learner_finds_the_action_that_is_rewarded(kind):
     torch.manual_seed(0)
     actor, algorithm = kind.split()
@@ -626,6 +779,7 @@ def test_each_learner_finds_the_action_that_is_rewarded(kind):
     learner = {
         "td3": lambda: TD3(TD3Config(**FAST), policy), "sac": lambda: SAC(SACConfig(**FAST, **entropy), policy),
         "dsrl": lambda: DSRL(DSRLConfig(**FAST, **entropy), policy),
+        "iql": lambda: IQL(IQLConfig(**FAST, expectile=0.8, beta=20.0), policy),
     }[algorithm]()  # fmt: skip
     before, after = learns(policy, learner, rounds=25, updates=50)
     assert before > 0.07 and after < 0.5 * before, (before, after)
@@ -647,6 +801,10 @@ def test_what_does_not_fit_is_refused_with_the_remedy():
         SAC(SACConfig(), small())
     with pytest.raises(ConfigError, match="dsrl steers a policy by its noise, and SmallPolicy chooses none"):
         DSRL(DSRLConfig(), small())
+    with pytest.raises(ConfigError, match=r"iql imitates .* which SteeredPolicy cannot: set actor=own"):
+        IQL(IQLConfig(), SteeredPolicy(SteeredConfig(), Base()))
+    with pytest.raises(ConfigError, match=r"conservatism=none"):
+        IQLConfig(conservatism="cal_ql")
     with pytest.raises(ConfigError, match=r"actor\.dimensions has 'wrist'"):
         ResidualPolicy(ResidualConfig(dimensions=["wrist"]), Base())
     with pytest.raises(ConfigError, match=r"actor\.base_steps=9 is more than the 4"):
@@ -660,6 +818,8 @@ def test_what_does_not_fit_is_refused_with_the_remedy():
     [
         (["algorithm=td3"], r"td3 needs an actor, and policy.type=nano_vla is none: set actor=residual or direct"),
         (["algorithm=ppo", "actor=residual"], r"likelihood capability, and actor.type=residual has none: set actor=none"),
+        (["algorithm=iql", "actor=steered"], r"actor.type=steered needs a policy with a noise capability"),
+        (["algorithm=iql", "actor=improved"], r"weighted capability, and actor.type=improved has none: set actor=resid"),
         (["algorithm=sac", "actor=steered"], r"actor.type=steered needs a policy with a noise capability"),
         (["algorithm=sac", "actor=residual", "actor.scale=0"], r"actor.scale is 0"),
         (["algorithm=sac", "actor=residual", "actor.distribution=uniform"], r"actor.distribution is 'uniform'"),

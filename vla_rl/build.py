@@ -45,8 +45,8 @@ class ActorEntry(PolicyEntry):
 @dataclass(frozen=True)
 class AlgorithmEntry(Entry):
     """An algorithm, and the capability of a policy that it works on. "likelihood", "imitation", "actor", "features",
-    "noise" and "candidates" stand for `LikelihoodPolicy`, `ImitationPolicy`, `ActorPolicy`, `FeaturePolicy`,
-    `NoisePolicy` and `CandidateActor` of `vla_rl.interfaces`."""
+    "noise", "candidates" and "weighted" stand for `LikelihoodPolicy`, `ImitationPolicy`, `ActorPolicy`, `FeaturePolicy`,
+    `NoisePolicy`, `CandidateActor` and `WeightedActor` of `vla_rl.interfaces`."""
 
     needs: str = ""
 
@@ -90,14 +90,19 @@ REGISTRY: dict[str, dict[str, Entry]] = {
         "lerobot": PolicyEntry(  # (the likelihood of those that denoise; ACT has none, which it says itself)
             "policies.lerobot.policy:LeRobotPolicy", "policies.settings:LeRobotConfig", ("likelihood", "imitation")
         ),
-        "small": PolicyEntry("policies.small:SmallPolicy", "policies.settings:SmallConfig", ("actor", "imitation")),
+        "small": PolicyEntry(
+            "policies.small:SmallPolicy", "policies.settings:SmallConfig", ("actor", "weighted", "imitation")
+        ),
     },
     "actor": {
         "none": Entry("vla_rl.build:no_component"),
         "residual": ActorEntry(
-            "policies.actors.residual:ResidualPolicy", "policies.actors.settings:ResidualConfig", ("actor",)
+            "policies.actors.residual:ResidualPolicy", "policies.actors.settings:ResidualConfig", ("actor", "weighted")
         ),
-        "direct": ActorEntry("policies.actors.direct:DirectActor", "policies.actors.settings:DirectConfig", ("actor",)),
+        "direct": ActorEntry(
+            "policies.actors.direct:DirectActor", "policies.actors.settings:DirectConfig", ("actor", "weighted")
+        ),
+        "own": ActorEntry("policies.actors.own:OwnPolicy", "policies.actors.settings:OwnConfig", ("weighted",)),
         "improved": ActorEntry(
             "policies.actors.improved:ImprovedPolicy",
             "policies.actors.settings:ImprovedConfig",
@@ -150,6 +155,10 @@ REGISTRY: dict[str, dict[str, Entry]] = {
         "sac": AlgorithmEntry("vla_rl.algorithms.actor_critic:SAC", "vla_rl.algorithms.replay_settings:SACConfig", "actor"),
         "parl": AlgorithmEntry("vla_rl.algorithms.parl:PARL", "vla_rl.algorithms.replay_settings:PARLConfig", "candidates"),
         "dsrl": AlgorithmEntry("vla_rl.algorithms.dsrl:DSRL", "vla_rl.algorithms.replay_settings:DSRLConfig", "actor"),
+        "iql": AlgorithmEntry("vla_rl.algorithms.iql:IQL", "vla_rl.algorithms.replay_settings:IQLConfig", "weighted"),
+        "iql_sac": AlgorithmEntry(
+            "vla_rl.algorithms.iql:IQLThenSAC", "vla_rl.algorithms.replay_settings:IQLThenSACConfig", "actor"
+        ),
     },
     "critic": {
         "none": Entry("vla_rl.build:no_component"),
@@ -241,7 +250,7 @@ def require_fit(algorithm: str, policy: str, actor: str = "none") -> None:
         choice = f"set actor={' or '.join(fit)}, which goes on top of it" if fit else "use policy=nano, which takes one"
         raise ConfigError(
             f"algorithm.type={algorithm} needs an actor, and policy.type={policy} is none: {choice}"
-            f"{', or use policy=small' if wants.needs == 'actor' else ''}"
+            f"{', or use policy=small' if wants.needs in ('actor', 'weighted') else ''}"
         )
     other = [
         name for name, row in REGISTRY["algorithm"].items() if isinstance(row, AlgorithmEntry) and row.needs in has.can

@@ -14,10 +14,11 @@ from policies.actors.settings import ActorConfig
 from policies.trunk.noise import counter_normals
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import FeaturePolicy
-from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyOutput, Trajectory
+from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyOutput, Trajectory, Transitions
 
 VISUAL = "visual"  # the frame that images make; what else a frame holds is small
 _LOG_STD = (-5.0, 1.0)
+_INSIDE = 0.99  # how near to ±1, which no squashed Gaussian reaches, a latent action counts that is to be imitated
 _ROWS = 256  # frames that are encoded at once
 _BASE = "base."  # before the name of a text file of the frozen policy
 
@@ -86,15 +87,20 @@ class Actor(nn.Module):
             if noise is not None:
                 latent = (latent + self.config.noise * noise.to(latent)).clamp(-1.0, 1.0)
             return latent, latent.new_zeros(len(latent))
-        mean, raw = out.chunk(2, dim=1)
+        mean, log_std = self._gaussian(out)
         if noise is None:
             return mean.tanh(), mean.new_zeros(len(mean))
-        log_std = _LOG_STD[0] + (_LOG_STD[1] - _LOG_STD[0]) * (raw.tanh() + 1.0) / 2.0
         noise = noise.to(mean)
         before = mean + log_std.exp() * noise
         density = -0.5 * noise.square() - log_std - 0.5 * math.log(2.0 * math.pi)
         squashed = 2.0 * (math.log(2.0) - before - nn.functional.softplus(-2.0 * before))  # log(1 − tanh²)
         return before.tanh(), (density - squashed).sum(1)
+
+    @staticmethod
+    def _gaussian(out: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log standard deviation [b l] before tanh, of the actor's output."""
+        mean, raw = out.chunk(2, dim=1)
+        return mean, _LOG_STD[0] + (_LOG_STD[1] - _LOG_STD[0]) * (raw.tanh() + 1.0) / 2.0
 
     def realize(self, latent: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
         """What critics read of a latent action: the action itself."""
@@ -103,6 +109,26 @@ class Actor(nn.Module):
     def taken(self, actions: Tensor, extra: Mapping[str, Tensor]) -> Tensor:
         """What critics read of a stored decision: its actions [b h a] in half-ranges, flat."""
         return self.to_unit(actions).flatten(1)
+
+    def weighted_loss(
+        self, batch: Transitions, encoded: Tensor, frames: Mapping[str, Tensor], weights: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, dict[str, float]]:
+        """See `vla_rl.interfaces.WeightedActor`: −log-likelihood of what was executed (a Gaussian's before tanh, up to what
+        depends on the data alone), or a deterministic actor's squared error."""
+        latent, counts = self.executed(batch, frames)
+        out = self.actor(self.actor_inputs(encoded, frames))
+        if self.stochastic:
+            mean, log_std = self._gaussian(out)
+            before = latent.clamp(-_INSIDE, _INSIDE).atanh()
+            error = 0.5 * ((before - mean) / log_std.exp()).square() + log_std
+        else:
+            error = (self.reach * out.tanh() - latent).square()
+        return (weights * (error * counts).sum(1)).mean(), {}
+
+    def executed(self, batch: Transitions, frames: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The latent actions [b l] that were executed, and which of their numbers count (1 or 0) [b l]."""
+        counts = batch.valid.to(self.low).repeat_interleave(len(self.low), 1)
+        return self.taken(batch.actions, frames), counts
 
     # ---------------------------------------------------------------------------------------------------------- acting
     def latents(self, frames: Mapping[str, Tensor], deterministic: bool, seeds: Sequence[int] | None) -> Tensor:

@@ -1,7 +1,7 @@
 """The best of several proposals of a policy, by a critic's judgement, moved a little further up (PA-RL, arXiv 2412.06685).
 
-What is saved is the policy beneath alone: it is trained to propose what was chosen, and acts without any critic. It learns
-from the features that were kept, so what makes them (its vision) gets no gradient.
+What is saved is the policy beneath alone (`OwnPolicy`): it is trained to propose what was chosen, and acts without any
+critic.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from policies.actors.base import FrozenBaseActor
+from policies.actors.own import OwnPolicy
 from policies.actors.settings import ImprovedConfig
-from vla_rl.errors import ConfigError
-from vla_rl.interfaces import ImitationPolicy
 from vla_rl.types import Observation, PolicyOutput, Trajectory
 
 CANDIDATES = "candidates"  # the frame that holds the proposals, half precision [b n h·a] in half-ranges
@@ -23,33 +21,17 @@ _SEED_STEP = 0x9E3779B97F4A7C15  # between the seeds of a row's proposals
 _PROPOSALS = 0x51ED27  # the seed of proposals for frames that nobody acted on
 
 
-class ImprovedPolicy(FrozenBaseActor):
+class ImprovedPolicy(OwnPolicy):
     """A `CandidateActor`. Its deterministic decision is that of the policy beneath; without a ``judge`` every one is."""
 
     config_class = ImprovedConfig
     config: ImprovedConfig
-    candidates = CANDIDATES
+    candidates, named = CANDIDATES, "improved"
 
     def __init__(self, config: ImprovedConfig, base: Any) -> None:
-        """Raises ConfigError for a base that cannot be trained on actions."""
-        if not isinstance(base, ImitationPolicy):
-            raise ConfigError(
-                f"actor improved trains the policy beneath on what was chosen, and {type(base).__name__} has no "
-                f"imitation_loss: use actor=residual or actor=steered"
-            )
-        self.chunk_length, self.latent_dim = base.chunk_length, base.chunk_length * base.embodiment.action_dim
-        self.judge: Callable[[Tensor, Tensor], Tensor] | None = None
-        frozen = {name for name, p in base.named_parameters() if not p.requires_grad}
+        """As of `OwnPolicy`."""
         super().__init__(config, base)
-        for name, p in base.named_parameters():
-            p.requires_grad_(name not in frozen)
-
-    def _build_actor(self, inputs: int) -> None:
-        """None: what is trained is the policy beneath."""
-
-    @property
-    def actor(self) -> nn.Module:
-        return self.base
+        self.judge: Callable[[Tensor, Tensor], Tensor] | None = None
 
     # -------------------------------------------------------------------------------------------------------- learning
     def improve(self, encoded: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,8 +89,7 @@ class ImprovedPolicy(FrozenBaseActor):
     ) -> PolicyOutput:
         """One chunk per row; sampled ones are chosen among proposals."""
         if deterministic or self.judge is None:
-            out = self.base.act(observation, deterministic=deterministic, seeds=seeds)
-            return PolicyOutput(out.chunk, out.behavior_log_prob, replay={})
+            return super().act(observation, deterministic=deterministic, seeds=seeds)
         seeds = torch.randint(2**62, (len(observation),)).tolist() if seeds is None else seeds
         frames = {**self.base.frame_features(observation), CANDIDATES: self._proposals(observation, seeds)}
         encoded = self.encode(frames)
@@ -121,25 +102,6 @@ class ImprovedPolicy(FrozenBaseActor):
             pick = torch.stack([torch.multinomial(row, 1, generator=g)[0] for row, g in zip(shares.cpu(), draws)]).to(pick)
         action = _rows(chosen, pick)
         return self.decided(action, action, frames)
-
-    # ------------------------------------------------------------------------------------------------------ checkpoints
-    def config_dict(self) -> dict[str, Any]:
-        return self.base.config_dict()
-
-    def extra_files(self) -> dict[str, str]:
-        return self.base.extra_files()
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """The weights of the policy beneath."""
-        return self.base.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        return self.base.load_state_dict(state_dict, *args, **kwargs)
-
-    @property
-    def policy_type(self) -> str:  # type: ignore[override]
-        """A checkpoint of it is one of the policy beneath."""
-        return self.base.policy_type
 
 
 def _rows(actions: Tensor, pick: Tensor) -> Tensor:

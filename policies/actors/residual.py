@@ -16,7 +16,7 @@ from torch import Tensor
 from policies.actors.gripper import GripperActor
 from policies.actors.settings import ResidualConfig
 from vla_rl.errors import ConfigError
-from vla_rl.types import Observation, PolicyOutput, Trajectory
+from vla_rl.types import Observation, PolicyOutput, Trajectory, Transitions
 
 ACTION = "base_action"  # the frame that holds what the frozen policy would do, [b hold·a] in half-ranges
 
@@ -87,6 +87,13 @@ class ResidualPolicy(GripperActor):
 
     def _per_step(self, unit: Tensor) -> Tensor:
         return unit.view(len(unit), self.config.hold, -1)
+
+    def executed(self, batch: Transitions, frames: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The mean correction of the control steps that were executed, as far as it could be chosen."""
+        hold, valid = self.config.hold, batch.valid.to(self.low)[..., None]
+        gap = (self.taken(batch.actions, frames) - frames[ACTION].to(self.low)).unflatten(1, (hold, -1))
+        latent = (gap * valid).sum(1) / valid.sum(1).clamp(min=1.0) / self.config.scale
+        return latent.clamp(-1.0, 1.0), self.corrected * valid.amax(1)
 
     @torch.no_grad()
     def annotate(self, trajectory: Trajectory) -> dict[str, Tensor]:

@@ -109,6 +109,20 @@ class SteeredConfig(ActorConfig):
 
 
 @dataclass
+class OwnConfig(ActorConfig):
+    """The policy beneath itself. Of each batch its loss sees ``rows`` decisions, drawn in proportion to their weights;
+    ``hidden``, ``distribution`` and ``noise`` belong to actors of their own."""
+
+    distribution: str = "deterministic"
+    rows: int = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rows < 1:
+            raise ConfigError(f"actor.rows is {self.rows}, it must be at least 1")
+
+
+@dataclass
 class ImprovedConfig(ActorConfig):
     """Actions that the policy beneath proposes, and of which a critic takes the best (PA-RL); it learns to propose those.
 

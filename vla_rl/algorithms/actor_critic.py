@@ -71,8 +71,8 @@ class ActorCritic(ABC):
         with torch.no_grad():
             frames = self.policy.annotate(_blank(self.policy))
             first = {name: frame[:1] for name, frame in frames.items()}
-            features = self.policy.encode(first).shape[1]
-            return critics.Critics(features, self._action_width(first), c.hidden, c.count, self.head.outputs)
+            self.features = self.policy.encode(first).shape[1]
+            return critics.Critics(self.features, self._action_width(first), c.hidden, c.count, self.head.outputs)
 
     def _action_width(self, frames: Mapping[str, Tensor]) -> int:
         """How many numbers critics read of an action; ``frames`` are one row."""
@@ -117,6 +117,7 @@ class ActorCritic(ABC):
         self._critic_guard.step(self.critic_optimizer, loss.detach())
         self.updates += 1
         metrics = {f"{self.name}/{name}": float(value.detach()) for name, value in figures.items()}
+        metrics |= self._learn_besides(encoded.detach(), taken, frames)
         if self.updates > c.critic_warmup and self.updates % c.actor_every == 0:
             metrics |= self._improve(batch, encoded.detach(), frames)
         for target_module, module in zip(self._target, self._learned):
@@ -158,6 +159,10 @@ class ActorCritic(ABC):
     def _taken(self, batch: Transitions, frames: Mapping[str, Tensor]) -> Tensor:
         """What critics read of the stored decisions [b d]."""
         return self.policy.taken(batch.actions, frames)
+
+    def _learn_besides(self, encoded: Tensor, taken: Tensor, frames: Mapping[str, Tensor]) -> dict[str, float]:
+        """What else learns from each draw: nothing here. ``encoded`` [b f] has no gradient. Returns metrics."""
+        return {}
 
     def _target_outputs(self, latent: Tensor, seen: Observation, frames: Mapping[str, Tensor]) -> Tensor:
         """Outputs [critics b …] of the target critics where ``latent`` would be taken."""

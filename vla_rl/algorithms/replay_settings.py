@@ -171,3 +171,30 @@ class PARLConfig(ActorCriticConfig):
                 "algorithm parl imitates what its critic chose, and has no latent action: set algorithm.imitation_coef=0 "
                 "and algorithm.action_penalty=0"
             )
+
+
+@dataclass
+class IQLConfig(ActorCriticConfig):
+    """Settings of `IQL`. ``expectile`` of the values that V learns (0.5: the mean; towards 1: the best that was done);
+    decisions are imitated by exp(``beta`` · advantage), at most ``weight_limit``."""
+
+    expectile: float = 0.7
+    beta: float = 3.0
+    weight_limit: float = 100.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 < self.expectile < 1.0:
+            raise ConfigError(f"algorithm.expectile={self.expectile!r} is out of range; use a value between 0 and 1")
+        require_range("algorithm", "beta", self.beta, 0)
+        require_range("algorithm", "weight_limit", self.weight_limit, 1.0)
+        if self.conservatism != "none" or self.imitation_coef:
+            raise ConfigError(
+                "algorithm iql asks its critics about nothing but what was done, and imitates that: set "
+                "algorithm.conservatism=none and algorithm.imitation_coef=0"
+            )
+
+
+@dataclass
+class IQLThenSACConfig(IQLConfig, SACConfig):
+    """Settings of `IQLThenSAC`: those of both."""
