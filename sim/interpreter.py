@@ -11,17 +11,20 @@ import contextlib
 import functools
 import json
 import os
+import signal
 import site
 import subprocess
 import sys
 import sysconfig
 import threading
-from collections.abc import Iterator
-from multiprocessing import spawn
+from collections.abc import Iterator, Mapping
+from multiprocessing import resource_tracker, spawn
 from pathlib import Path
 
 from vla_rl.errors import ConfigError, first_line
 
+_THREADS = ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "VECLIB")  # a worker is one thread: more workers use more cores
+SINGLE_THREADED = {f"{name}_NUM_THREADS": "1" for name in _THREADS}
 _PROBE = "import json, sys; import sim.pool_worker; print(json.dumps([p for p in sys.path if p]))"
 _PROBE_SECONDS = 120.0  # a first import from a slow disk
 _STARTING = threading.Lock()
@@ -54,6 +57,16 @@ def started_by(python: str) -> Iterator[None]:
             spawn.set_executable(executable)
 
 
+@contextlib.contextmanager
+def starting(python: str, *, main: bool) -> Iterator[None]:
+    """A child that starts inside the block has one thread, runs under ``python`` (`started_by`), never sees Ctrl-C and,
+    unless it needs the ``main`` module, does not run the parent's script again."""
+    resource_tracker.ensure_running()  # it would unblock SIGINT
+    hidden = contextlib.nullcontext() if main else _main_module_hidden()
+    with _environment(SINGLE_THREADED), _interrupts_blocked(), started_by(python), hidden:
+        yield
+
+
 @functools.cache
 def _worker_path(python: str) -> tuple[str, ...]:
     """``sys.path`` of a worker under ``python``. Raises `ConfigError` where it cannot run one."""
@@ -83,3 +96,43 @@ def _places() -> list[str]:
     folders = [Path(folder).resolve() for folder in own]
     places = dict.fromkeys(os.path.abspath(p) for p in (str(Path(__file__).resolve().parent.parent), *sys.path))
     return [p for p in places if not any(Path(p).resolve().is_relative_to(folder) for folder in folders)]
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for a child that starts inside the block: libraries read them when they are loaded."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _main_module_hidden() -> Iterator[None]:
+    """A child that starts inside the block does not run the parent's main script again.
+
+    It would import all that the script does (torch: seconds and 270 MB), and break where a script has no main guard.
+    """
+    main = sys.modules["__main__"]
+    before = {name: vars(main).pop(name) for name in ("__spec__", "__file__") if name in vars(main)}
+    main.__spec__ = None
+    try:
+        yield
+    finally:
+        vars(main).update(before)
+
+
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """A child that starts inside the block never sees Ctrl-C, not even while it imports; the parent handles it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

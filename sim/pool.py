@@ -13,31 +13,27 @@ import mmap
 import os
 import pickle
 import signal
-import sys
 import tempfile
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from multiprocessing import connection, get_context, reduction, resource_tracker
+from multiprocessing import connection, get_context, reduction
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sim.inline import SlotGuard
-from sim.interpreter import check_python, started_by
-from sim.pool_worker import slot_layout, work
-from vla_rl import errors
+from sim.interpreter import check_python, starting
+from sim.pool_worker import raise_user_error, slot_layout, work
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.specs import EmbodimentSpec, EpisodeSpec, SlotEvent, SlotObservation, SlotStep, TaskSpec
 
 if TYPE_CHECKING:
     from vla_rl.interfaces import Simulator  # at run time it would pull torch into every worker
 
-_THREADS = ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "VECLIB")  # a worker is one thread: more workers use more cores
-SINGLE_THREADED = {f"{name}_NUM_THREADS": "1" for name in _THREADS}
 _CLOSE_SECONDS = 2.0
 
 
@@ -231,7 +227,7 @@ class ProcessPool:
             self._ready(worker, *rest)
             return
         if kind == "failed":
-            self._raise_user_error(*rest)
+            raise_user_error(*rest)
             worker.last_error = rest[1]  # it ends now, which the pipe tells
             return
         slot, _, _ = worker.pending.popleft()
@@ -241,7 +237,7 @@ class ProcessPool:
         if kind == "raised":
             worker.last_error = rest[1]
             episode = self._guard.answered(slot)
-            self._raise_user_error(*rest)
+            raise_user_error(*rest)
             self._events.append(SlotEvent(slot, episode, None, error=f"the simulator raised {rest[1]}"))
             return
         instruction, length, executed, *ended = rest
@@ -261,15 +257,6 @@ class ProcessPool:
         worker.episodes += kind == "start"
         self._events.append(SlotEvent(slot, episode, observation, step))
 
-    @staticmethod
-    def _raise_user_error(name: str | None, text: str) -> None:
-        """Raise the `UserError` that a worker sent (``name`` of its class), if it is one."""
-        if name is not None:
-            cls = getattr(errors, name, UserError)
-            error = cls.__new__(cls)  # some classes build their message in __init__
-            error.args = (text,)
-            raise error
-
     # ---------------------------------------------------------------------------------------------- workers come and go
     def _launch(self, worker: _Worker) -> None:
         context = get_context("spawn")
@@ -278,9 +265,7 @@ class ProcessPool:
             target=work, args=(theirs, self._factory), name=f"vla-rl-sim-{worker.index}", daemon=True
         )
         worker.ready, worker.since = False, time.monotonic()
-        resource_tracker.ensure_running()  # it would unblock SIGINT
-        hidden = contextlib.nullcontext() if self._needs_main else _main_module_hidden()
-        with _environment(SINGLE_THREADED), _interrupts_blocked(), started_by(self._python), hidden:
+        with starting(self._python, main=self._needs_main):
             worker.process.start()
         worker.pid = worker.process.pid
         theirs.close()
@@ -404,43 +389,3 @@ def _cause_of_death(process: BaseProcess) -> str:
         return f"ended with exit code {code}"
     name = signal.Signals(-code).name
     return f"was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
-
-
-@contextlib.contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for a child that starts inside the block: libraries read them when they are loaded."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-@contextlib.contextmanager
-def _main_module_hidden() -> Iterator[None]:
-    """A child that starts inside the block does not run the parent's main script again.
-
-    It would import all that the script does (torch: seconds and 270 MB), and break where a script has no main guard.
-    """
-    main = sys.modules["__main__"]
-    before = {name: vars(main).pop(name) for name in ("__spec__", "__file__") if name in vars(main)}
-    main.__spec__ = None
-    try:
-        yield
-    finally:
-        vars(main).update(before)
-
-
-@contextlib.contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """A child that starts inside the block never sees Ctrl-C, not even while it imports; the parent handles it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

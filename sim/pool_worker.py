@@ -45,11 +45,11 @@ def work(conn: connection.Connection, factory: Callable[[], Simulator]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.stderr is not None:
         faulthandler.enable()
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     try:
         simulator = factory()
     except Exception as error:  # whatever a plug-in raises; the parent words it
-        conn.send(("failed", *_describe(error)))
+        conn.send(("failed", *describe(error)))
         return
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
@@ -75,7 +75,7 @@ def _serve(conn: connection.Connection, simulator: Simulator, block: np.ndarray)
         try:
             result = run_request(simulator, slot, episodes[slot], actions)
         except Exception as error:  # whatever a plug-in raises; the parent words it
-            conn.send(("raised", time.perf_counter() - started, *_describe(error)))
+            conn.send(("raised", time.perf_counter() - started, *describe(error)))
             continue
         seconds = time.perf_counter() - started
         if isinstance(result, SlotStep):
@@ -93,7 +93,7 @@ def _serve(conn: connection.Connection, simulator: Simulator, block: np.ndarray)
         conn.send(("start" if actions is None else "step", seconds, observation.instruction, *outcome))
 
 
-def _describe(error: Exception) -> tuple[str | None, str]:
+def describe(error: Exception) -> tuple[str | None, str]:
     """The class name of a `UserError` (None for others), and the message; with its place where it is not the user's."""
     if isinstance(error, UserError):
         return next(c.__name__ for c in type(error).__mro__ if getattr(errors, c.__name__, None) is c), str(error)
@@ -102,7 +102,16 @@ def _describe(error: Exception) -> tuple[str | None, str]:
     return None, f"{type(error).__name__}: {error}{place}"
 
 
-def _end_with_parent() -> None:
+def raise_user_error(name: str | None, text: str) -> None:
+    """Raise, in the parent, the `UserError` that a worker described (``name`` of its class), if it is one."""
+    if name is not None:
+        cls = getattr(errors, name, UserError)
+        error = cls.__new__(cls)  # some classes build their message in __init__
+        error.args = (text,)
+        raise error
+
+
+def end_with_parent() -> None:
     """A busy worker must not outlive a parent that was killed (an idle one sees its pipe close)."""
     connection.wait([parent_process().sentinel])
     os._exit(1)

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import itertools
 import json
 import os
+import sys
+import time
 
 import pytest
 import torch
+from test_pool import wrapped
 
 from sim import toy
+from sim.calls import Calls
 from sim.inline import InlineEnv
+from vla_rl.config import compose
 from vla_rl.data.collect import collect_demonstrations
 from vla_rl.data.collect_policy import collect_with_policy
 from vla_rl.data.lerobot_reader import load_demonstrations
-from vla_rl.errors import ConfigError, MissingPackage, UserError
+from vla_rl.errors import ConfigError, MissingDependency, MissingPackage, UserError
 from vla_rl.evaluation.outcome import mean_jerk
+from vla_rl.reporting.progress import Progress
 from vla_rl.rollout.engine import RolloutEngine
 from vla_rl.rollout.handover import BY_BASE, Handover
 from vla_rl.rollout.stepwise import Stepwise
+from vla_rl.run import preflight
+from vla_rl.run.context import Run
+from vla_rl.run.phases import phase_collect
 from vla_rl.run.settings import CollectConfig
 from vla_rl.types import ActionChunk, EpisodeSpec, PolicyOutput
 
@@ -53,6 +64,88 @@ def test_a_simulator_that_cannot_be_built_says_why(tmp_path, simulator, error, t
             progress=lambda *_, **__: None,
         )  # fmt: skip
     assert not folder.exists()
+
+
+# -------------------------------------------------------------------------------------------------- calls, other Pythons
+def double(made: list, x: int) -> tuple[int, int]:
+    """Twice x, and how many calls this worker had before; it fails at 3, dies at 99, and is slow at 0."""
+    made.append(x)
+    if x == 0:
+        time.sleep(0.2)
+    if x == 3:
+        raise ConfigError("three is too many")
+    if x == 4:
+        raise KeyError("four")
+    if x == 99:
+        os._exit(1)
+    return 2 * x, len(made) - 1
+
+
+def test_calls_are_answered_in_order_and_their_errors_at_their_turn():
+    with Calls(list, workers=2, died="it died") as calls:
+        assert [answer for answer, _ in calls.ordered(double, [0, 1, 2, 5, 6])] == [0, 2, 4, 10, 12]
+        endless = calls.ordered(double, itertools.count())
+        assert [next(endless)[0] for _ in range(3)] == [0, 2, 4]
+        with pytest.raises(ConfigError, match="three is too many"):
+            next(endless)
+        assert calls.one(double, 7)[0] == 14  # what is still worked on for the other is nobody's answer
+        with pytest.raises(RuntimeError, match=r"KeyError: 'four'.*test_collect\.py"):
+            calls.one(double, 4)
+        with pytest.raises(UserError, match="it died"):
+            calls.one(double, 99)
+    with Calls(list, died="it died") as calls:  # what setup made is kept from call to call
+        assert [before for _, before in calls.ordered(double, [1, 1, 1])] == [0, 1, 2]
+
+
+PLUGIN = """
+import dataclasses
+from sim import toy
+from vla_rl.errors import MissingDependency
+
+@dataclasses.dataclass
+class Config(toy.ToyConfig):
+    def check_machine(self):
+        if {horizon} == 3:
+            raise MissingDependency("no planner there")
+
+class Sim(toy.ToyReach):
+    Config = Config
+    collect_episode = staticmethod(toy.collect_episode)
+
+    def __init__(self, config):
+        super().__init__(dataclasses.replace(config, horizon={horizon}))
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path, monkeypatch):
+    """A simulator of one name in two Pythons: here with a time limit of 5, there of 3. Returns the other Python."""
+    for name, horizon in (("here", 5), ("there", 3)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "planner_of_test_collect.py").write_text(PLUGIN.format(horizon=horizon))
+    monkeypatch.syspath_prepend(tmp_path / "here")
+    yield wrapped(tmp_path / "python", f"export PYTHONPATH={tmp_path / 'there'}:$PYTHONPATH")
+    sys.modules.pop("planner_of_test_collect", None)
+
+
+def test_demonstrations_are_collected_under_slots_python(plugin, tmp_path):
+    """All attempts are kept, and none ends before its time limit: 2 episodes of 3 control steps there, of 5 here."""
+    words = ["run=toy", "env.type=planner_of_test_collect:Sim", "env.success_radius=1e-9", "phases=[collect]", "threads=1"]
+    words += ["collect.episodes_per_task=2", "sft.validation_episodes=0", "collect.only_success=false", "slots.workers=1"]
+    for python, steps in (("", 10), (plugin, 6)):
+        config = compose([*words, f"output_dir={tmp_path}", f"name=toy_{steps}"])
+        config.slots.python = python
+        run = Run(config, None, Progress(stream=io.StringIO()), {})
+        run.env = InlineEnv(toy.ToyReach())
+        assert phase_collect(run) == {"episodes": 2, "attempts": 2, "control_steps": steps}
+
+
+def test_the_machine_is_asked_under_slots_python(plugin):
+    config = compose(["run=toy", "env.type=planner_of_test_collect:Sim", "slots.workers=1", "output_dir=/tmp", "name=none"])
+    preflight.check(config)
+    config.slots.python = plugin
+    with pytest.raises(MissingDependency, match="no planner there"):
+        preflight.check(config)
 
 
 # ------------------------------------------------------------------------------------------------------ a trained policy

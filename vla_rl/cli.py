@@ -71,6 +71,7 @@ def _terminable() -> Iterator[None]:
 # What the numbers among the options may be, whatever the command (None: no limit).
 _LIMITS: dict[str, tuple[float, float | None]] = {
     "episodes": (1, None), "episodes_per_task": (1, None), "seed": (0, 2**63 - 1), "seeds": (0, 2**63 - 1),
+    "lags": (0, 1000),
     "levels": (1, None), "rollouts": (0, None), "limit": (0, None), "videos": (0, None), "steps": (1, None),
     "updates": (0, None), "evaluate_episodes": (0, None), "learning_rate": (0, None), "chunk": (1, None),
     "workers": (1, 4096), "iterations": (1, None), "rounds": (1, None), "decisions": (1, None), "size": (1, 4096),

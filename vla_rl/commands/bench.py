@@ -10,9 +10,11 @@ from vla_rl.asked import AlgorithmOptions, PolicyOptions, asked
 from vla_rl.commands.shared import Add, write_result
 from vla_rl.errors import ConfigError
 
+WAYS = ("none", "coupled", "truncate", "mask")  # of `vla_rl.evaluation.bench_staleness`
+
 
 def add(command: Add) -> None:
-    """``vla-rl bench sim``, ``learn``, ``reward``, ``policy`` and ``replay``."""
+    """``vla-rl bench sim``, ``learn``, ``staleness``, ``reward``, ``policy`` and ``replay``."""
     bench = command("bench", None, "measure against a baseline, in one run")
     kinds = bench.add_subparsers(title="benchmarks", metavar="KIND", required=True)
 
@@ -39,6 +41,14 @@ def add(command: Add) -> None:
     learn.add_argument("--rounds", type=int, default=2, metavar="N", help="of --against")
     learn.add_argument("--figure", type=Path, metavar="FILE", help="an HTML page with the runs' curves")
     learn.add_argument("--json", type=Path, metavar="FILE")
+
+    stale = kinds.add_parser("staleness", help="success after RL on episodes that an older policy played")
+    stale.set_defaults(function=run_bench_staleness)
+    stale.add_argument("overrides", nargs="*", metavar="key=value", help="default: run=toy and settings that move it fast")
+    stale.add_argument("--lags", type=int, nargs="+", default=[0, 8], metavar="N", help="iterations that episodes are old")
+    stale.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="to learn from them (default: all)")
+    stale.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], metavar="N")
+    stale.add_argument("--json", type=Path, metavar="FILE")
 
     scoring = kinds.add_parser("reward", help="frames/s of reward models, and their share of a run's iterations")
     scoring.set_defaults(function=run_bench_reward)
@@ -103,6 +113,13 @@ def run_bench_learn(arguments: argparse.Namespace) -> None:
     else:
         document = bench_runs([Path(word) for word in arguments.overrides], arguments.level, arguments.figure)
     write_result(arguments.json, document)
+
+
+def run_bench_staleness(arguments: argparse.Namespace) -> None:
+    from vla_rl.evaluation.bench_staleness import bench_staleness
+
+    a = arguments
+    write_result(a.json, bench_staleness(a.overrides, lags=a.lags, ways=a.ways, seeds=a.seeds))
 
 
 def run_bench_reward(arguments: argparse.Namespace) -> None:

@@ -178,7 +178,7 @@ def bench_runs(
     if not runs:
         raise UserError("name run folders (vla-rl bench learn outputs/quickstart), or compare two settings with --against")
     named = [*map(str, runs)] if words is None else words
-    document: dict[str, Any] = {**_made([*named, "--level", str(level)]), "level": level, "rule": RULE, "runs": []}
+    document: dict[str, Any] = {**made("learn", [*named, "--level", str(level)]), "level": level, "rule": RULE, "runs": []}
     for run in runs:
         document["runs"].append(learning_of(run, level))
         print(run_text(document["runs"][-1], level))
@@ -253,7 +253,8 @@ def bench_against(
     if iterations < 1 or rounds < 1:
         raise ConfigError(f"bench learn needs --iterations >= 1 and --rounds >= 1, got {iterations} and {rounds}")
     words = (list(overrides), [*overrides, *against])
-    began = _made([*overrides, "--against", ",".join(against), "--iterations", str(iterations), "--rounds", str(rounds)])
+    counts = ["--iterations", str(iterations), "--rounds", str(rounds)]
+    began = made("learn", [*overrides, "--against", ",".join(against), *counts])
     records: list[list[list[dict[str, Any]]]] = [[], []]  # by side, by round
     with tempfile.TemporaryDirectory(prefix="vla-rl-bench-") as name:
         sides = [side_config(given, Path(name), side) for given, side in zip(words, SIDES)]
@@ -399,7 +400,7 @@ def hardware(found: Mapping[str, Any]) -> str:
     return f"{found.get('cpu_cores')} cores {found.get('cpu')}, {found.get('memory_gib')} GiB, {gpus}"
 
 
-def _made(words: Sequence[str]) -> dict[str, Any]:
+def made(kind: str, words: Sequence[str]) -> dict[str, Any]:
     """When a benchmark began, by which command, and how busy the machine was by then (processes, mean of a minute)."""
     load = round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None
-    return {"date": time.strftime("%Y-%m-%d"), "command": shlex.join(["vla-rl", "bench", "learn", *words]), "load": load}
+    return {"date": time.strftime("%Y-%m-%d"), "command": shlex.join(["vla-rl", "bench", kind, *words]), "load": load}

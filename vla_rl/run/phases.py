@@ -41,8 +41,9 @@ def phase_collect(run: Run) -> dict[str, Any]:
                 run.env, policy, run.train_tasks, collect, seed=c.seed, folder=run.dir / "dataset", progress=bar.update
             )
         return collect_demonstrations(
-            c.env_type, c.env, tasks, collect, seed=c.seed, folder=run.dir / "dataset", progress=bar.update
-        )
+            c.env_type, c.env, tasks, collect, seed=c.seed, folder=run.dir / "dataset", progress=bar.update,
+            python=c.slots.python,
+        )  # fmt: skip
 
 
 def phase_sft(run: Run) -> dict[str, Any]:

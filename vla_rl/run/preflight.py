@@ -63,7 +63,7 @@ def check(config: RunConfig, *, fresh: bool = False) -> None:
         _check_places(config)
         _check_space(config, open_phases)
         if isinstance(config.env, ChecksMachine):  # packages and OpenGL
-            config.env.check_machine()
+            build.attribute("sim.calls:check_machine")(config.env, config.slots.python)
 
 
 def threads(config: RunConfig) -> int:
