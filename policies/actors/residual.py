@@ -38,7 +38,8 @@ class ResidualPolicy(GripperActor):
         super().__init__(config, base, extra_inputs=config.hold * spec.action_dim)
         for key, names in {"dimensions": config.dimensions, "scales": config.scales}.items():
             if unknown := [name for name in names if name not in spec.action_names]:
-                raise ConfigError(f"actor.{key} has {unknown[0]!r}; the actions of {spec.name} are {', '.join(spec.action_names)}")
+                known = ", ".join(spec.action_names)
+                raise ConfigError(f"actor.{key} has {unknown[0]!r}; the actions of {spec.name} are {known}")
         if config.base_steps > base.chunk_length:
             raise ConfigError(
                 f"actor.base_steps={config.base_steps} is more than the {base.chunk_length} control steps that the frozen "
