@@ -56,8 +56,8 @@ class ResidualConfig(GripperConfig):
     One correction holds for ``hold`` control steps: 1 reacts to each (ResFiT); with more, exploration moves further one way
     and fewer decisions share the credit. The actor's own share of the bound grows over its first ``ramp`` updates, while the
     critics learn what actions do (ResFiT's progressive clipping); exploration has all of it from the start. ``dimensions``
-    names what is corrected (empty: all). ``scales`` gives some of them a bound of their own, such as {gripper: 2.0}: a gripper
-    that is open or closed only turns when a correction reaches beyond the middle.
+    names what is corrected (empty: all). ``scales`` gives some of them a bound of their own, such as {gripper: 2.0}: a
+    gripper that is open or closed only turns when a correction reaches beyond the middle.
     """
 
     scale: float = 0.2
