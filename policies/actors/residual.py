@@ -93,8 +93,8 @@ class ResidualPolicy(GripperActor):
         """The mean correction of the control steps that were executed, as far as it could be chosen."""
         hold, valid = self.config.hold, batch.valid.to(self.low)[..., None]
         gap = (self.taken(batch.actions, frames) - frames[ACTION].to(self.low)).unflatten(1, (hold, -1))
-        latent = (gap * valid).sum(1) / valid.sum(1).clamp(min=1.0) / self.config.scale
-        return latent.clamp(-1.0, 1.0), self.corrected * valid.amax(1)
+        latent = (gap * valid).sum(1) / valid.sum(1).clamp(min=1.0) / self.bounds.clamp(min=1e-6)
+        return latent.clamp(-1.0, 1.0), (self.bounds > 0.0) * valid.amax(1)
 
     @torch.no_grad()
     def annotate(self, trajectory: Trajectory) -> dict[str, Tensor]:
