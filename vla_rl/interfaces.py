@@ -168,7 +168,7 @@ class ImitationPolicy(Protocol):
 class FeaturePolicy(Policy, Protocol):
     """A policy that offers what it sees to small networks beside it.
 
-    One that is also an `ImitationPolicy` takes them as ``features`` in `imitation_loss`, and then encodes no image.
+    One that is also an `ImitationPolicy` may take them as ``features`` in `imitation_loss`, and then encodes no image.
     """
 
     def frame_features(self, observation: Observation) -> dict[str, Tensor]:

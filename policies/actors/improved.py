@@ -6,7 +6,9 @@ from the features that were kept, so what makes them (its vision) gets no gradie
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,6 +38,11 @@ class ImprovedPolicy(FrozenBaseActor):
             raise ConfigError(
                 f"actor improved trains the policy beneath on what was chosen, and {type(base).__name__} has no "
                 f"imitation_loss: use actor=residual or actor=steered"
+            )
+        if "features" not in inspect.signature(base.imitation_loss).parameters:
+            raise ConfigError(
+                f"actor improved trains the policy beneath from the features that were kept, and {type(base).__name__} "
+                f"learns from images alone: use actor=residual"
             )
         self.chunk_length, self.latent_dim = base.chunk_length, base.chunk_length * base.embodiment.action_dim
         self.judge: Callable[[Tensor, Tensor], Tensor] | None = None
@@ -123,6 +130,9 @@ class ImprovedPolicy(FrozenBaseActor):
         return self.decided(action, action, frames)
 
     # ------------------------------------------------------------------------------------------------------ checkpoints
+    def refer_to(self, folder: Path) -> None:
+        """The policy beneath is what is trained: it is always saved."""
+
     def config_dict(self) -> dict[str, Any]:
         return self.base.config_dict()
 

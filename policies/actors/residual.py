@@ -16,6 +16,7 @@ from torch import Tensor
 from policies.actors.gripper import GripperActor
 from policies.actors.settings import ResidualConfig
 from vla_rl.errors import ConfigError
+from vla_rl.optional import PartlyExecuted
 from vla_rl.types import Observation, PolicyOutput, Trajectory
 
 ACTION = "base_action"  # the frame that holds what the frozen policy would do, [b hold·a] in half-ranges
@@ -41,12 +42,13 @@ class ResidualPolicy(GripperActor):
             raise ConfigError(
                 f"actor.dimensions has {unknown[0]!r}; the actions of {spec.name} are {', '.join(spec.action_names)}"
             )
-        if config.base_steps > base.chunk_length:
+        most = base.executed_steps if isinstance(base, PartlyExecuted) else base.chunk_length
+        if config.base_steps > most:
             raise ConfigError(
-                f"actor.base_steps={config.base_steps} is more than the {base.chunk_length} control steps that the frozen "
-                f"policy decides on: use at most that, or 0"
+                f"actor.base_steps={config.base_steps} is more than the {most} control steps that the frozen policy decides "
+                f"on: use at most that, or 0"
             )
-        steps = config.base_steps or base.chunk_length
+        steps = config.base_steps or most
         if steps % config.hold:
             raise ConfigError(
                 f"actor.hold={config.hold} does not divide the {steps} control steps after which the frozen policy decides "

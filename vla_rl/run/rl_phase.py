@@ -10,6 +10,7 @@ from vla_rl.interfaces import AlgorithmContext
 from vla_rl.learning.learners import learner_for
 from vla_rl.learning.online import OnlineRL
 from vla_rl.learning.plan import UNLIMITED
+from vla_rl.optional import ReferringActor
 from vla_rl.rewards.sources import demonstration_trajectories
 from vla_rl.run.context import Run, evaluate_held_out, keep_best, split_demonstrations, start_checkpoint
 from vla_rl.run.opening import seeded
@@ -36,6 +37,8 @@ def phase_rl(run: Run) -> dict[str, Any]:
     policy = run.acting(start)
     if c.actor_type != "none":
         policy = build.implementation("actor", c.actor_type).from_base(c.actor, policy)
+        if isinstance(policy, ReferringActor):
+            policy.refer_to(start)
     algorithm = build.implementation("algorithm", c.algorithm_type).from_context(
         seeded(c.algorithm, c.seed), policy, AlgorithmContext(lambda: _critic(run), lambda: run.acting(start))
     )
