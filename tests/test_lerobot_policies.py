@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,13 +12,17 @@ from typing import Any
 import pytest
 import torch
 from contracts import check_policy, random_observation
+from safetensors.torch import load_file
 
+from policies.actors.improved import ImprovedPolicy
+from policies.actors.residual import ResidualPolicy
+from policies.actors.settings import ImprovedConfig, ResidualConfig
 from policies.lerobot.heads import block_mask
 from policies.lerobot.policy import LeRobotChainPolicy, LeRobotPolicy
 from policies.lerobot.stored import Stored, decode
 from policies.settings import LeRobotConfig
 from sim.toy import ToyConfig, ToyReach, collect_episode
-from vla_rl import cli
+from vla_rl import build, cli
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.checkpoint import load_policy, save_checkpoint
 from vla_rl.data.lerobot_writer import DemonstrationWriter
@@ -603,6 +608,39 @@ def test_pi0_around_a_stand_in_for_its_trunk(family: str, vlm: str, tmp_path: Pa
     torch.testing.assert_close(loss.detach(), expected.detach())
 
 
+@pytest.mark.parametrize("family", list(TINY))
+def test_what_it_sees_is_offered_to_small_networks(family: str, vlm: str, tmp_path: Path) -> None:
+    """Features of a row depend on it alone: its images, state and words. A residual follows what is meant to be executed."""
+    policy = new_policy(family, vlm)
+    observation = dataclasses.replace(random_observation(SPEC, 3), instruction=("push", "lift it", "push"))
+    frames = policy.frame_features(observation)
+    assert set(frames) == {"visual", "state"} | ({"text"} if family == "smolvla" else set())
+    blank = policy.frame_features(Observation.blank(SPEC))
+    for name, frame in frames.items():
+        assert frame.shape == (3, blank[name].shape[1]) and frame.isfinite().all() and not frame.requires_grad
+        torch.testing.assert_close(policy.frame_features(observation[1:2])[name], frame[1:2], rtol=1e-2, atol=1e-2)
+        if name != "text" and (family, name) != ("diffusion", "visual"):  # (all its keypoints lie in the one cell here)
+            assert not torch.equal(frame[0], frame[2])
+    mean, std = (torch.tensor(STATS["observation.state"][k]) for k in ("mean", "std"))
+    if family == "act":  # normalised by mean and deviation
+        torch.testing.assert_close(frames["state"], (observation.proprio - mean) / (std + 1e-8))
+    if family == "smolvla":
+        assert torch.equal(frames["text"][0], frames["text"][2]) and not torch.equal(frames["text"][0], frames["text"][1])
+    actor = ResidualPolicy(ResidualConfig(hidden=[8], encoder=8, copy_base=False, distribution="deterministic"), policy)
+    assert actor.base_decisions == 3  # of four control steps three are executed
+    save_checkpoint(tmp_path / "base", policy)
+    actor.refer_to(tmp_path / "base")
+    save_checkpoint(tmp_path / "actor", actor)
+    again = load_policy(tmp_path / "actor", build.policy_class, SPEC)
+    options = {"deterministic": True, "memory": [None] * 3}
+    a, b = (p.act(observation, **options).chunk.actions for p in (actor.eval(), again))
+    assert torch.equal(a, b)
+    unit = policy.act(observation, deterministic=True).chunk.actions[:, :1].clamp(-1.0, 1.0)
+    torch.testing.assert_close(a, unit)  # untrained it acts as the policy does
+    with pytest.raises(ConfigError, match="actor improved trains the policy beneath from the features"):
+        ImprovedPolicy(ImprovedConfig(), policy)
+
+
 def test_through_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """SFT of a new policy on the toy task, evaluation, export, and evaluation of the exported folder: the same episodes."""
     toy = ToyReach(ToyConfig())
@@ -632,8 +670,18 @@ def test_through_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert len(ours) == 4 and ours == exported_ones
     assert jerk[0] == pytest.approx(jerk[1], rel=1e-4)  # the same motion
 
-    # The exported folder starts a run of its own.
+    # The exported folder starts a run of its own: a residual on top, whose checkpoint leaves the weights where they are.
     again = [a for a in run if not a.startswith(("phases", "policy.family", "policy.options", "name="))]
-    assert cli.main([*again, "name=again", "phases=[eval_sft]", f"policy.checkpoint={exported}"]) == 0
+    residual = [
+        "algorithm=residual_quickstart", "actor.hold=3", "actor.copy_base=false", "algorithm.start_decisions=4",
+        "algorithm.critic_warmup=0", "algorithm.updates_per_decision=0.2", "algorithm.batch_size=8", "rl.iterations=1",
+        "rl.episodes_per_iteration=4", "phases=[eval_sft,rl,eval_rl]", f"policy.checkpoint={exported}",
+    ]  # fmt: skip
+    assert cli.main([*again, "name=again", *residual]) == 0
+    stored = tmp_path / "again" / "checkpoints"
+    assert json.loads((stored / "rl" / "config.json").read_text())["frozen_base"]["path"] == "../published"
+    assert not any(name.startswith("base.") for name in load_file(stored / "rl" / "model.safetensors"))
+    shutil.copytree(tmp_path / "again", tmp_path / "moved")
+    assert cli.main(["eval", str(tmp_path / "moved/checkpoints/rl"), "--suite", "toy", "--episodes", "2"]) == 0
     kept = load_policy(tmp_path / "again/checkpoints/published", lambda name: LeRobotPolicy)
     assert kept.config.checkpoint == str(exported)

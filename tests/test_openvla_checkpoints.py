@@ -14,12 +14,14 @@ from openvla_checkpoints import STATISTICS, libero_like, random_part, random_wei
 from safetensors.torch import load_file, save, save_file
 from test_openvla import PLAIN, load, observe
 
+from policies.actors.residual import ResidualPolicy
+from policies.actors.settings import ResidualConfig
 from policies.normalization import VectorStats
 from policies.openvla import OpenVLA, OpenVLAL1
 from policies.openvla.config import OpenVLAConfig
 from policies.openvla.policy import statistics_of
 from vla_rl.algorithms.ppo import PPO, PPOConfig
-from vla_rl.build import implementation
+from vla_rl.build import implementation, policy_class
 from vla_rl.checkpoint import load_policy, save_checkpoint
 from vla_rl.errors import CheckpointError, ConfigError, MissingPackage, UserError
 
@@ -191,6 +193,50 @@ def test_a_checkpoint_of_trained_weights_alone_knows_what_it_builds_on(folder, t
     save_file({name: x + 0.01 for name, x in load_file(shard).items()}, shard)
     with pytest.raises(CheckpointError, match="holds other weights than those that"):
         again()
+
+
+@pytest.mark.parametrize("options", [{}, {"lora_rank": 2, "save_trained_only": True}])
+def test_a_residual_on_it_leaves_its_weights_where_they_are(folder, tmp_path, options):
+    policy = load(folder, **options)
+    with torch.no_grad():
+        for name, p in policy.named_parameters():
+            if ".lora_" in name:
+                p.add_(torch.randn_like(p) * 0.02)
+    run = tmp_path / "run"
+    save_checkpoint(run / "sft", policy)
+    actor = ResidualPolicy(ResidualConfig(hidden=[8], encoder=8, copy_base=False), policy)
+    actor.refer_to(run / "sft")
+    save_checkpoint(run / "rl", actor)
+    parts = {name.partition(".")[0] for name in load_file(run / "rl" / "model.safetensors")}
+    assert parts == {"actor", "encoder", "practice"}
+    run = run.rename(tmp_path / "moved")
+    again = load_policy(run / "rl", policy_class, libero_like())
+    observation = observe()
+    memory = [None] * len(observation)
+    a, b = (p.act(observation, deterministic=True, memory=memory).chunk.actions for p in (actor, again))
+    torch.testing.assert_close(a, b)
+    frames = policy.frame_features(observation)
+    cells = len(policy.cameras) * min(16, policy.vision_backbone.patches)
+    assert frames["visual"].shape[1] == frames["text"].shape[1] * cells
+    alone = policy.frame_features(observation[1:2])
+    for name, frame in frames.items():  # whatever it is batched with
+        torch.testing.assert_close(alone[name], frame[1:2], rtol=1e-2, atol=1e-2)
+    if not options:  # copies are what a small policy gets by itself
+        actor.config.copy_base = None
+        actor.refer_to(run / "sft")
+        assert actor.base_folder() is None
+    policy.requires_grad_(True)
+    with torch.no_grad():
+        next(policy.projector.parameters()).add_(0.1)
+        for name, p in policy.named_parameters():
+            if ".lora_" in name:
+                p.add_(0.1)
+    save_checkpoint(run / "sft", policy, keep_last_good=False)
+    with pytest.raises(CheckpointError, match="holds other weights than those that"):
+        load_policy(run / "rl", policy_class, libero_like())
+    shutil.rmtree(run / "sft")
+    with pytest.raises(CheckpointError, match="builds on frozen weights, which are not at"):
+        load_policy(run / "rl", policy_class, libero_like())
 
 
 def test_a_fully_trained_runs_checkpoint_is_itself_in_the_upstream_format(folder, tmp_path):

@@ -46,7 +46,7 @@ class ActorEntry(PolicyEntry):
 class AlgorithmEntry(Entry):
     """An algorithm, and the capability of a policy that it works on. "likelihood", "imitation", "actor", "features",
     "noise", "candidates" and "weighted" stand for `LikelihoodPolicy`, `ImitationPolicy`, `ActorPolicy`, `FeaturePolicy`,
-    `NoisePolicy`, `CandidateActor` and `WeightedActor` of `vla_rl.interfaces`."""
+    `NoisePolicy`, `CandidateActor` and `WeightedActor` of `vla_rl.interfaces`, "kept" for imitation from kept features."""
 
     needs: str = ""
 
@@ -71,16 +71,18 @@ class EnvEntry(Entry):
 REGISTRY: dict[str, dict[str, Entry]] = {
     "policy": {
         "nano_vla": PolicyEntry(
-            "policies.nano_vla:NanoVLA", "policies.settings:NanoVLAConfig", ("likelihood", "imitation", "features")
+            "policies.nano_vla:NanoVLA", "policies.settings:NanoVLAConfig", ("likelihood", "imitation", "features", "kept")
         ),
         "openvla": PolicyEntry(
-            "policies.openvla:OpenVLA", "policies.openvla.config:OpenVLAConfig", ("likelihood", "imitation")
+            "policies.openvla:OpenVLA", "policies.openvla.config:OpenVLAConfig", ("likelihood", "imitation", "features")
         ),
-        "openvla_l1": PolicyEntry("policies.openvla:OpenVLAL1", "policies.openvla.config:OpenVLAConfig", ("imitation",)),
+        "openvla_l1": PolicyEntry(
+            "policies.openvla:OpenVLAL1", "policies.openvla.config:OpenVLAConfig", ("imitation", "features")
+        ),
         "denoising_vla": PolicyEntry(
             "policies.denoising.policy:DenoisingVLA",
             "policies.denoising.settings:DenoisingVLAConfig",
-            ("likelihood", "imitation", "features", "noise"),
+            ("likelihood", "imitation", "features", "kept", "noise"),
         ),
         "consistency_vla": PolicyEntry(
             "policies.denoising.consistency:ConsistencyVLA",
@@ -88,7 +90,9 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             ("features", "noise"),
         ),
         "lerobot": PolicyEntry(  # (the likelihood of those that denoise; ACT has none, which it says itself)
-            "policies.lerobot.policy:LeRobotPolicy", "policies.settings:LeRobotConfig", ("likelihood", "imitation")
+            "policies.lerobot.policy:LeRobotPolicy",
+            "policies.settings:LeRobotConfig",
+            ("likelihood", "imitation", "features"),
         ),
         "small": PolicyEntry(
             "policies.small:SmallPolicy", "policies.settings:SmallConfig", ("actor", "weighted", "imitation")
@@ -102,12 +106,14 @@ REGISTRY: dict[str, dict[str, Entry]] = {
         "direct": ActorEntry(
             "policies.actors.direct:DirectActor", "policies.actors.settings:DirectConfig", ("actor", "weighted")
         ),
-        "own": ActorEntry("policies.actors.own:OwnPolicy", "policies.actors.settings:OwnConfig", ("weighted",)),
+        "own": ActorEntry(
+            "policies.actors.own:OwnPolicy", "policies.actors.settings:OwnConfig", ("weighted",), needs="kept"
+        ),
         "improved": ActorEntry(
             "policies.actors.improved:ImprovedPolicy",
             "policies.actors.settings:ImprovedConfig",
             ("candidates",),
-            needs="features",
+            needs="kept",
         ),
         "steered": ActorEntry(
             "policies.actors.steered:SteeredPolicy", "policies.actors.settings:SteeredConfig", ("actor",), needs="noise"

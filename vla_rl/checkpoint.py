@@ -60,12 +60,18 @@ _WEIGHT_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 _PIECE = 4096  # bytes
 
 
+@dataclass(frozen=True)
+class _Refers:
+    base_key: str = ""  # of a class that may leave weights to another folder (`BasedPolicy`)
+
+
 class Checkpointable(Protocol):
     """What a policy provides to be saved. Its class also has ``from_config_dict(data, embodiment, files)``, and may say
     where in ``data`` its own config stands by ``config_path`` (default: ``("config",)``).
 
     A policy on top of another one puts that one's ``config_dict`` (with its ``policy_type``) into its own as ``base``, names
-    its text files "base.NAME", and gets it, built, as a fourth argument of ``from_config_dict``."""
+    its text files "base.NAME", and gets it, built, as a fourth argument of ``from_config_dict``. As a `BasedPolicy` it may
+    leave that one's weights to its checkpoint, the folder of which stands under ``base_key`` beside ``base`` then."""
 
     policy_type: str
     embodiment: EmbodimentSpec
@@ -205,28 +211,33 @@ def _build(
         if p.is_file() and p.suffix in (".json", ".txt") and p.name not in skip
     }
     kind, own = factory(config["policy_type"]), config
-    if changes or BASE in config:
-        for name in asked(kind, PolicyClass).config_path:
+    stacked = isinstance(config.get("base"), dict)
+    if changes or BASE in config:  # those of a policy on top of another are about that one
+        own = config["base"] if stacked else config
+        for name in asked(factory(own["policy_type"]), PolicyClass).config_path:
             own = own[name]
     if changes:
         _change(own, changes, config["policy_type"], path)
     if BASE in config:
         reference = BaseReference(**config.pop(BASE))
-        if kind.base_key in changes:
+        if not stacked and kind.base_key in changes:
             reference = dataclasses.replace(reference, path=os.path.abspath(changes[kind.base_key]))
-        own[kind.base_key] = str(resolve(reference, path))
+        (config if stacked else own)[kind.base_key] = str(resolve(reference, path))
     return _from_config(kind, config, embodiment, files, factory)
 
 
 def _from_config(
     kind: Any, config: dict[str, Any], embodiment: EmbodimentSpec, files: dict[str, str], factory: Callable[[str], Any]
 ) -> Any:
-    """A policy on top of another (``base``) gets that one, built; its text files have names that begin with "base."."""
+    """A policy on top of another (``base``) gets that one, built; its text files have names that begin with "base.". Where
+    its checkpoint leaves that one's weights to another, they are read from there."""
     if not isinstance(config.get("base"), dict):
         return kind.from_config_dict(config, embodiment, files)
     own = {name: text for name, text in files.items() if not name.startswith("base.")}
     beneath = {name.removeprefix("base."): text for name, text in files.items() if name.startswith("base.")}
     base = _from_config(factory(config["base"]["policy_type"]), config["base"], embodiment, beneath, factory)
+    if asked(kind, _Refers).base_key in config:
+        load_weights(config[kind.base_key], base)
     return kind.from_config_dict(config, embodiment, own, base)
 
 

@@ -26,6 +26,23 @@ class PreparedPolicy(Protocol):
 
 
 @runtime_checkable
+class PartlyExecuted(Protocol):
+    """A policy of whose chunks only the first ``executed_steps`` are meant to be executed."""
+
+    @property
+    def executed_steps(self) -> int: ...
+
+
+@runtime_checkable
+class ReferringActor(Protocol):
+    """An actor whose checkpoints can leave the frozen policy's weights where they are."""
+
+    def refer_to(self, folder: Path) -> None:
+        """``folder`` is the checkpoint that the frozen policy was read from."""
+        ...
+
+
+@runtime_checkable
 class StackedPolicy(Protocol):
     """A policy on top of a frozen one, which can act by itself."""
 

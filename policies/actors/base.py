@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -20,7 +21,8 @@ VISUAL = "visual"  # the frame that images make; what else a frame holds is smal
 _LOG_STD = (-5.0, 1.0)
 _INSIDE = 0.99  # how near to ±1, which no squashed Gaussian reaches, a latent action counts that is to be imitated
 _ROWS = 256  # frames that are encoded at once
-_BASE = "base."  # before the name of a text file of the frozen policy
+_BASE = "base."  # before the name of a text file or a weight of the frozen policy
+_SMALL = 500_000_000  # bytes of a frozen policy that checkpoints copy
 
 
 class FrameEncoder(nn.Module):
@@ -103,12 +105,16 @@ class Actor(nn.Module):
         return mean, _LOG_STD[0] + (_LOG_STD[1] - _LOG_STD[0]) * (raw.tanh() + 1.0) / 2.0
 
     def realize(self, latent: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
-        """What critics read of a latent action: the action itself."""
+        """The latent action itself."""
         return latent
 
     def taken(self, actions: Tensor, extra: Mapping[str, Tensor]) -> Tensor:
-        """What critics read of a stored decision: its actions [b h a] in half-ranges, flat."""
+        """A stored decision's actions [b h a] in half-ranges, flat."""
         return self.to_unit(actions).flatten(1)
+
+    def judged(self, actions: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
+        """Critics read an action as it is."""
+        return actions
 
     def weighted_loss(
         self, batch: Transitions, encoded: Tensor, frames: Mapping[str, Tensor], weights: Tensor, generator: torch.Generator
@@ -159,7 +165,7 @@ class FrozenBaseActor(Actor):
     """An `ActorPolicy` on a frozen `FeaturePolicy`, which is saved with it."""
 
     config_class: ClassVar[type]
-    config_path = ("base", "config")  # ``policy.*`` overrides are about the frozen policy
+    base_key = "base_folder"
     stream = 0x2545F4914F6CDD1D
 
     def __init__(self, config: ActorConfig, base: Any, extra_inputs: int = 0) -> None:
@@ -167,11 +173,12 @@ class FrozenBaseActor(Actor):
         if not isinstance(base, FeaturePolicy):
             raise ConfigError(
                 f"{type(self).__name__} builds on what a policy sees, and {type(base).__name__} does not offer it "
-                f"(frame_features, `vla_rl.interfaces.FeaturePolicy`): start from a nano_vla or denoising_vla checkpoint"
+                f"(frame_features, `vla_rl.interfaces.FeaturePolicy`): start from a nano_vla checkpoint"
             )
         super().__init__(base.embodiment)
         self.config = config
         self.base: Any = base.requires_grad_(False).eval()
+        self._base_folder: Path | None = None
         sizes = {name: frame.shape[1] for name, frame in base.frame_features(Observation.blank(base.embodiment)).items()}
         self.encoder = FrameEncoder(sizes, config.encoder)
         self._build_actor(self.encoder.width + extra_inputs)
@@ -209,6 +216,27 @@ class FrozenBaseActor(Actor):
         return {name: torch.cat(frames) for name, frames in seen.items()}
 
     # ------------------------------------------------------------------------------------------------------ checkpoints
+    def refer_to(self, folder: Path) -> None:
+        """See `vla_rl.optional.ReferringActor`; a small policy is copied all the same, unless ``copy_base`` says no."""
+        size = sum(x.nbytes for x in [*self.base.parameters(), *self.base.buffers()])
+        copies = size <= _SMALL if self.config.copy_base is None else self.config.copy_base
+        self._base_folder = None if copies else Path(folder)
+
+    def base_folder(self) -> Path | None:
+        """See `vla_rl.interfaces.BasedPolicy`."""
+        return self._base_folder
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As of any module; without the frozen policy's where its own checkpoint has them."""
+        state = super().state_dict(*args, **kwargs)
+        if self._base_folder is None:
+            return state
+        return {name: value for name, value in state.items() if not name.startswith(_BASE)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Inverse of `state_dict`."""
+        return super().load_state_dict(state_dict, strict=strict and self._base_folder is None, assign=assign)
+
     def config_dict(self) -> dict[str, Any]:
         base = {"policy_type": self.base.policy_type, **self.base.config_dict()}
         return {"config": asdict(self.config), "base": base}
@@ -221,7 +249,9 @@ class FrozenBaseActor(Actor):
         cls, data: Mapping[str, Any], embodiment: EmbodimentSpec, files: Mapping[str, str], base: Any
     ) -> Any:
         """``base``: the policy that ``data["base"]`` describes, built."""
-        return cls(cls.config_class(**data["config"]), base)
+        actor = cls(cls.config_class(**data["config"]), base)
+        actor._base_folder = Path(data[cls.base_key]) if cls.base_key in data else None
+        return actor
 
 
 def network(inputs: int, hidden: Sequence[int], outputs: int) -> nn.Sequential:

@@ -5,7 +5,9 @@ It learns from the features that were kept, so what makes them (its vision) gets
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -31,6 +33,11 @@ class OwnPolicy(FrozenBaseActor):
             raise ConfigError(
                 f"actor {self.named} trains the policy beneath on what was chosen, and {type(base).__name__} has no "
                 f"imitation_loss: use actor=residual or actor=steered"
+            )
+        if "features" not in inspect.signature(base.imitation_loss).parameters:
+            raise ConfigError(
+                f"actor {self.named} trains the policy beneath from the features that were kept, and {type(base).__name__} "
+                f"learns from images alone: use actor=residual"
             )
         self.chunk_length, self.latent_dim = base.chunk_length, base.chunk_length * base.embodiment.action_dim
         frozen = {name for name, p in base.named_parameters() if not p.requires_grad}
@@ -64,6 +71,9 @@ class OwnPolicy(FrozenBaseActor):
         return PolicyOutput(out.chunk, out.behavior_log_prob, replay={})
 
     # ------------------------------------------------------------------------------------------------------ checkpoints
+    def refer_to(self, folder: Path) -> None:
+        """The policy beneath is what is trained: it is always saved."""
+
     def config_dict(self) -> dict[str, Any]:
         return self.base.config_dict()
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from policies.actors.gripper import GripperActor
 from policies.actors.settings import ResidualConfig
 from vla_rl.errors import ConfigError
+from vla_rl.optional import PartlyExecuted
 from vla_rl.types import Observation, PolicyOutput, Trajectory, Transitions
 
 ACTION = "base_action"  # the frame that holds what the frozen policy would do, [b hold·a] in half-ranges
@@ -40,12 +41,13 @@ class ResidualPolicy(GripperActor):
             if unknown := [name for name in names if name not in spec.action_names]:
                 known = ", ".join(spec.action_names)
                 raise ConfigError(f"actor.{key} has {unknown[0]!r}; the actions of {spec.name} are {known}")
-        if config.base_steps > base.chunk_length:
+        most = base.executed_steps if isinstance(base, PartlyExecuted) else base.chunk_length
+        if config.base_steps > most:
             raise ConfigError(
-                f"actor.base_steps={config.base_steps} is more than the {base.chunk_length} control steps that the frozen "
-                f"policy decides on: use at most that, or 0"
+                f"actor.base_steps={config.base_steps} is more than the {most} control steps that the frozen policy decides "
+                f"on: use at most that, or 0"
             )
-        steps = config.base_steps or base.chunk_length
+        steps = config.base_steps or most
         if steps % config.hold:
             raise ConfigError(
                 f"actor.hold={config.hold} does not divide the {steps} control steps after which the frozen policy decides "
@@ -72,10 +74,22 @@ class ResidualPolicy(GripperActor):
 
     def realize(self, latent: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
         """What is sent [b hold·a], in half-ranges, with gradient to ``latent``; without a gripper that is decided apart."""
-        correction = (self.bounds * latent).repeat(1, self.config.hold)
-        base = frames[ACTION].to(latent)
-        base = base if self.choices is None else self.without_gripper(self._per_step(base))
-        return (base + correction).clamp(-1.0, 1.0)
+        return (self._followed(frames).to(latent) + (self.bounds * latent).repeat(1, self.config.hold)).clamp(-1.0, 1.0)
+
+    def judged(self, actions: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
+        """What the frozen policy would do, and how far ``actions`` lie from it, in units of the bound [b 2·hold·a].
+
+        Read as one sum, a correction looks good because of what it is added to: the frozen policy lifts and closes where an
+        episode is about to succeed, so critics would ask for that everywhere. Apart, only the correction is the actor's.
+        """
+        base = self._followed(frames).to(actions)
+        unit = torch.where(self.bounds > 0.0, self.bounds, 1.0).repeat(self.config.hold)
+        return torch.cat([base, (actions - base) / unit], dim=1)
+
+    def _followed(self, frames: Mapping[str, Tensor]) -> Tensor:
+        """The frozen policy's actions, without a gripper that is decided apart."""
+        base = frames[ACTION]
+        return base if self.choices is None else self.without_gripper(self._per_step(base))
 
     @property
     def trusts_choices(self) -> bool:
@@ -92,7 +106,7 @@ class ResidualPolicy(GripperActor):
     def executed(self, batch: Transitions, frames: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The mean correction of the control steps that were executed, as far as it could be chosen."""
         hold, valid = self.config.hold, batch.valid.to(self.low)[..., None]
-        gap = (self.taken(batch.actions, frames) - frames[ACTION].to(self.low)).unflatten(1, (hold, -1))
+        gap = (self.taken(batch.actions, frames) - self._followed(frames).to(self.low)).unflatten(1, (hold, -1))
         latent = (gap * valid).sum(1) / valid.sum(1).clamp(min=1.0) / self.bounds.clamp(min=1e-6)
         return latent.clamp(-1.0, 1.0), (self.bounds > 0.0) * valid.amax(1)
 

@@ -12,13 +12,15 @@ class ActorConfig:
     """What actors share. ``hidden`` widths of the actor, ``encoder`` width of what it makes of a frame.
 
     ``distribution``: gaussian (squashed by tanh; SAC needs it) or deterministic, which explores with Gaussian ``noise``, in
-    units of the latent action (−1 … 1).
+    units of the latent action (−1 … 1). ``copy_base``: whether checkpoints hold a copy of the frozen policy's weights, or
+    name the checkpoint that has them (None: a copy of at most 500 MB).
     """
 
     hidden: list[int] = field(default_factory=lambda: [256, 256])
     encoder: int = 128
     distribution: str = "gaussian"
     noise: float = 0.2
+    copy_base: bool | None = None
 
     def __post_init__(self) -> None:
         if not self.hidden or min(self.hidden) < 1 or self.encoder < 1:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from policies.denoising.chain import Chain, diffusion_chain, flow_chain, split_prediction
+from policies.trunk.features import coarse, mean_word
 from vla_rl.errors import ConfigError
 
 STATE, IMAGES, ACTION = "observation.state", "observation.images", "action"
@@ -41,6 +42,14 @@ class ChainHead(Protocol):
         """Training loss over the control steps that ``valid`` [b h] marks, and its parts."""
         ...
 
+    def visual(self, batch: dict[str, Any]) -> Tensor:
+        """What the images make [b f], half precision."""
+        ...
+
+    def words(self, batch: dict[str, Any]) -> Tensor:
+        """What the instruction makes [b d], of families that are told what to do."""
+        ...
+
     def chain(self, steps: int, form: str, noise_level: float) -> Chain:
         """The table of ``steps`` steps; ``form`` is one of a flow's, ``noise_level`` its a, or η of DDIM."""
         ...
@@ -56,6 +65,11 @@ class ChainHead(Protocol):
 
 def _images(policy: Any, batch: dict[str, Any]) -> list[Tensor]:
     return [batch[key] for key in policy.config.image_features]
+
+
+def _coarse_maps(maps: list[Tensor]) -> Tensor:
+    """Feature maps [b c h w] of the cameras on a coarse grid, flat [b f]."""
+    return torch.cat([coarse(x.flatten(2).transpose(1, 2)) for x in maps], dim=1)
 
 
 def _mean_over_valid(losses: Tensor, valid: Tensor) -> Tensor:
@@ -86,6 +100,13 @@ class RegressionHead:
             return l1, {"l1": float(l1.detach())}
         kl = -0.5 * (1 + log_variance - mean**2 - log_variance.exp()).sum(-1).mean()
         return l1 + self.policy.config.kl_weight * kl, {"l1": float(l1.detach()), "kl": float(kl.detach())}
+
+    def visual(self, batch: dict[str, Any]) -> Tensor:
+        """The backbone's maps [b f]."""
+        return _coarse_maps([self.policy.model.backbone(x)["feature_map"] for x in _images(self.policy, batch)])
+
+    def words(self, batch: dict[str, Any]) -> Tensor:
+        raise NotImplementedError("ACT is told nothing")
 
     def predict(self, batch: dict[str, Any]) -> Tensor:
         """Normalised actions [b T a]."""
@@ -138,6 +159,14 @@ class DiffusionHead:
 
     def condition(self, batch: dict[str, Any]) -> Tensor:
         return self.model._prepare_global_conditioning(self._history(batch))
+
+    def visual(self, batch: dict[str, Any]) -> Tensor:
+        """The encoder's keypoints of the present frame [b f], without the state that stands before them."""
+        last = self.condition(batch).unflatten(1, (self.policy.config.n_obs_steps, -1))[:, -1]
+        return last[:, batch[STATE].shape[1] :].half()
+
+    def words(self, batch: dict[str, Any]) -> Tensor:
+        raise NotImplementedError("a diffusion policy is told nothing")
 
     def chain(self, steps: int, form: str, noise_level: float) -> Chain:
         """The checkpoint's own scheduler (``form`` is a flow's and plays no part): DDPM's posterior, or DDIM with η."""
@@ -201,6 +230,23 @@ class FlowHead(abc.ABC):
     def condition(self, batch: dict[str, Any]) -> _Prefix:
         """The prefix, run once."""
 
+    @property
+    @abc.abstractmethod
+    def trunk(self) -> Any:
+        """What embeds images and words."""
+
+    @abc.abstractmethod
+    def _inputs(self, batch: dict[str, Any]) -> tuple[Any, ...]:
+        """Pictures per camera, their masks, and the instruction's tokens and mask, at least."""
+
+    def visual(self, batch: dict[str, Any]) -> Tensor:
+        """The image tokens of each camera [b f]."""
+        return torch.cat([coarse(self.trunk.embed_image(x)) for x in self._inputs(batch)[0]], dim=1)
+
+    def words(self, batch: dict[str, Any]) -> Tensor:
+        """The mean embedding of the instruction's words [b d]."""
+        return mean_word(self.trunk.embed_language_tokens(batch[TOKENS]), batch[TOKEN_MASK])
+
     def loss(self, batch: dict[str, Any], valid: Tensor) -> tuple[Tensor, dict[str, float]]:
         """Velocity error over valid control steps."""
         return _denoising_loss(self._velocity_losses(batch), valid)
@@ -224,6 +270,10 @@ class SmolVLAHead(FlowHead):
 
     def __init__(self, policy: Any):
         super().__init__(policy, policy.config.num_steps)
+
+    @property
+    def trunk(self) -> Any:
+        return self.model.vlm_with_expert
 
     def _inputs(self, batch: dict[str, Any]) -> tuple[Any, ...]:
         images, masks = self.policy.prepare_images(batch)
@@ -252,6 +302,10 @@ class Pi0Head(FlowHead):
     def __init__(self, policy: Any):
         super().__init__(policy, policy.config.num_inference_steps)
         self.separate_state = policy.config.type == "pi0"
+
+    @property
+    def trunk(self) -> Any:
+        return self.model.paligemma_with_expert
 
     def _inputs(self, batch: dict[str, Any]) -> tuple[Any, ...]:
         images, masks = self.policy._preprocess_images(batch)

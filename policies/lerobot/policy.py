@@ -168,7 +168,9 @@ class LeRobotPolicy(nn.Module):
         return policy.eval()
 
     # --------------------------------------------------------------------------------------------------------- inputs
-    def _batch(self, observation: Observation, actions: Tensor | None = None, valid: Tensor | None = None) -> dict[str, Any]:
+    def _batch(
+        self, observation: Observation, actions: Tensor | None = None, valid: Tensor | None = None, check: bool = True
+    ) -> dict[str, Any]:
         """What lerobot's preprocessor makes of an observation (and of chunks to imitate), on the policy's device."""
         device = self.device
         self._move_processors(device)
@@ -183,7 +185,7 @@ class LeRobotPolicy(nn.Module):
         }
         batch[STATE] = observation.proprio.to(device)
         batch["task"] = list(observation.instruction)
-        if self.stored.family in LANGUAGE:
+        if check and self.stored.family in LANGUAGE:
             self._check_instructions(observation.instruction)
         if actions is not None and valid is not None:
             batch |= {ACTION: actions.to(device), PADDED: ~valid.to(device)}
@@ -227,6 +229,22 @@ class LeRobotPolicy(nn.Module):
         self.model.eval()
         chunk = self._chunk(self.head.predict(self._batch(observation)))
         return PolicyOutput(chunk=chunk, behavior_log_prob=torch.zeros(len(observation), device=self.device), replay={})
+
+    @property
+    def executed_steps(self) -> int:
+        """See `vla_rl.optional.PartlyExecuted`."""
+        return self.head.executed
+
+    @torch.no_grad()
+    def frame_features(self, observation: Observation) -> dict[str, Tensor]:
+        """See `vla_rl.interfaces.FeaturePolicy`: what the family's own encoder makes of the images, the normalised state,
+        and the mean embedding of the instruction's words where the family is told what to do. It may be empty here."""
+        self.model.eval()
+        batch = self._batch(observation, check=False)
+        frames = {"visual": self.head.visual(batch), "state": batch[STATE].float()}
+        if self.stored.family in LANGUAGE:
+            frames["text"] = self.head.words(batch)
+        return frames
 
     def imitation_loss(self, observation: Observation, actions: Tensor, valid: Tensor) -> tuple[Tensor, dict[str, float]]:
         """lerobot's training loss of the family, as a mean over valid control steps, in training mode (dropout, crops).

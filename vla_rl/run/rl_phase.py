@@ -18,6 +18,7 @@ from vla_rl.learning.learner_process import LearnerProcess
 from vla_rl.learning.learners import Learner, learner_for
 from vla_rl.learning.online import OnlineRL
 from vla_rl.learning.plan import UNLIMITED
+from vla_rl.optional import ReferringActor
 from vla_rl.rewards.sources import demonstration_trajectories
 from vla_rl.run.context import (
     LEARNER_FOLDER,
@@ -48,8 +49,14 @@ def _critic(run: Run) -> Any:
 def trained_policy(run: Run) -> Any:
     """The start, with the actor on top of it that is trained where the run has one."""
     c = run.config
-    policy = run.acting(start_checkpoint(run))
-    return policy if c.actor_type == "none" else build.implementation("actor", c.actor_type).from_base(c.actor, policy)
+    start = start_checkpoint(run)
+    policy = run.acting(start)
+    if c.actor_type == "none":
+        return policy
+    policy = build.implementation("actor", c.actor_type).from_base(c.actor, policy)
+    if isinstance(policy, ReferringActor):
+        policy.refer_to(start)
+    return policy
 
 
 def learner_of(run: Run, policy: Any) -> Learner:
