@@ -12,7 +12,7 @@ from vla_rl.errors import ConfigError
 
 
 def add(command: Add) -> None:
-    """``vla-rl bench sim``, ``learn``, ``reward``, ``policy`` and ``replay``."""
+    """``vla-rl bench sim``, ``learn``, ``rhythm``, ``reward``, ``policy`` and ``replay``."""
     bench = command("bench", None, "measure against a baseline, in one run")
     kinds = bench.add_subparsers(title="benchmarks", metavar="KIND", required=True)
 
@@ -35,6 +35,14 @@ def add(command: Add) -> None:
     learn.add_argument("--rounds", type=int, default=2, metavar="N", help="of --against")
     learn.add_argument("--figure", type=Path, metavar="FILE", help="an HTML page with the runs' curves")
     learn.add_argument("--json", type=Path, metavar="FILE")
+
+    rhythm = kinds.add_parser("rhythm", help="control steps/s of an actor and a learner at once against by turns")
+    rhythm.set_defaults(function=run_bench_rhythm)
+    rhythm.add_argument("overrides", nargs="*", metavar="key=value", help="a config that learns from a replay")
+    rhythm.add_argument("--iterations", type=int, default=20, metavar="N", help="of RL, per side and round")
+    rhythm.add_argument("--rounds", type=int, default=2, metavar="N")
+    rhythm.add_argument("--as-given", action="store_true", help="keep algorithm.updates_per_decision, else balanced")
+    rhythm.add_argument("--json", type=Path, metavar="FILE")
 
     scoring = kinds.add_parser("reward", help="frames/s of reward models, and their share of a run's iterations")
     scoring.set_defaults(function=run_bench_reward)
@@ -85,6 +93,13 @@ def run_bench_learn(arguments: argparse.Namespace) -> None:
     else:
         document = bench_runs([Path(word) for word in arguments.overrides], arguments.level, arguments.figure)
     write_result(arguments.json, document)
+
+
+def run_bench_rhythm(arguments: argparse.Namespace) -> None:
+    from vla_rl.evaluation.bench_rhythm import bench_rhythm
+
+    options = {"iterations": arguments.iterations, "rounds": arguments.rounds, "balance": not arguments.as_given}
+    write_result(arguments.json, bench_rhythm(arguments.overrides, **options))
 
 
 def run_bench_reward(arguments: argparse.Namespace) -> None:
