@@ -287,6 +287,7 @@ def test_what_a_learner_gives_up_for_is_the_actors_error_and_an_orphan_ends(star
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_learner_killed_in_the_middle_of_a_run_costs_nothing_and_the_run_resumes(start, tmp_path, monkeypatch, capfd):
     send_plain, pids, refused = LearnerProcess.send, [], []
 
@@ -296,6 +297,8 @@ def test_a_learner_killed_in_the_middle_of_a_run_costs_nothing_and_the_run_resum
             with pytest.raises(UserError, match=rf"in use by process {self.pid} on .*Only one process") as error:
                 Replay(tmp_path / "toy_td3" / "replay", episodes=None)
             refused.append(error)
+        if len(pids) == 7:
+            raise KeyboardInterrupt
         send_plain(self, episodes)
         if len(pids) == 3:
             self.wait(lambda: json.loads((self.folder / "figures.json").read_text())["updates"] > 0)
@@ -307,8 +310,11 @@ def test_a_learner_killed_in_the_middle_of_a_run_costs_nothing_and_the_run_resum
     folder = run_pipeline(concurrently(start, tmp_path, *changes, "rl.iterations=6"))
     assert len(refused) == 1 and len(set(pids)) == 2, "it was killed once, and started again"
     assert capfd.readouterr().out.count("ended by itself (signal 9) and is started again") == 1
-    with pytest.raises(ProcessLookupError):
-        os.kill(pids[-1], 0)  # nothing is left behind
+    with pytest.raises(KeyboardInterrupt):
+        run_pipeline(concurrently(start, tmp_path, *changes, "rl.iterations=8"))
+    for pid in set(pids):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)  # nothing is left behind
     run_pipeline(concurrently(start, tmp_path, *changes, "rl.iterations=8"))
     replay = Replay(folder / "replay", episodes=None)
     records = [json.loads(line.partition(b" ")[2]) for line in (folder / "replay/journal.jsonl").read_bytes().splitlines()]
@@ -330,12 +336,13 @@ def test_a_learner_killed_in_the_middle_of_a_run_costs_nothing_and_the_run_resum
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # two processes beside others
 def test_the_toy_task_is_learned_as_it_is_by_turns(start, tmp_path):
-    config = concurrently(start, tmp_path, "phases=[eval_sft,rl,eval_rl]", "rl.iterations=14", "rl.concurrent.max_ahead=130",
+    config = concurrently(start, tmp_path, "phases=[eval_sft,rl,eval_rl]", "rl.iterations=18", "rl.concurrent.max_ahead=130",
                           "rl.concurrent.publish_every=20")  # fmt: skip
     folder = run_pipeline(config)
     before, after = (json.loads((folder / f"eval_{name}.json").read_text())["total"] for name in ("sft", "rl"))
-    # Measured with seed 0: by turns from 39 to 75 %.
+    # Measured with seed 0: from 39 to 58 % in 14 iterations; by turns to 75 % in 20.
     assert before["rate"] <= 0.6 and after["rate"] >= before["rate"] + 0.15
 
 
