@@ -14,7 +14,7 @@ WAYS = ("none", "coupled", "truncate", "mask")  # of `vla_rl.evaluation.bench_st
 
 
 def add(command: Add) -> None:
-    """``vla-rl bench sim``, ``learn``, ``staleness``, ``reward``, ``policy`` and ``replay``."""
+    """``vla-rl bench sim``, ``learn``, ``staleness``, ``rhythm``, ``reward``, ``policy`` and ``replay``."""
     bench = command("bench", None, "measure against a baseline, in one run")
     kinds = bench.add_subparsers(title="benchmarks", metavar="KIND", required=True)
 
@@ -49,6 +49,14 @@ def add(command: Add) -> None:
     stale.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="to learn from them (default: all)")
     stale.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], metavar="N")
     stale.add_argument("--json", type=Path, metavar="FILE")
+
+    rhythm = kinds.add_parser("rhythm", help="control steps/s of an actor and a learner at once against by turns")
+    rhythm.set_defaults(function=run_bench_rhythm)
+    rhythm.add_argument("overrides", nargs="*", metavar="key=value", help="a config that learns from a replay")
+    rhythm.add_argument("--iterations", type=int, default=20, metavar="N", help="of RL, per side and round")
+    rhythm.add_argument("--rounds", type=int, default=2, metavar="N")
+    rhythm.add_argument("--as-given", action="store_true", help="keep algorithm.updates_per_decision, else balanced")
+    rhythm.add_argument("--json", type=Path, metavar="FILE")
 
     scoring = kinds.add_parser("reward", help="frames/s of reward models, and their share of a run's iterations")
     scoring.set_defaults(function=run_bench_reward)
@@ -120,6 +128,13 @@ def run_bench_staleness(arguments: argparse.Namespace) -> None:
 
     a = arguments
     write_result(a.json, bench_staleness(a.overrides, lags=a.lags, ways=a.ways, seeds=a.seeds))
+
+
+def run_bench_rhythm(arguments: argparse.Namespace) -> None:
+    from vla_rl.evaluation.bench_rhythm import bench_rhythm
+
+    options = {"iterations": arguments.iterations, "rounds": arguments.rounds, "balance": not arguments.as_given}
+    write_result(arguments.json, bench_rhythm(arguments.overrides, **options))
 
 
 def run_bench_reward(arguments: argparse.Namespace) -> None:

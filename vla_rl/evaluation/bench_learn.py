@@ -259,7 +259,7 @@ def bench_against(
     with tempfile.TemporaryDirectory(prefix="vla-rl-bench-") as name:
         sides = [side_config(given, Path(name), side) for given, side in zip(words, SIDES)]
         _require_comparable(sides[0], sides[1], against)
-        start = sides[0].checkpoint or _make_start(overrides, sides, words)
+        start = sides[0].checkpoint or make_start(overrides, sides, words)
         for number in range(rounds):
             for side in (0, 1) if number % 2 == 0 else (1, 0):  # so that a drift of the machine meets both
                 records[side].append(_go_on(sides[side], iterations))
@@ -298,7 +298,7 @@ def _require_comparable(plain: RunConfig, changed: RunConfig, against: Sequence[
         )
 
 
-def _make_start(overrides: Sequence[str], sides: Sequence[RunConfig], words: Sequence[Sequence[str]]) -> str:
+def make_start(overrides: Sequence[str], sides: Sequence[RunConfig], words: Sequence[Sequence[str]]) -> str:
     """A policy for both sides to start from, by a short SFT where the config has one; says what it is."""
     config = configs.compose(overrides)
     if "sft" not in config.phases:  # it starts from a published checkpoint, which each side reads itself

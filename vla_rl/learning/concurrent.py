@@ -102,7 +102,7 @@ class SwappingCollector:
             self._collector.publish(version)
 
     def publish(self, version: int) -> None:
-        """Iterations are no versions here: the weights bring their own."""
+        """Iterations are no versions here, the weights bring their own; the newest are taken."""
         self.swap()
 
     def collect(

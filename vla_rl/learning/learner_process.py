@@ -117,7 +117,7 @@ class LearnerProcess:
             return
         assert process.stdin is not None
         ready = (self.folder / FIGURES).exists()  # before, it has nothing to keep
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):  # it died, or its stdin is closed
             process.stdin.write(f"{STOP}\n".encode())
             process.stdin.flush()
         try:

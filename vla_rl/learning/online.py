@@ -104,6 +104,7 @@ class OnlineRL:
         if rest := self.learner.finish(progress):
             counters.seconds = time.perf_counter() - started
             logger.log("finish", counters.iteration, rest)
+            self.collector.publish(counters.iteration)  # what was learned last
             self._save(folder)
         return counters
 
