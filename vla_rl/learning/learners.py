@@ -61,15 +61,20 @@ class BatchLearner:
 
 
 class ReplayLearner:
-    """For a `Replayed` algorithm: episodes are kept in ``folder``, and so are ``demonstrations``, before the first of them.
+    """For a `Replayed` algorithm: episodes are kept in ``folder`` (None: in memory), and so are ``demonstrations``, before
+    the first of them.
 
     Each new decision earns ``config.updates_per_decision`` updates, from ``config.start_decisions`` of them on.
     """
 
     def __init__(
-        self, algorithm: Replayed, folder: Path, seed: int, demonstrations: Callable[[], Sequence[Trajectory]] = tuple,
+        self,
+        algorithm: Replayed,
+        folder: Path | None,
+        seed: int,
+        demonstrations: Callable[[], Sequence[Trajectory]] = tuple,
         embodiment: EmbodimentSpec | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.algorithm, self._folder, self._demonstrations = algorithm, folder, demonstrations
         self._embodiment = embodiment
         self._generator = torch.Generator().manual_seed(seed)
@@ -81,7 +86,7 @@ class ReplayLearner:
         if self._replay is None:  # a new run; one that goes on has loaded its state
             self._replay = Replay(self._folder, embodiment=self._embodiment)
             for trajectory in self._demonstrations():
-                self._add(trajectory, trajectory.rewards.sum(1), DEMONSTRATIONS)
+                self.add(trajectory, trajectory.rewards.sum(1), DEMONSTRATIONS)
         return self._replay
 
     def learn(
@@ -89,7 +94,7 @@ class ReplayLearner:
     ) -> dict[str, float]:
         config, replay = self.algorithm.config, self.replay
         for trajectory, reward in zip(trajectories, rewards, strict=True):
-            self._add(trajectory, reward, ONLINE)
+            self.add(trajectory, reward, ONLINE)
         figures = {"replay/episodes": float(replay.episodes), "replay/decisions": float(len(replay)), "replay/updates": 0.0}
         if replay.count(ONLINE) < config.start_decisions:
             return figures
@@ -121,7 +126,8 @@ class ReplayLearner:
             done(i + 1)
         return {name: sum(values) / len(values) for name, values in sums.items()}
 
-    def _add(self, trajectory: Trajectory, rewards: Tensor, source: str) -> None:
+    def add(self, trajectory: Trajectory, rewards: Tensor, source: str) -> None:
+        """Keep an episode with what the algorithm wants of it; ``rewards`` [t]."""
         slim = replace(  # a robot shows no privileged state, and what acting left behind is on-policy's
             trajectory,
             observations=trajectory.observations.without_privileged(),

@@ -6,22 +6,14 @@ from typing import Any
 
 from vla_rl import build
 from vla_rl.algorithms.curriculum import Curriculum
+from vla_rl.checkpoint import load_weights
 from vla_rl.interfaces import AlgorithmContext
 from vla_rl.learning.learners import learner_for
 from vla_rl.learning.online import OnlineRL
 from vla_rl.learning.plan import UNLIMITED
-from vla_rl.rewards.sources import demonstration_trajectories
-from vla_rl.run.context import Run, evaluate_held_out, keep_best, split_demonstrations, start_checkpoint
+from vla_rl.run.context import Run, evaluate_held_out, keep_best, rl_start, shown, start_checkpoint
 from vla_rl.run.opening import seeded
 from vla_rl.run.reward_phases import rl_guard, rl_reward
-from vla_rl.types import Trajectory
-
-
-def _shown(run: Run, policy: Any) -> list[Trajectory]:
-    """The demonstrations in the policy's own chunks, for a replay; none where the run has no dataset."""
-    if not run.has_dataset:
-        return []
-    return demonstration_trajectories(split_demonstrations(run)[0], stride=policy.chunk_length)
 
 
 def _critic(run: Run) -> Any:
@@ -32,13 +24,15 @@ def _critic(run: Run) -> Any:
 
 def phase_rl(run: Run) -> dict[str, Any]:
     c = run.config
-    start = start_checkpoint(run)
-    policy = run.acting(start)
+    start = rl_start(run)
+    policy = base = run.acting(start)
     if c.actor_type != "none":
         policy = build.implementation("actor", c.actor_type).from_base(c.actor, policy)
     algorithm = build.implementation("algorithm", c.algorithm_type).from_context(
         seeded(c.algorithm, c.seed), policy, AlgorithmContext(lambda: _critic(run), lambda: run.acting(start))
     )
+    if start != start_checkpoint(run):  # what the offline rounds trained beside the policy goes on, and is not made anew
+        load_weights(start, base)
     init_states = range(c.rl.init_states) if c.rl.init_states else [UNLIMITED]
     items = [(task.task_id, init) for task in run.train_tasks for init in init_states]
 
@@ -52,7 +46,7 @@ def phase_rl(run: Run) -> dict[str, Any]:
     loop = OnlineRL(
         c.rl,
         run.engine(policy),
-        learner_for(algorithm, run.dir / "replay", c.seed, lambda: _shown(run, policy), policy.embodiment),
+        learner_for(algorithm, run.dir / "replay", c.seed, lambda: shown(run, policy), policy.embodiment),
         reward,
         Curriculum(c.curriculum, items),
         run.train_tasks,
