@@ -42,7 +42,7 @@ def ppo_config(config: OfflineConfig, online: PPOConfig) -> PPOConfig:
         epochs=config.epochs, minibatch_size=config.minibatch_size, minibatch_unit="decision", loss_aggregation="token",
         learning_rate=config.learning_rate, clip_low=config.clip, clip_high=config.clip, grad_clip=config.grad_clip,
         warmup_iterations=0, decay_iterations=0, critic_warmup_iterations=0, kl_coef=0.0, success_imitation_coef=0.0,
-        adaptive_learning_rate=False, target_kl=None, skip_zero_advantage=False,
+        adaptive_learning_rate=False, skip_zero_advantage=False,
     )  # fmt: skip
 
 

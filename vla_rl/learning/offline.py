@@ -64,6 +64,7 @@ class OfflineRounds:
         self._at = _Position()
         self._generator = torch.Generator().manual_seed(self.seed)
         self._states: tuple[int, Transitions] | None = None  # where this round's gate begins
+        self._judged: torch.Tensor | None = None  # the present policy's estimate from there
 
     def run(self, folder: Path, logger: MetricsLogger, progress: Progress) -> dict[str, Any]:
         """Run all rounds; checkpoints go to ``folder``, which is resumed from where it holds a state. Returns totals.
@@ -113,14 +114,16 @@ class OfflineRounds:
         seed = stable_seed("dynamics", self.seed, number) % 2**62
         metrics |= self.chain.learn_dynamics(self.data.replay, self._generator, seed)
         self._at.part, self._at.candidate = "candidates", 0
-        self._at.estimate = float(self._estimate().mean())
+        self._judged = self._estimate()
+        self._at.estimate = float(self._judged.mean())
         return metrics | {"ope/value": self._at.estimate, "time/values": time.perf_counter() - started}
 
     def _candidate(self, progress: Progress) -> dict[str, float]:
         """One candidate and its judgement; sent back, it leaves weights and optimiser as they were."""
         c, at, started = self.config, self._at, time.perf_counter()
         done = self.counters.iteration * c.candidates + at.candidate
-        before, kept = self._estimate(), self.chain.snapshot()
+        before = self._estimate() if self._judged is None else self._judged
+        kept = self.chain.snapshot()
         metrics = self.chain.improve(self.data.replay, self._generator, c.clip * (1.0 - done / (c.rounds * c.candidates)))
         after = self._estimate()
         gain = after - before
@@ -132,7 +135,8 @@ class OfflineRounds:
         stays = not c.gate or accepts(figures["gate/before"], figures["gate/after"], c.min_gain)
         if not stays:
             self.chain.revert(kept)
-        at.estimate = figures["gate/after"] if stays else figures["gate/before"]
+        self._judged = after if stays else before
+        at.estimate = float(self._judged.mean())
         at.candidate, at.accepted = at.candidate + 1, at.accepted + stays
         if at.candidate == c.candidates:
             at.part = "episodes"
