@@ -152,6 +152,20 @@ def test_student_beside_rl_learns_and_is_taken_over():
     assert torch.equal(student.expert.action_out.weight, policy.student.action_out.weight)
 
 
+def test_a_checkpoint_without_a_student_gets_one_that_starts_as_its_expert(tmp_path: Path):
+    plain = make()
+    save_checkpoint(tmp_path / "plain", plain)
+    kinds = {"denoising_vla": DenoisingVLA}.__getitem__
+    again = load_policy(tmp_path / "plain", kinds, SPEC, {"student_steps": 1})
+    for name, weight in again.student.state_dict().items():
+        assert torch.equal(weight, plain.expert.state_dict()[name])
+    with torch.no_grad():
+        again.student.action_out.bias.add_(1.0)
+    save_checkpoint(tmp_path / "grown", again)
+    grown = load_policy(tmp_path / "grown", kinds, SPEC)
+    assert torch.equal(grown.student.action_out.bias, plain.expert.action_out.bias + 1.0)
+
+
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ConfigError, match="does not divide"):
         make().make_student(3, "lcm")

@@ -64,6 +64,16 @@ def test_transitions_lead_on_inside_their_episode_and_end_where_it_does():
     }  # fmt: skip
 
 
+def test_chosen_decisions_come_as_they_were_added():
+    replay = Replay()
+    for first, t in ((0, 3), (10, 1), (20, 2)):
+        replay.add(episode(first, t=t), torch.arange(t).float())
+    assert replay.first_decisions().tolist() == [0, 3, 4]
+    taken = replay.take(torch.tensor([5, 0, 3]), images=False)
+    assert taken.observations.proprio[:, 0].tolist() == [21.0, 0.0, 10.0] and not taken.observations.images
+    assert taken.rewards.tolist() == [1.0, 0.0, 0.0] and taken.discounts.tolist()[0] == 0.0
+
+
 def test_sources_are_drawn_by_their_shares():
     replay = Replay()
     replay.add(episode(0, t=1, source="few"), torch.ones(1), "few")

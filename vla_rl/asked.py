@@ -59,6 +59,7 @@ class PolicyOptions:
     temperature: float | None = None
     value_head: bool | None = None
     lora_rank: int | None = None
+    student_steps: int = 0  # of a student that learns beside RL
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,9 @@ class ActorEntry(PolicyEntry):
 @dataclass(frozen=True)
 class AlgorithmEntry(Entry):
     """An algorithm, and the capability of a policy that it works on. "likelihood", "imitation", "actor", "features",
-    "noise", "candidates" and "weighted" stand for `LikelihoodPolicy`, `ImitationPolicy`, `ActorPolicy`, `FeaturePolicy`,
-    `NoisePolicy`, `CandidateActor` and `WeightedActor` of `vla_rl.interfaces`, "kept" for imitation from kept features."""
+    "noise" and "candidates" stand for `LikelihoodPolicy`, `ImitationPolicy`, `ActorPolicy`, `FeaturePolicy`,
+    `NoisePolicy` and `CandidateActor` of `vla_rl.interfaces`, "weighted" for `WeightedActor` of `vla_rl.optional`,
+    "kept" for imitation from kept features."""
 
     needs: str = ""
 

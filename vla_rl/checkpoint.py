@@ -42,6 +42,7 @@ from vla_rl.files import (
     weight_files,
 )
 from vla_rl.interfaces import BasedPolicy
+from vla_rl.optional import CompletingPolicy
 from vla_rl.storage import (
     load_state,
     load_tensors,
@@ -346,6 +347,7 @@ def load_weights(path: Path | str, policy: Any) -> None:
     if reference and isinstance(policy, BasedPolicy) and (base := policy.base_folder()) is not None:
         resolve(BaseReference(os.path.abspath(base), reference["fingerprint"]), path)
     stored, own = _load_weights(path), policy.state_dict()
+    stored = policy.completed(stored) if isinstance(policy, CompletingPolicy) else stored
     wrong = [f"missing: {name} {list(own[name].shape)}" for name in own.keys() - stored.keys()]
     wrong += [f"unexpected: {name} {list(stored[name].shape)}" for name in stored.keys() - own.keys()]
     wrong += [

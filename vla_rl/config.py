@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from vla_rl import build
+from vla_rl.algorithms.offline_settings import OfflineConfig
 from vla_rl.algorithms.settings import CurriculumConfig, ImitationConfig
 from vla_rl.errors import ConfigError
 from vla_rl.paths import config_dir
@@ -24,7 +25,10 @@ from vla_rl.reporting.sinks import WandbConfig
 from vla_rl.run.settings import CollectConfig, ReplayConfig, RLConfig, SlotsConfig
 from vla_rl.settings import EvaluateConfig, RewardCheckConfig, RolloutConfig
 
-PHASES = ("collect", "sft", "eval_sft", "reward", "rl", "eval_rl", "report")
+PHASES = (
+    "collect", "sft", "eval_sft", "reward", "offline", "eval_offline", "rl", "eval_rl", "eval_student", "report",
+)  # fmt: skip
+USUAL_PHASES = tuple(name for name in PHASES if name not in ("offline", "eval_offline", "eval_student"))
 # What may differ when a run is resumed, and between the runs of a study: it says how and where to compute, not what.
 MACHINE_KEYS = (
     "output_dir:", "threads:", "device:", "wandb:", "wandb.", "tensorboard:", "phases:", "collect.workers:", "slots.",
@@ -37,6 +41,7 @@ _GROUPS = ("policy", "env", "reward", "algorithm", "critic", "actor")
 _MOVED = (
     ("reward.parts.", "reward", "*"),
     ("rl.fallback_reward", "reward", "*"),
+    ("offline.critics", "algorithm.critics", "*"),
     ("algorithm", "sft.augment", "algorithm.augment"),
 )
 
@@ -52,7 +57,7 @@ class RunConfig:
     device: str = "auto"
     tasks: list[str] = field(default_factory=list)  # empty: all tasks of the env
     held_out_tasks: list[str] = field(default_factory=list)
-    phases: list[str] = field(default_factory=lambda: list(PHASES))
+    phases: list[str] = field(default_factory=lambda: list(USUAL_PHASES))
     checkpoint: str = ""  # start from this policy instead of phases collect and sft
     policy_changes: dict[str, Any] = field(default_factory=dict)  # of that policy's own config: its policy.* overrides
     dataset: str = ""  # train on this dataset instead of collecting one
@@ -62,6 +67,7 @@ class RunConfig:
     sft: ImitationConfig = field(default_factory=ImitationConfig)
     slots: SlotsConfig = field(default_factory=SlotsConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    offline: OfflineConfig = field(default_factory=OfflineConfig)
     rl: RLConfig = field(default_factory=RLConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)

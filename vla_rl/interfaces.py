@@ -190,18 +190,6 @@ class NoisePolicy(Policy, Protocol):
 
 
 @runtime_checkable
-class ChainPolicy(LikelihoodPolicy, FeaturePolicy, NoisePolicy, Protocol):
-    """A policy whose decision is a chain of denoising steps with a likelihood, and that can decide without its images."""
-
-    def sample(
-        self, observation: Observation, features: Mapping[str, Tensor], seeds: Sequence[int] | None = None
-    ) -> PolicyOutput:
-        """A sampled decision as of `act`, from its own `FeaturePolicy.frame_features` of the observation. Its replay holds
-        what `evaluate` needs in the images' place."""
-        ...
-
-
-@runtime_checkable
 class ActorPolicy(Policy, Protocol):
     """A policy whose trained part is small and reads frames: what is computed once of each observation, and then kept.
 
@@ -237,17 +225,6 @@ class ActorPolicy(Policy, Protocol):
 
     def judged(self, actions: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
         """What critics read [b e] of ``actions`` [b d] of `realize` or `taken`, with gradient to them."""
-        ...
-
-
-@runtime_checkable
-class WeightedActor(ActorPolicy, Protocol):
-    """An `ActorPolicy` that can be trained on decisions that were executed, some more than others."""
-
-    def weighted_loss(
-        self, batch: Transitions, encoded: Tensor, frames: Mapping[str, Tensor], weights: Tensor, generator: torch.Generator
-    ) -> tuple[Tensor, dict[str, float]]:
-        """Scalar loss and metrics; each row counts by its weight [b], exactly or as the mean over ``generator``'s draws."""
         ...
 
 

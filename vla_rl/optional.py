@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
-from vla_rl.types import EmbodimentSpec, Observation, Trajectory
+from vla_rl.types import EmbodimentSpec, Observation, PolicyOutput, Trajectory, Transitions
 
 
 # --------------------------------------------------------------------------------------------------------------- policies
@@ -43,10 +43,43 @@ class ReferringActor(Protocol):
 
 
 @runtime_checkable
+class ChainPolicy(Protocol):
+    """A `LikelihoodPolicy`, `FeaturePolicy` and `NoisePolicy` whose decision is a chain of denoising steps, and that can
+    draw one without its images."""
+
+    def sample(
+        self, observation: Observation, features: Mapping[str, Tensor], seeds: Sequence[int] | None = None
+    ) -> PolicyOutput:
+        """As of `Policy.act`, from its own `frame_features` of the observation. The replay holds what `evaluate` needs in
+        the images' place."""
+        ...
+
+
+@runtime_checkable
 class StackedPolicy(Protocol):
     """A policy on top of a frozen one, which can act by itself."""
 
     base: Any
+
+
+@runtime_checkable
+class WeightedActor(Protocol):
+    """An `ActorPolicy` that can be trained on decisions that were executed, some more than others."""
+
+    def weighted_loss(
+        self, batch: Transitions, encoded: Tensor, frames: Mapping[str, Tensor], weights: Tensor, generator: Generator
+    ) -> tuple[Tensor, dict[str, float]]:
+        """Loss and metrics; each row counts by its weight [b], exactly or in the mean over ``generator``'s draws."""
+        ...
+
+
+@runtime_checkable
+class CompletingPolicy(Protocol):
+    """A policy that can go on from weights that lack a part of it."""
+
+    def completed(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The weights of a checkpoint, with what this policy can make of them."""
+        ...
 
 
 @runtime_checkable

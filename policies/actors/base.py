@@ -119,7 +119,7 @@ class Actor(nn.Module):
     def weighted_loss(
         self, batch: Transitions, encoded: Tensor, frames: Mapping[str, Tensor], weights: Tensor, generator: torch.Generator
     ) -> tuple[Tensor, dict[str, float]]:
-        """See `vla_rl.interfaces.WeightedActor`: −log-likelihood of what was executed (a Gaussian's before tanh, up to what
+        """See `vla_rl.optional.WeightedActor`: −log-likelihood of what was executed (a Gaussian's before tanh, up to what
         depends on the data alone), or a deterministic actor's squared error."""
         latent, counts = self.executed(batch, frames)
         out = self.actor(self.actor_inputs(encoded, frames))

@@ -143,6 +143,21 @@ class DenoisingVLA(DenoisingBase):
         self, observation: Observation, *, deterministic: bool = False, seeds: Sequence[int] | None = None
     ) -> PolicyOutput:
         """One chunk per row, in physical units; see `vla_rl.interfaces.Policy`."""
+        kept = self._kept(self.image_tokens(observation)) if self.keeps_image_tokens else {}
+        return self._decide(observation, kept, deterministic, seeds)
+
+    @torch.no_grad()
+    def sample(
+        self, observation: Observation, features: Mapping[str, Tensor], seeds: Sequence[int] | None = None
+    ) -> PolicyOutput:
+        """See `vla_rl.optional.ChainPolicy`."""
+        kept = {name: tokens.to(self.device) for name, tokens in self._tokens_of(features).items()}
+        return self._decide(observation, kept, False, seeds)
+
+    def _decide(
+        self, observation: Observation, kept: dict[str, Tensor], deterministic: bool, seeds: Sequence[int] | None
+    ) -> PolicyOutput:
+        """A chunk per row; ``kept`` is what the replay holds of the images, empty where it holds nothing."""
         config, b, h, a = self.config, len(observation), self.chunk_length, self.embodiment.action_dim
         first, end = self.first_trained, self.end_stochastic
         if seeds is not None and len(seeds) != b:
@@ -159,7 +174,6 @@ class DenoisingVLA(DenoisingBase):
             if config.stochastic_steps == "one":
                 draw = torch.from_numpy(counter_uniforms([seed ^ _STEP_STREAM for seed in seeds], 1)[:, 0]).to(self.device)
                 first_step = first + (draw * (end - first)).long().clamp(max=end - first - 1)
-        kept = self._kept(self.image_tokens(observation)) if self.keeps_image_tokens else {}
         own, value = self._own_expert(observation, kept)
         path, log_prob = self._denoise(x[:, None], self._experts(own, observation, kept), step_noise, first_step)
         path, log_prob = path[:, :, 0], log_prob[:, :, 0]
@@ -325,13 +339,23 @@ class DenoisingVLA(DenoisingBase):
         loss = same_noise_loss(self.student, self._student_prediction, grid, cache, first_noise, target)
         return self.config.student_coef * loss
 
+    def completed(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See `vla_rl.optional.CompletingPolicy`: a student that a checkpoint has not starts as one of RL does."""
+        given = dict(weights)
+        if self.config.student_steps and not any(name.startswith("student.") for name in given):
+            expert = {name.removeprefix("expert."): x for name, x in given.items() if name.startswith("expert.")}
+            made = self._student_weights(self._student_prediction, expert)
+            given |= {f"student.{name}": x for name, x in made.items()}
+        return given
+
     @property
     def _student_prediction(self) -> str:
         return "velocity" if self.config.prediction == "velocity" else "sample"
 
-    def _student_weights(self, prediction: str) -> dict[str, Tensor]:
+    def _student_weights(self, prediction: str, expert: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """The expert's weights; where the student's output stands for something else, its last layer starts at 0."""
-        weights = {name: tensor.clone() for name, tensor in self.expert.state_dict().items()}
+        expert = self.expert.state_dict() if expert is None else expert
+        weights = {name: tensor.clone() for name, tensor in expert.items()}
         if prediction != self.config.prediction:
             for name in ("action_out.weight", "action_out.bias"):
                 weights[name].zero_()

@@ -18,8 +18,8 @@ from vla_rl.algorithms.actor_critic import ADAM_BETAS, SAC, ActorCritic
 from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adamw, optimizer_state
 from vla_rl.algorithms.replay_settings import IQLConfig, IQLThenSACConfig
 from vla_rl.errors import ConfigError
-from vla_rl.interfaces import CandidateActor, Draw, Policy, SteeredActor, WeightedActor
-from vla_rl.optional import PractisingActor
+from vla_rl.interfaces import CandidateActor, Draw, Policy, SteeredActor
+from vla_rl.optional import PractisingActor, WeightedActor
 from vla_rl.types import Transitions
 
 
@@ -40,7 +40,6 @@ class IQL(ActorCritic):
     """
 
     config: IQLConfig
-    policy: WeightedActor
     name = "iql"
 
     def __init__(self, config: IQLConfig, policy: Policy) -> None:
@@ -51,6 +50,7 @@ class IQL(ActorCritic):
                 f"actor=own (the policy itself), actor=direct or actor=residual, or use policy=small"
             )
         super().__init__(config, policy)
+        self._imitator: WeightedActor = policy
         c = config.critics
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed + 1)
@@ -94,7 +94,7 @@ class IQL(ActorCritic):
         """One step of the actor towards what was done, each decision by its weight."""
         c = self.config
         weights = advantage_weights(self._advantages, c.beta, c.weight_limit)
-        loss, figures = self.policy.weighted_loss(batch, encoded, frames, weights, self.generator)
+        loss, figures = self._imitator.weighted_loss(batch, encoded, frames, weights, self.generator)
         loss.backward()
         self._guard.step(self.optimizer, loss.detach())
         if isinstance(self.policy, PractisingActor):

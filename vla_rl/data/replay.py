@@ -258,6 +258,15 @@ class Replay:
             before += size
         return rows
 
+    def take(self, rows: Tensor, *, gamma: float = 0.99, n_step: int = 1, images: bool = True) -> Transitions:
+        """The transitions of decisions ``rows`` int64 [b], counted as they were added; options as of `draw`."""
+        return self._transitions(rows.numpy(), gamma, n_step, images)
+
+    def first_decisions(self) -> Tensor:
+        """The row of each episode's first decision, int64 [episodes]."""
+        ends = torch.from_numpy(self._episodes.rows["end"].copy())
+        return torch.cat([torch.zeros(1, dtype=torch.long), ends[:-1]])
+
     def _transitions(self, rows: np.ndarray, gamma: float, n_step: int, images: bool) -> Transitions:
         b, table = len(rows), self._episodes.rows
         at = np.searchsorted(table["end"], rows, side="right")

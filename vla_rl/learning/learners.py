@@ -103,13 +103,15 @@ class BatchLearner:
 
 
 class ReplayLearner:
-    """For a `Replayed` algorithm: episodes are kept in ``folder``, and so are ``demonstrations``, before the first of them.
+    """For a `Replayed` algorithm: episodes are kept in ``folder`` (None: in memory), and so are ``demonstrations``, before
+    the first of them.
 
     Each new decision earns ``config.updates_per_decision`` updates, from ``config.start_decisions`` of them on.
     """
 
     def __init__(
-        self, algorithm: Replayed, folder: Path, seed: int, demonstrations: Callable[[], Sequence[Trajectory]] = tuple,
+        self, algorithm: Replayed, folder: Path | None, seed: int,
+        demonstrations: Callable[[], Sequence[Trajectory]] = tuple,
         embodiment: EmbodimentSpec | None = None, ram_bytes: int = RAM_BYTES,
     ) -> None:  # fmt: skip
         self.algorithm, self._folder, self._demonstrations = algorithm, folder, demonstrations
@@ -132,7 +134,7 @@ class ReplayLearner:
         if self._replay is None:  # a new run; one that goes on has loaded its state
             self._replay = Replay(self._folder, **self._options)
             for trajectory in self._demonstrations():
-                self._add(trajectory, trajectory.rewards.sum(1), DEMONSTRATIONS)
+                self.add(trajectory, trajectory.rewards.sum(1), DEMONSTRATIONS)
         return self._replay
 
     def learn(
@@ -140,7 +142,7 @@ class ReplayLearner:
     ) -> dict[str, float]:
         config, replay = self.algorithm.config, self.replay
         for trajectory, reward in zip(trajectories, rewards, strict=True):
-            self._add(trajectory, reward, ONLINE)
+            self.add(trajectory, reward, ONLINE)
         figures = {"replay/episodes": float(replay.episodes), "replay/decisions": float(len(replay)), "replay/updates": 0.0}
         if replay.count(ONLINE) < config.start_decisions:
             return figures
@@ -167,7 +169,7 @@ class ReplayLearner:
 
     def take(self, trajectory: Trajectory, rewards: Tensor, ticket: int) -> None:
         """One closed episode, whose updates are left to `step`; ``ticket`` as of `Replay.add`."""
-        self._add(trajectory, rewards, ONLINE, ticket)
+        self.add(trajectory, rewards, ONLINE, ticket)
         self._earn(self.replay.count(ONLINE), len(trajectory))
 
     def step(self) -> dict[str, float]:
@@ -190,7 +192,8 @@ class ReplayLearner:
             done(i + 1)
         return {name: sum(values) / len(values) for name, values in sums.items()}
 
-    def _add(self, trajectory: Trajectory, rewards: Tensor, source: str, ticket: int | None = None) -> None:
+    def add(self, trajectory: Trajectory, rewards: Tensor, source: str, ticket: int | None = None) -> None:
+        """Keep an episode with what the algorithm wants of it; ``rewards`` [t]."""
         slim = replace(  # a robot shows no privileged state, and what acting left behind is on-policy's
             trajectory,
             observations=trajectory.observations.without_privileged(),

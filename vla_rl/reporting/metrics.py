@@ -8,7 +8,8 @@ A run folder holds (each file optional; `vla_rl.reporting` shows what is there)
     metrics_<phase>.csv  the same as tables; tensorboard/, wandb/ where asked for  (`vla_rl.reporting.sinks`)
     phases.json          {phase: {"seconds", "complete", "episodes", "control_steps", …}, "peak_memory_bytes"}
     eval_<name>.json     `vla_rl.evaluation.outcome.EvaluationResult.to_dict()`
-    checkpoints/         sft, rl, rl_<iteration>, best; best.json: {"iteration", "success", "episodes"} of the last one
+    checkpoints/         sft, offline, rl, rl_<iteration>, student, best
+    checkpoints/best.json  {"iteration", "success", "episodes"} of the last one
     videos/<name>.mp4    episodes of that evaluation; <name>_failure_<kind>.mp4: one of each kind of failure
     summary.json, report.html
 """

@@ -14,7 +14,7 @@ from typing import Any
 
 from vla_rl.errors import UserError
 from vla_rl.evaluation.outcome import summarise, task_gap_text
-from vla_rl.reporting import figures, sections, study_page, words
+from vla_rl.reporting import figures, offline, sections, study_page, words
 from vla_rl.reporting.charts import Interval, Series, episode_squares, interval_chart, line_chart, percent, short
 from vla_rl.reporting.diagnostics import DIAGNOSTICS, warnings
 from vla_rl.reporting.metrics import write_json
@@ -75,6 +75,8 @@ def summary(run: RunData) -> dict[str, Any]:
     found = figures.run_summary(run)
     seconds = {"seconds": found["seconds"], "peak_memory_bytes": found["peak_memory_bytes"]}
     only = {name: summarise(result.outcomes) for name, result in run.evaluations.items()}
+    if rounds := offline.rounds(run):
+        found["offline"] = rounds
     return {
         "verdict": figures.verdict(run)[0].replace("\u00a0", " "),
         "seeds": [run.seed],
@@ -97,6 +99,7 @@ def run_sections(run: RunData, name: str) -> list[str]:
             "Held-out episodes in real time, the same initial states in each video. A frame turns green when the task "
             "succeeds and red when time runs out.",
         ),
+        offline.section(run),
         _failures(run),
         sections.notes(warnings([run])),
         sections.section("Learning", _best(run), sections.success_curve(run), sections.diagnostics([run])),

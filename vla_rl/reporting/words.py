@@ -7,13 +7,18 @@ from typing import Any
 
 from vla_rl.reporting.charts import short
 
-_EVAL_ORDER = {"start": 0, "base": 0, "sft": 1, "rl": 8, "distill": 9}
+# (a student comes before the policy it learned beside, whose success is what the run is about)
+_EVAL_ORDER = {"start": 0, "base": 0, "sft": 1, "offline": 6, "student": 7, "rl": 8, "distill": 9}
 PHASES = {
-    "collect": "demonstrations", "sft": "SFT", "eval_sft": "evaluation before", "reward": "reward model", "rl": "RL",
-    "eval_rl": "evaluation after", "report": "report",
+    "collect": "demonstrations", "sft": "SFT", "eval_sft": "evaluation before", "reward": "reward model",
+    "offline": "offline rounds", "eval_offline": "evaluation after offline rounds", "rl": "RL",
+    "eval_rl": "evaluation after", "eval_student": "evaluation of the student", "report": "report",
 }  # fmt: skip
 FAILURES = ("never_reached", "missed_grasp", "dropped", "wrong_place", "wrong_object", "out_of_time", "not told")
-_EVALUATIONS = {"start": "Start", "base": "Base", "sft": "SFT", "rl": "RL", "distill": "Distilled"}
+_EVALUATIONS = {
+    "start": "Start", "base": "Base", "sft": "SFT", "offline": "Offline", "student": "Student", "rl": "RL",
+    "distill": "Distilled",
+}  # fmt: skip
 
 
 def evaluation_order(name: str) -> tuple[int, str]:

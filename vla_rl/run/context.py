@@ -26,9 +26,10 @@ from vla_rl.interfaces import Env
 from vla_rl.learning.spool import STATE
 from vla_rl.reporting.metrics import BEST_FILE, MetricsLogger, write_json
 from vla_rl.reporting.progress import Progress
+from vla_rl.rewards.sources import demonstration_trajectories
 from vla_rl.rollout.engine import RolloutEngine
 from vla_rl.run.opening import acting_policy, open_env, select_tasks
-from vla_rl.types import TaskSpec
+from vla_rl.types import TaskSpec, Trajectory
 
 REWARD_FOLDER, LEARNER_FOLDER = "reward", "learner"
 LEARNER_STATE = f"{LEARNER_FOLDER}/{STATE}"
@@ -108,6 +109,19 @@ def start_checkpoint(run: Run) -> Path:
         policy = build.implementation("policy", c.policy_type).from_published(c.policy, run.env.embodiment)
         save_checkpoint(published, policy, keep_last_good=False)
     return published
+
+
+def rl_start(run: Run) -> Path:
+    """Where RL starts: what the offline rounds left, where there were any."""
+    offline = run.dir / "checkpoints" / "offline"
+    return offline if offline.exists() else start_checkpoint(run)
+
+
+def shown(run: Run, policy: Any) -> list[Trajectory]:
+    """The demonstrations in the policy's own chunks, for a replay; none where the run has no dataset."""
+    if not run.has_dataset:
+        return []
+    return demonstration_trajectories(split_demonstrations(run)[0], stride=policy.chunk_length)
 
 
 def split_demonstrations(run: Run, base_part: bool = True) -> tuple[DemonstrationDataset, DemonstrationDataset | None]:

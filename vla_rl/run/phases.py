@@ -22,6 +22,7 @@ from vla_rl.interfaces import LikelihoodPolicy
 from vla_rl.learning.sft import train_sft
 from vla_rl.reporting import words
 from vla_rl.run.context import Run, evaluate_held_out, keep_best, split_demonstrations, start_checkpoint
+from vla_rl.run.offline_phase import make_student, phase_offline
 from vla_rl.run.opening import seeded
 from vla_rl.run.reward_phases import phase_reward
 from vla_rl.run.rl_phase import phase_rl
@@ -75,12 +76,13 @@ def phase_eval(run: Run, name: str, checkpoint: Path) -> dict[str, Any]:
     video = run.dir / "videos" / f"{name}.mp4"
     write_videos(result, video, control_hz=run.env.embodiment.control_hz)
     write_failure_videos(result, video)
-    iteration = 0 if name == "sft" else c.rl.iterations
-    run.logger.log("eval", iteration, {f"eval_{name}/success": result.success_rate})
+    iteration = c.rl.iterations if name in ("rl", "student") else 0
+    step = 1 if name == "offline" else iteration
+    run.logger.log("eval", step, {f"eval_{name}/success": result.success_rate})
     for path in sorted(video.parent.glob(f"{name}*.mp4")):
-        run.logger.video("eval", iteration, path)
+        run.logger.video("eval", step, path)
     run.progress.say(result.table())
-    best = keep_best(run, policy, iteration, result)
+    best = keep_best(run, policy, iteration, result) if name != "student" else {}
     if best and name == "rl":
         run.progress.say(f"best: {words.best(best)}; kept as {run.dir / 'checkpoints' / 'best'}")
     record: dict[str, Any] = {"episodes": result.episodes, "control_steps": result.control_steps}
@@ -116,6 +118,16 @@ def phase_eval_rl(run: Run) -> dict[str, Any]:
     return phase_eval(run, "rl", run.dir / "checkpoints" / "rl")
 
 
+def phase_eval_offline(run: Run) -> dict[str, Any]:
+    return phase_eval(run, "offline", run.dir / "checkpoints" / "offline")
+
+
+def phase_eval_student(run: Run) -> dict[str, Any]:
+    if not make_student(run):
+        return {"skipped": "no student learned beside RL (policy.student_steps=0)"}
+    return phase_eval(run, "student", run.dir / "checkpoints" / "student")
+
+
 def phase_report(run: Run) -> dict[str, Any]:
     """The report is written once all figures are in, by `run_pipeline`."""
     return {}
@@ -126,8 +138,11 @@ PHASE_FUNCTIONS: dict[str, Callable[[Run], dict[str, Any]]] = {
     "sft": phase_sft,
     "eval_sft": phase_eval_sft,
     "reward": phase_reward,
+    "offline": phase_offline,
+    "eval_offline": phase_eval_offline,
     "rl": phase_rl,
     "eval_rl": phase_eval_rl,
+    "eval_student": phase_eval_student,
     "report": phase_report,
 }
 DESCRIPTIONS = {
@@ -135,7 +150,10 @@ DESCRIPTIONS = {
     "sft": "supervised fine-tuning on the demonstrations",
     "eval_sft": "success of the starting policy on held-out initial states",
     "reward": "training and judging the reward, where it is a learned one",
+    "offline": "offline rounds: critics and a model from the data, candidates past a gate, new episodes",
+    "eval_offline": "success of what the offline rounds left, on the same held-out initial states",
     "rl": "online RL",
     "eval_rl": "success of the tuned policy on the same held-out initial states",
+    "eval_student": "success of the student that learned beside RL, on the same held-out initial states",
     "report": "writing report.html and summary.json",
 }

@@ -136,7 +136,7 @@ def _check_inputs(config: RunConfig, open_phases: list[str], fresh: bool) -> Non
             )
         published = "" if "sft" in config.phases else asked(config.policy, PolicyOptions).checkpoint
         start = config.checkpoint or published or "sft" in before or there("checkpoints", "sft")
-        if name in ("eval_sft", "reward", "rl") and not start:
+        if name in ("eval_sft", "reward", "offline", "rl") and not start:
             raise ConfigError(
                 f"phases has {name}, and there is no policy to start from: put sft before it (phases=[collect,sft,{name}]), "
                 f"or name one with checkpoint=FOLDER"
@@ -145,13 +145,35 @@ def _check_inputs(config: RunConfig, open_phases: list[str], fresh: bool) -> Non
             raise ConfigError(
                 "phases has eval_rl, and there is no policy that RL has trained: put rl before it, or leave eval_rl out"
             )
+        if name == "eval_offline" and not ("offline" in before or there("checkpoints", "offline")):
+            raise ConfigError(
+                "phases has eval_offline, and there is no policy that offline rounds have trained: put offline before it, "
+                "or leave eval_offline out"
+            )
+        if name == "eval_student" and not ("rl" in before or there("checkpoints", "rl")):
+            raise ConfigError(
+                "phases has eval_student, and there is no policy beside which a student learned: put rl before it, or leave "
+                "eval_student out"
+            )
+        if name == "offline" and not (config.dataset or "collect" in before or there("dataset")):
+            _check_start_episodes(config)
         if name == "rl" and not config.rl.iterations:
             raise ConfigError("rl.iterations=0 trains nothing: give 1 or more, or leave rl and eval_rl out of phases=[...]")
 
 
+def _check_start_episodes(config: RunConfig) -> None:
+    if not config.offline.start_episodes:
+        raise ConfigError(
+            "phases has offline, and there is no data to learn from: put collect before it, name demonstrations with "
+            "dataset=FOLDER, or let the policy act first with offline.start_episodes=64"
+        )
+
+
 # ---------------------------------------------------------------------------------------- values that belong together
 def check_run(config: RunConfig) -> None:
-    """Raise `ConfigError` for an online phase that could learn nothing, before any phase runs."""
+    """Raise `ConfigError` for a phase that could learn nothing, before any phase runs."""
+    if "offline" in config.phases:
+        _check_offline(config)
     if "rl" not in config.phases or not config.rl.iterations:
         return
     if not config.checkpoint:  # which brings its own policy
@@ -182,6 +204,28 @@ def _check_rhythm(config: RunConfig) -> None:
     raise ConfigError(
         f"rl.rhythm=concurrent: {given} {why}. Use rl.rhythm=alternate, or algorithm=td3, sac, residual, rlpd, wsrl or dsrl"
     )
+
+
+def _check_offline(config: RunConfig) -> None:
+    """Offline rounds train a denoising chain by PPO."""
+    if not config.offline.rounds:
+        raise ConfigError(
+            "phases has offline, and offline.rounds=0 trains nothing: set offline.rounds=3, or leave offline and "
+            "eval_offline out of phases=[...] (algorithm=rl100 chooses numbers)"
+        )
+    if config.algorithm_type != "ppo":
+        raise ConfigError(
+            f"phases has offline, which needs algorithm.type=ppo, and this is {config.algorithm_type}: set algorithm=rl100, "
+            f"or leave offline out of phases=[...]"
+        )
+    policy = build.entry("policy", config.policy_type)
+    needed = {"likelihood", "features", "noise"}
+    if not config.checkpoint and isinstance(policy, build.PolicyEntry) and not needed <= set(policy.can):
+        raise ConfigError(
+            f"phases has offline, which needs a policy with a denoising chain of this project, and policy.type="
+            f"{config.policy_type} has none: use policy=nano_flow or nano_diffusion, or leave offline out of phases=[...] "
+            f"(algorithm=iql learns offline with any)"
+        )
 
 
 def _check_values(config: RunConfig, open_phases: list[str]) -> None:

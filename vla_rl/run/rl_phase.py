@@ -12,6 +12,7 @@ import torch
 from vla_rl import build
 from vla_rl import config as configs
 from vla_rl.algorithms.curriculum import Curriculum
+from vla_rl.checkpoint import load_weights
 from vla_rl.interfaces import AlgorithmContext, Collector
 from vla_rl.learning.concurrent import ConcurrentLearner, SwappingCollector
 from vla_rl.learning.learner_process import LearnerProcess
@@ -19,25 +20,9 @@ from vla_rl.learning.learners import Learner, learner_for
 from vla_rl.learning.online import OnlineRL
 from vla_rl.learning.plan import UNLIMITED
 from vla_rl.optional import ReferringActor
-from vla_rl.rewards.sources import demonstration_trajectories
-from vla_rl.run.context import (
-    LEARNER_FOLDER,
-    Run,
-    evaluate_held_out,
-    keep_best,
-    split_demonstrations,
-    start_checkpoint,
-)
+from vla_rl.run.context import LEARNER_FOLDER, Run, evaluate_held_out, keep_best, rl_start, shown, start_checkpoint
 from vla_rl.run.opening import seeded
 from vla_rl.run.reward_phases import rl_guard, rl_reward
-from vla_rl.types import Trajectory
-
-
-def _shown(run: Run, policy: Any) -> list[Trajectory]:
-    """The demonstrations in the policy's own chunks, for a replay; none where the run has no dataset."""
-    if not run.has_dataset:
-        return []
-    return demonstration_trajectories(split_demonstrations(run)[0], stride=policy.chunk_length)
 
 
 def _critic(run: Run) -> Any:
@@ -49,24 +34,25 @@ def _critic(run: Run) -> Any:
 def trained_policy(run: Run) -> Any:
     """The start, with the actor on top of it that is trained where the run has one."""
     c = run.config
-    start = start_checkpoint(run)
+    start = rl_start(run)
     policy = run.acting(start)
-    if c.actor_type == "none":
-        return policy
-    policy = build.implementation("actor", c.actor_type).from_base(c.actor, policy)
-    if isinstance(policy, ReferringActor):
-        policy.refer_to(start)
+    if c.actor_type != "none":
+        policy = build.implementation("actor", c.actor_type).from_base(c.actor, policy)
+        if isinstance(policy, ReferringActor):
+            policy.refer_to(start)
     return policy
 
 
 def learner_of(run: Run, policy: Any) -> Learner:
     """The run's algorithm on ``policy``, and what feeds it."""
-    c, start = run.config, start_checkpoint(run)
+    c, start = run.config, rl_start(run)
     algorithm = build.implementation("algorithm", c.algorithm_type).from_context(
         seeded(c.algorithm, c.seed), policy, AlgorithmContext(lambda: _critic(run), lambda: run.acting(start))
     )
+    if start != start_checkpoint(run):  # what the offline rounds trained beside the policy goes on, and is not made anew
+        load_weights(start, policy)
     return learner_for(
-        algorithm, run.dir / "replay", c.seed, lambda: _shown(run, policy), policy.embodiment, c.replay.ram_bytes
+        algorithm, run.dir / "replay", c.seed, lambda: shown(run, policy), policy.embodiment, c.replay.ram_bytes
     )
 
 

@@ -1,0 +1,97 @@
+"""Options of the offline rounds (torch-free, see `vla_rl.algorithms.settings`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vla_rl.algorithms.replay_settings import CriticsConfig
+from vla_rl.algorithms.settings import require_above_zero, require_choice, require_range
+from vla_rl.errors import ConfigError
+
+STARTS = ("any", "first")
+
+
+@dataclass
+class DynamicsConfig:
+    """An ensemble of ``count`` networks of widths ``hidden`` that predicts what follows a decision; the ``elites`` with the
+    least error on ``held_out`` of the decisions imagine. Wide frames are read as ``components`` principal components.
+
+    ``updates`` of ``batch_size`` decisions; it is made anew each round.
+    """
+
+    count: int = 7
+    elites: int = 5
+    hidden: list[int] = field(default_factory=lambda: [1024, 1024, 512, 512])
+    components: int = 64
+    updates: int = 5000
+    batch_size: int = 256
+    learning_rate: float = 1e-3
+    held_out: float = 0.1
+
+    def __post_init__(self) -> None:
+        own = "offline.dynamics"
+        for name in ("count", "components", "updates", "batch_size"):
+            require_range(own, name, getattr(self, name), 1)
+        require_range(own, "elites", self.elites, 1, self.count)
+        require_above_zero(own, "learning_rate", self.learning_rate)
+        if not 0.0 < self.held_out < 1.0:
+            raise ConfigError(f"{own}.held_out={self.held_out!r} is out of range; use a value between 0 and 1")
+        if not self.hidden or min(self.hidden) < 1:
+            raise ConfigError(f"{own}.hidden={list(self.hidden)!r} needs at least one width, each 1 or more")
+
+
+@dataclass
+class OfflineConfig:
+    """The phase ``offline``: ``rounds`` of learning from the data so far (0: the phase has nothing to do).
+
+    Data: demonstrations, ``start_episodes`` of the policy as it begins, and ``episodes`` of it after each round.
+    Critics: ``critic_updates`` of IQL a round on batches of ``batch_size``, ``expectile``, ``gamma`` per control step.
+
+    Policy: a round makes ``candidates`` in turn. For each the policy decides on ``states`` drawn from the data; PPO on the
+    denoising chain raises what the critics prefer, ``epochs`` in minibatches of ``minibatch_size``, with a clip range of
+    ``clip`` that falls linearly to 0 over the phase. Its other options are the run's ``algorithm``.
+
+    Gate: a candidate stays if its estimate exceeds that of the policy before by ``min_gain`` times its size, else weights
+    and optimiser go back (``gate=false``: all stay). The estimate is the mean Q of ``horizon`` decisions that both take from
+    ``gate_states`` (``starts``: any, or the first of episodes) in the learned model.
+
+    ``evaluate``: held-out episodes after each round.
+    """
+
+    rounds: int = 0
+    start_episodes: int = 0
+    episodes: int = 100
+    critics: CriticsConfig = field(default_factory=CriticsConfig)
+    critic_updates: int = 20000
+    batch_size: int = 256
+    expectile: float = 0.7
+    gamma: float = 0.99
+    dynamics: DynamicsConfig = field(default_factory=DynamicsConfig)
+    candidates: int = 100
+    states: int = 25600
+    epochs: int = 1
+    minibatch_size: int = 512
+    learning_rate: float = 1e-5
+    clip: float = 0.25
+    grad_clip: float = 0.5
+    gate: bool = True
+    min_gain: float = 0.05
+    horizon: int = 5
+    gate_states: int = 512
+    starts: str = "any"
+    evaluate: bool = True
+
+    def __post_init__(self) -> None:
+        own = "offline"
+        for name in ("rounds", "start_episodes", "min_gain", "critic_updates"):
+            require_range(own, name, getattr(self, name), 0)
+        for name in (
+            "episodes", "batch_size", "candidates", "states", "epochs", "minibatch_size", "horizon", "gate_states",
+        ):  # fmt: skip
+            require_range(own, name, getattr(self, name), 1)
+        for name in ("learning_rate", "clip", "grad_clip"):
+            require_above_zero(own, name, getattr(self, name))
+        require_range(own, "gamma", self.gamma, 0.0, 1.0)
+        if not 0.0 < self.expectile < 1.0:
+            raise ConfigError(f"{own}.expectile={self.expectile!r} is out of range; use a value between 0 and 1")
+        require_choice(own, "starts", self.starts, STARTS)

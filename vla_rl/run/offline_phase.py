@@ -1,0 +1,53 @@
+"""The phase of offline rounds: what they are made of; and the student that learned beside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from vla_rl import build
+from vla_rl.algorithms.offline_chain import OfflineChain
+from vla_rl.asked import PolicyOptions, asked, config_of
+from vla_rl.checkpoint import save_checkpoint
+from vla_rl.interfaces import DistillablePolicy
+from vla_rl.learning.learners import ReplayLearner
+from vla_rl.learning.offline import OfflineRounds
+from vla_rl.run.context import Run, evaluate_held_out, shown, start_checkpoint
+from vla_rl.run.opening import seeded
+from vla_rl.run.reward_phases import rl_reward
+
+
+def phase_offline(run: Run) -> dict[str, Any]:
+    c = run.config
+    policy = run.acting(start_checkpoint(run))
+    torch.manual_seed(c.seed)
+    actor = build.implementation("actor", "own").from_base(build.config_class("actor", "own")(), policy)
+    chain = OfflineChain(c.offline, seeded(c.algorithm, c.seed), policy, actor, c.seed)
+
+    def held_out(number: int) -> dict[str, float]:
+        result = evaluate_held_out(run, policy, f"round {number}", video_episodes=0)
+        return {"eval/success": result.success_rate, "eval/episodes": float(result.episodes)}
+
+    rounds = OfflineRounds(
+        c.offline,
+        chain,
+        ReplayLearner(chain.iql, run.dir / "replay", c.seed, lambda: shown(run, policy), policy.embodiment),
+        run.engine(policy),
+        rl_reward(run, policy),
+        run.train_tasks,
+        c.seed,
+        evaluate=held_out,
+    )
+    return rounds.run(run.dir / "checkpoints" / "offline", run.logger, run.progress)
+
+
+def make_student(run: Run) -> bool:
+    """Save the student that learned beside RL as ``checkpoints/student``; False where there is none."""
+    policy = run.acting(run.dir / "checkpoints" / "rl")
+    steps = asked(config_of(policy), PolicyOptions).student_steps
+    if not steps or not isinstance(policy, DistillablePolicy):
+        return False
+    student: Any = policy.make_student(steps, "same_noise")
+    save_checkpoint(run.dir / "checkpoints" / "student", student.eval(), keep_last_good=False)
+    return True
