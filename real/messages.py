@@ -19,7 +19,22 @@ import typing
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from vla_rl.errors import MissingPackage, UserError
+from real.checks import (
+    MAX_ITEMS,
+    MAX_ROWS,
+    MAX_TEXT,
+    MessageError,
+    Rows,
+    Texts,
+    Vector,
+    number,
+    require,
+    rows,
+    short,
+    text,
+    vector,
+)
+from vla_rl.errors import MissingPackage
 
 try:
     import msgpack
@@ -28,18 +43,9 @@ except ModuleNotFoundError as error:  # pragma: no cover - the environment of th
 
 SCHEMA = 1
 MAX_BYTES = 64 * 1024  # of one packet: a chunk of 100 control steps of 32 numbers is 29 kB
-MAX_TEXT, MAX_ITEMS, MAX_ROWS = 512, 64, 256  # characters of a text, entries of a list, control steps of a chunk
 SILENCE_S = 0.15  # how long a command or an input is valid, unless the session says otherwise
 
-Vector = tuple[float, ...]
-Rows = tuple[Vector, ...]  # [control steps, action dimensions]
-Texts = tuple[str, ...]
-
 _SOURCE = re.compile(r"[a-z0-9][a-z0-9_.:-]{0,31}")
-
-
-class MessageError(UserError):
-    """A packet that is no message of this schema; the text says what is wrong with it."""
 
 
 @dataclass(frozen=True)
@@ -162,17 +168,24 @@ class Lease(Message):
 # ------------------------------------------------------------------------------------------------- from the supervisor
 @dataclass(frozen=True)
 class Welcome(Message):
-    """What a client needs to know: ``zero`` is the time of tick 0, so tick k is due at ``zero + k / hz``."""
+    """What a client needs to know: ``zero`` is the time of tick 0, so tick k is due at ``zero + k / hz``.
+
+    ``control_hz`` is the rate of the robot's actions (rows of a chunk), ``hz`` that of the supervisor's ticks.
+    """
 
     kind: ClassVar[str] = "welcome"
     session: str
     robot: str
     hz: float
+    control_hz: float
     zero: float
     tick: int
     epoch: int
     action_names: Texts
+    action_low: Vector
+    action_high: Vector
     cameras: Texts
+    stages: Texts
 
 
 @dataclass(frozen=True)
@@ -200,11 +213,16 @@ class Grant(Message):
 class State(Message):
     """What the supervisor knows and did in one tick; goes to every client and to the recorder.
 
-    ``policy``, ``human`` and ``sent`` are the three actions: what the policy asked for, what the person asked for, what went
-    to the robot after the gate (each empty where there was none). ``gate`` is the mask of the stages that clipped (bit i =
-    stage i of `real.gate.STAGES`). ``is_human`` says whose request ``sent`` came from; ``holding`` that none was valid.
-    ``decision``, ``index`` and ``policy_version`` belong to ``policy`` (-1, -1, ""). ``queue`` rows are left. ``stamp`` is
-    the tick's deadline, ``measured`` when the robot was observed, ``lateness`` by how much the tick began late, in seconds.
+    A *control step* lasts several ticks (``step`` counts them in the episode, -1: none). ``policy``, ``human`` and ``sent``
+    are its three actions: what the policy asked for, what the person asked for, what was really done after the gate (each
+    empty where there was none; ``sent`` is final in the tick with ``step_done``). ``reference`` is what went to the robot in
+    this very tick, in the robot's own terms, empty while it holds. ``is_human`` says whose request was followed, ``holding``
+    that none was valid. ``decision``, ``index`` and ``policy_version`` belong to ``policy`` (-1, -1, ""), ``queue`` is how
+    many rows are left. ``gate`` is the mask of the stages that clipped in this tick (bit i = stage i of
+    `Welcome.stages`), ``clipped`` counts their ticks in this episode.
+
+    ``proprio`` is what a policy reads, as its `EmbodimentSpec` names it; ``gripper`` is its opening, 0 to 1. ``stamp`` is
+    the tick's deadline, ``measured`` when the robot was observed, ``lateness`` by how much the tick began late (seconds).
     """
 
     kind: ClassVar[str] = "state"
@@ -213,6 +231,9 @@ class State(Message):
     mode: str
     holder: str
     episode: int
+    step: int
+    step_done: bool
+    proprio: Vector
     pose: Vector
     joints: Vector
     gripper: float
@@ -221,6 +242,7 @@ class State(Message):
     policy: Vector
     human: Vector
     sent: Vector
+    reference: Vector
     is_human: bool
     holding: bool
     decision: int
@@ -228,6 +250,9 @@ class State(Message):
     policy_version: str
     queue: int
     gate: int
+    clipped: tuple[int, ...]
+    slow: bool
+    estop: bool
     faults: Texts
     lateness: float
     overruns: int
@@ -235,12 +260,15 @@ class State(Message):
 
 @dataclass(frozen=True)
 class Frame(Message):
-    """A picture lies in slot ``slot`` of the ring of ``camera``. ``number`` counts pictures, ``device_no`` is the device's
-    own number (a gap is a lost picture, the same one again a frozen stream). ``capture`` is on this machine's clock,
-    ``device_stamp`` on the device's."""
+    """A picture lies in slot ``slot`` of the ring at ``ring`` (see `real.ring`), of ``camera``.
+
+    ``number`` counts pictures, ``device_no`` is the device's own number (a gap is a lost picture, the same one again a
+    frozen stream). ``capture`` is on this machine's clock, ``device_stamp`` on the device's.
+    """
 
     kind: ClassVar[str] = "frame"
     camera: str
+    ring: str
     slot: int
     number: int
     device_no: int
@@ -284,9 +312,9 @@ _CHOICES = {("hello", "role"): ROLES, ("event", "name"): EVENTS, ("lease", "ask"
 _LENGTHS = {("input", "axes"): (6,), ("state", "wrench"): (0, 6), ("state", "pose"): (0, 7)}
 _UNIT = {("input", "axes"), ("input", "gripper")}  # in [-1, 1], which NaN is not
 _MAY_BE_NAN = {("command", "action"), ("chunk", "actions"), ("input", "target")}  # the gate judges these
-_POSITIVE = {("chunk", "hz"), ("welcome", "hz")}
+_POSITIVE = {("chunk", "hz"), ("welcome", "hz"), ("welcome", "control_hz")}
 _ENDLESS = {"expiry", "until"}
-_SIGNED = {"decision", "index", "about"}  # -1 means none
+_SIGNED = {"decision", "index", "about", "step"}  # -1 means none
 
 
 def encode(message: Message) -> bytes:
@@ -294,7 +322,7 @@ def encode(message: Message) -> bytes:
     kind = message.kind
     values = [getattr(message, f.name) for f in dataclasses.fields(message)]
     packet = msgpack.packb([SCHEMA, kind, *values], use_bin_type=True)
-    _require(len(packet) <= MAX_BYTES, kind, f"it has {len(packet)} bytes, and {MAX_BYTES} are allowed")
+    require(len(packet) <= MAX_BYTES, kind, f"it has {len(packet)} bytes, and {MAX_BYTES} are allowed")
     _build(kind, values)
     return packet
 
@@ -314,9 +342,9 @@ def decode(packet: bytes) -> Message:
         raise MessageError("a packet is no array of schema, kind, seq, source, stamp, expiry and fields")
     schema, kind, *values = items
     if schema != SCHEMA or isinstance(schema, bool):
-        raise MessageError(f"a packet has schema {_short(schema)}, this side speaks {SCHEMA}: both must be one version")
+        raise MessageError(f"a packet has schema {short(schema)}, this side speaks {SCHEMA}: both must be one version")
     if not isinstance(kind, str) or kind not in KINDS:
-        raise MessageError(f"a packet is of kind {_short(kind)}; known are {', '.join(KINDS)}")
+        raise MessageError(f"a packet is of kind {short(kind)}; known are {', '.join(KINDS)}")
     return _build(kind, values)
 
 
@@ -355,74 +383,33 @@ class Sequence:
 
 
 # --------------------------------------------------------------------------------------------------------------- checks
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _require(good: bool, place: str, problem: str) -> None:
-    if not good:
-        raise MessageError(f"a {place} message is wrong: {problem}")
-
-
-def _number(place: str, name: str, value: Any, nan: bool = False) -> float:
-    if type(value) is not float and (not isinstance(value, float | int) or isinstance(value, bool)):
-        raise MessageError(f"a {place} message is wrong: {name} is {_short(value)}, no number")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.nan
-    if number != number and not nan:
-        raise MessageError(f"a {place} message is wrong: {name} is not a number")
-    return number
-
-
-def _vector(place: str, name: str, value: Any, nan: bool) -> Vector:
-    if not isinstance(value, tuple | list) or len(value) > MAX_ITEMS:
-        raise MessageError(f"a {place} message is wrong: {name} is no list of at most {MAX_ITEMS} numbers")
-    if nan and all(type(x) is float for x in value):  # most of what comes, at a quarter of the time
-        return tuple(value)
-    return tuple([_number(place, name, x, nan) for x in value])
-
-
-def _rows(place: str, name: str, value: Any, nan: bool) -> Rows:
-    good = isinstance(value, tuple | list) and 0 < len(value) <= MAX_ROWS
-    _require(good, place, f"{name} is no list of 1 to {MAX_ROWS} rows")
-    rows = tuple([_vector(place, name, row, nan) for row in value])
-    _require(len({len(row) for row in rows}) == 1 and len(rows[0]) > 0, place, f"the rows of {name} differ in length")
-    return rows
-
-
-def _text(place: str, name: str, value: Any) -> str:
-    _require(isinstance(value, str) and len(value) <= MAX_TEXT, place, f"{name} is no text of ≤ {MAX_TEXT} characters")
-    return value
-
-
 def _convert(place: str, name: str, kind: Any, value: Any) -> Any:
     """``value`` as the type of its field, or `MessageError`."""
     nan = (place, name) in _MAY_BE_NAN
     if kind is float:
-        number = _number(place, name, value)
-        good = (math.isfinite(number) or name in _ENDLESS) and ((place, name) not in _POSITIVE or number > 0)
-        _require(good, place, f"{name} is {number}")
-        return number
+        found = number(place, name, value)
+        good = (math.isfinite(found) or name in _ENDLESS) and ((place, name) not in _POSITIVE or found > 0)
+        require(good, place, f"{name} is {found}")
+        return found
     if kind is int:
         least = -1 if name in _SIGNED else 0
         if type(value) is not int or not least <= value < 2**53:
-            raise MessageError(f"a {place} message is wrong: {name} is {_short(value)}, no whole number from {least}")
+            raise MessageError(f"a {place} message is wrong: {name} is {short(value)}, no whole number from {least}")
         return value
     if kind is bool:
         if type(value) is not bool:
-            raise MessageError(f"a {place} message is wrong: {name} is {_short(value)}, neither true nor false")
+            raise MessageError(f"a {place} message is wrong: {name} is {short(value)}, neither true nor false")
         return value
     if kind is str:
-        return _text(place, name, value)
+        return text(place, name, value)
     if kind == Rows:
-        return _rows(place, name, value, nan)
+        return rows(place, name, value, nan)
     if kind == Vector:
-        return _vector(place, name, value, nan)
-    _require(isinstance(value, tuple | list) and len(value) <= MAX_ITEMS, place, f"{name} is no list of ≤ {MAX_ITEMS} texts")
-    return tuple([_text(place, name, x) for x in value])
+        return vector(place, name, value, nan)
+    good = isinstance(value, tuple | list) and len(value) <= MAX_ITEMS
+    require(good, place, f"{name} is no list of at most {MAX_ITEMS} entries")
+    entry = int if kind == tuple[int, ...] else str
+    return tuple([_convert(place, name, entry, x) for x in value])
 
 
 _FIELDS: dict[str, list[tuple[str, Any]]] = {
@@ -432,18 +419,18 @@ _FIELDS: dict[str, list[tuple[str, Any]]] = {
 
 def _build(kind: str, values: list[Any]) -> Message:
     fields = _FIELDS[kind]
-    _require(len(values) == len(fields), kind, f"it has {len(values)} fields, and {len(fields)} belong to it")
+    require(len(values) == len(fields), kind, f"it has {len(values)} fields, and {len(fields)} belong to it")
     found = {name: _convert(kind, name, of, value) for (name, of), value in zip(fields, values)}
-    _require(_SOURCE.fullmatch(found["source"]) is not None, kind, "its source is no name of a-z 0-9 _ . : -")
-    _require(found["expiry"] >= found["stamp"], kind, "it expires before it was made")
+    require(_SOURCE.fullmatch(found["source"]) is not None, kind, "its source is no name of a-z 0-9 _ . : -")
+    require(found["expiry"] >= found["stamp"], kind, "it expires before it was made")
     for (place, name), allowed in _CHOICES.items():
         if place == kind and found[name] not in allowed:
-            raise MessageError(f"a {kind} message is wrong: {name} is {_short(found[name])}; known: {', '.join(allowed)}")
+            raise MessageError(f"a {kind} message is wrong: {name} is {short(found[name])}; known: {', '.join(allowed)}")
     for (place, name), lengths in _LENGTHS.items():
         if place == kind:
-            _require(len(found[name]) in lengths, kind, f"{name} has {len(found[name])} numbers")
+            require(len(found[name]) in lengths, kind, f"{name} has {len(found[name])} numbers")
     for place, name in _UNIT:
         if place == kind:
             numbers = found[name] if isinstance(found[name], tuple) else (found[name],)
-            _require(all(-1.0 <= x <= 1.0 for x in numbers), kind, f"{name} is outside [-1, 1]")
+            require(all(-1.0 <= x <= 1.0 for x in numbers), kind, f"{name} is outside [-1, 1]")
     return KINDS[kind](**found)

@@ -40,6 +40,8 @@ def value_of(kind: str, name: str, of: object) -> st.SearchStrategy:
         return st.lists(NUMBER, max_size=8).map(tuple)
     if of == m.Rows:
         return st.integers(1, 8).flatmap(lambda a: st.lists(st.tuples(*[NUMBER] * a), min_size=1, max_size=9).map(tuple))
+    if of == tuple[int, ...]:
+        return st.lists(st.integers(0, 2**40), max_size=9).map(tuple)
     assert of == m.Texts
     return st.lists(TEXT.filter(lambda t: len(t) < 40), max_size=5).map(tuple)
 
