@@ -22,6 +22,7 @@ may do so faster than the jerk limit. Pure numpy, no clock of its own.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
 
@@ -44,13 +45,15 @@ _ROUNDS = 4  # of the box and the keep-outs against each other
 
 @dataclass(frozen=True)
 class Request:
-    """Where somebody wants the robot: a pose or joints. ``obs_stamp`` is None where no observation stands behind it."""
+    """Where somebody wants the robot: a pose or joints. ``obs_stamp`` is None where no observation stands behind it.
+    ``seconds`` is when it is to be there, for an arm without impedance; 0: as soon as the limits allow."""
 
     gripper: float
     position: np.ndarray = field(default_factory=lambda: np.empty(0))
     quaternion: np.ndarray = field(default_factory=lambda: np.empty(0))
     joints: np.ndarray = field(default_factory=lambda: np.empty(0))
     obs_stamp: float | None = None
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,13 @@ class Gate:
     def velocity(self) -> np.ndarray:
         """What is commanded now, flat: m/s and rad/s [6], or joint units/s [n]; empty at rest."""
         return self._velocity.ravel()
+
+    def origin(self, measured: Measured) -> Measured:
+        """From where a delta counts: the measured pose of an arm under impedance control, the last target of one that
+        follows closely (its lag would add up otherwise; the step keeps the target near the arm)."""
+        if self.gain or self.joint_space or self._base is None:
+            return measured
+        return dataclasses.replace(measured, position=self._base[0], quaternion=self._base[1])
 
     def __call__(self, request: Request, measured: Measured, now: float, slow: bool = False) -> Passed:
         """What may go to the robot for ``request``. Never raises for what a request holds."""
@@ -157,7 +167,8 @@ class Gate:
             turn = difference(multiply(from_vector(near[1]), measured.quaternion), quaternion) if self.turns else np.zeros(3)
             ahead = np.stack([measured.position + near[0] - place, turn])
         length = np.linalg.norm(ahead, axis=1)
-        fastest = np.minimum(np.sqrt(2.0 * 0.8 * self._acceleration * length), length / self.dt)  # so that it can stop there
+        # so that it is there in time, and can stop there
+        fastest = np.minimum(np.sqrt(2.0 * 0.8 * self._acceleration * length), length / max(self.dt, request.seconds))
         return _shorten(ahead * _HUGE, fastest), error
 
     def _move(

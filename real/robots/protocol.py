@@ -7,7 +7,7 @@ own units. Every call returns at once: `command` sets a target that the robot's 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -111,3 +111,10 @@ class Robot(Protocol):
     def close(self) -> None:
         """Hold, then let go of the device. May be called again; never raises."""
         ...
+
+
+@runtime_checkable
+class Resettable(Protocol):
+    """A robot that can put itself and its surroundings into a start state: a simulator."""
+
+    def begin(self, episode: dict[str, Any]) -> None: ...
