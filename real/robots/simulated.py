@@ -95,6 +95,7 @@ class SimulatedRobot:
         if not self._stopped:
             self._event("stop")
         self._stopped = True
+        self.errors.add("stopped")
         self._rest()
 
     def clear(self) -> None:

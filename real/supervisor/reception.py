@@ -115,11 +115,32 @@ class Reception:
         elif isinstance(message, Lease):
             self._lease(client, known, message, now)
         elif isinstance(message, Frame):
-            if problem := self.cameras.see(message, now):
-                self._count(problem.partition(":")[2].strip().partition(" ")[0] + " picture")
-            self._say(None, message)
+            self.see(message)
         elif not isinstance(message, Beat):
             self._refuse(client, message, f"a {message.kind} message is not for the supervisor")
+
+    def unreadable(self, client: Any, problem: str) -> None:
+        """A packet that is no message: counted, and answered to who has said hello."""
+        self._count("unreadable")
+        if client in self.clients:
+            self._say(client, self._writer.make(Refused, about=-1, reason=problem[:400]))
+
+    def see(self, frame: Frame) -> None:
+        """A picture of the robot's own cameras, from inside this process."""
+        if problem := self.cameras.see(frame, self.now):
+            self._count(problem.partition(":")[2].strip().partition(" ")[0] + " picture")
+        self._say(None, frame)
+
+    def ask(self, event: str, by: By, why: str) -> Outcome:
+        """For the process around it."""
+        return self._ask(event, by, why)
+
+    def farewell(self) -> Notice:
+        """The last message of a session that ends in order."""
+        self._notice("farewell", "", "supervisor")
+        notice = self.outbox.pop()[1]
+        assert isinstance(notice, Notice)
+        return notice
 
     def left(self, client: Any) -> None:
         """Its connection ended: faster than its silence tells."""
