@@ -77,12 +77,13 @@ class Body:
             robot, options = "real.robots.remote:RemoteRobot", {"address": self.arm_socket}
         main = {"socket": self.socket, "robot": robot, "robot_options": options, "limits": x.limits}
         main |= {"supervisor": x.supervisor, "session": self.folder.name, "real_time": x.real_time}
-        main |= {"report": str(self.run / "supervisor.json")}
+        about = str(self.run / "robot.json")
+        main |= {"report": str(self.run / "supervisor.json"), "about": about}
         self._python("supervisor", "real.supervisor.loop", [self._config("supervisor", main)])
         if x.guard and not x.robot:
             self._python("guard", "real.supervisor.guard", [self.socket, "real.robots.remote:stop_arm", self.arm_socket])
         if x.record:
-            self._python("recorder", "real.recorder", [self.socket, str(self.folder / "journal")])
+            self._python("recorder", "real.recorder", [self.socket, str(self.folder / "journal"), about])
 
     def _config(self, name: str, values: dict[str, Any]) -> str:
         path = self.run / f"{name}.config.json"

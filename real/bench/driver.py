@@ -1,6 +1,6 @@
 """A policy that always wants the same: ``python -m real.bench.driver SOCKET HZ ACTION...``. The simplest client there is.
 
-It sends ten rows ahead, again after every fifth, for whatever epoch is current; every second chunk turns round, where
+It sends ten rows ahead, again after every fifth, for whatever epoch is current; every second one turns round, where
 ``--sway`` is given.
 """
 
@@ -32,7 +32,7 @@ def main() -> None:
             if message.epoch == epoch and time.monotonic() - sent_at < AGAIN / rate:
                 continue
             epoch, sent_at = message.epoch, time.monotonic()
-            sign = -sign if sway and decision % 8 == 7 else sign
+            sign = -sign if sway and decision % 2 == 1 else sign
             moved = tuple(sign * x for x in row[:-1]) + row[-1:]
             client.send(
                 Chunk, 0.3, epoch=epoch, start=0, hz=rate, decision=decision, policy_version="driver",

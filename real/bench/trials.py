@@ -1,7 +1,7 @@
-"""Kill or freeze a process while the arm moves, and read in the arm's own log when it began to hold and where it came to rest.
+"""Kill or freeze a process while the arm moves; the arm's own log tells when it began to hold and where it came to rest.
 
-Every trial has a session of its own on the wall clock. Clocks of all processes are one (CLOCK_MONOTONIC), so the moment of the
-signal and the arm's log can be compared.
+Every trial has a session of its own on the wall clock. All processes share one clock (CLOCK_MONOTONIC), so the moment of
+the signal and the arm's log can be compared.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Operator:
         end = time.monotonic() + seconds
         while self.state is None or self.state.mode != mode:
             if time.monotonic() > end:
-                said = [m for m in self.seen[-5:]]
+                said = list(self.seen[-5:])
                 raise StartError(f"the session did not reach {mode}: it is {self.state and self.state.mode}; {said}")
             self.watch(0.02)
 

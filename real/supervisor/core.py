@@ -30,6 +30,8 @@ class Supervisor(Reception):
         self._housekeeping(now)
         request, row, device = self._choose(number, now)
         passed = self._drive(request, now)
+        if not self.modes.moving:  # the gate has put an end to it
+            row = device = None
         state = self._report(passed, row, device, lateness)
         self._say(None, state)
         return state
@@ -193,6 +195,7 @@ class Supervisor(Reception):
                 passed = dataclasses.replace(passed, reference=None)
             elif self._share.add(bool(passed.mask & SIGNALS)):
                 self._ask("pause", By.SUPERVISOR, f"the gate clips all the time: {self._clipping(passed.mask)}")
+                passed = dataclasses.replace(passed, reference=None)
         try:
             if passed.reference is not None:
                 self.robot.command(passed.reference)

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections import deque
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ _RESTING_S = 0.6  # how long a soft stop may take
 
 class Loop:
     """``config``: socket, robot ("module:factory"), robot_options, limits (a file), supervisor (options), session,
-    real_time (a priority, 0: none), die_with_parent."""
+    real_time (a priority, 0: none), die_with_parent, about and report (files to write)."""
 
     def __init__(self, config: dict[str, Any]):
         self.robot: Robot = named(config["robot"])(**config.get("robot_options", {}))
@@ -40,6 +41,10 @@ class Loop:
         limits = limit_files.load(config["limits"], self.robot.limits, keys)
         options = config.get("supervisor", {})
         settings = SupervisorConfig(**{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
+        if config.get("about"):  # for the recorder's headers
+            about = {"session": config.get("session", ""), "embodiment": spec.to_dict(), "limits": asdict(limits)}
+            about |= {"capabilities": asdict(self.robot.capabilities), "supervisor": asdict(settings)}
+            Path(config["about"]).write_text(json.dumps(about), encoding="utf-8")
         self.deadlines = Deadlines(settings.hz, time.monotonic())
         self.supervisor = Supervisor(self.robot, limits, settings, self.deadlines.zero, config.get("session", "session"))
         self.server = Server(config["socket"])
