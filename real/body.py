@@ -24,12 +24,14 @@ class StartError(UserError):
 
 @dataclass(frozen=True)
 class BodyConfig:
-    """A simulated arm (``world`` with ``options`` and ``defects``) or a robot's driver (``robot`` "module:factory" with
-    ``options``); ``limits`` is a file. ``supervisor`` holds options of `SupervisorConfig`. ``record`` keeps a journal under
+    """A simulated arm (``world`` with ``options`` and ``defects``), or a driver (``driver`` "module:Class" with ``options``)
+    in the arm's process, or one that is quick and light enough for the supervisor's (``robot``). ``limits`` is a file.
+    ``supervisor`` holds options of `SupervisorConfig`. ``record`` keeps a journal under
     the session's folder. ``real_time`` is a SCHED_FIFO priority for the supervisor, 0: an ordinary process."""
 
     limits: str
     world: str = "fake"
+    driver: str = ""
     robot: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     defects: dict[str, Any] = field(default_factory=dict)
@@ -72,7 +74,13 @@ class Body:
         robot, options = x.robot, x.options
         if not robot:
             arm = {"socket": self.arm_socket, "world": x.world, "options": x.options, "defects": x.defects}
-            arm |= {"hz": x.arm_hz, "camera_hz": x.camera_hz, "log": str(self.run / "arm.log"), "episode": x.episode}
+            arm |= {
+                "driver": x.driver,
+                "hz": x.arm_hz,
+                "camera_hz": x.camera_hz,
+                "log": str(self.run / "arm.log"),
+                "episode": x.episode,
+            }
             self._python("arm", "real.robots.server", [self._config("arm", arm)])
             robot, options = "real.robots.remote:RemoteRobot", {"address": self.arm_socket}
         main = {"socket": self.socket, "robot": robot, "robot_options": options, "limits": x.limits}

@@ -74,6 +74,7 @@ _LIMITS: dict[str, tuple[float, float | None]] = {
     "levels": (1, None), "rollouts": (0, None), "limit": (0, None), "videos": (0, None), "steps": (1, None),
     "updates": (0, None), "evaluate_episodes": (0, None), "learning_rate": (0, None), "chunk": (1, None),
     "workers": (1, 4096), "iterations": (1, None), "rounds": (1, None), "decisions": (1, None), "size": (1, 4096),
+    "trials": (0, None),
 }  # fmt: skip
 
 

@@ -62,9 +62,10 @@ class Capabilities:
 
     ``gain`` (1/s): an arm under impedance control moves at about ``gain`` times the distance to its target, which therefore
     lies ahead of it; 0 is an arm that follows its target closely. ``holds``: `hold` brakes and keeps the pose by itself;
-    where it does not, the supervisor ramps the target down. ``watchdog_s``: it stops by itself after that silence (0: never,
-    so a guard is needed). ``force``: it measures forces. ``stopper`` is how a guard in another process stops it:
-    "module:function" and a text for that function, or empty where nothing but the supervisor can.
+    where it does not, the supervisor ramps the target down. ``watchdog_s``: it stops by itself after that silence (0:
+    never, so a guard is needed). ``force``: it measures forces. ``resets``: `Resettable` works. ``stopper`` is how a guard
+    in another process stops it: "module:function" and a text for that function, or empty where nothing but the supervisor
+    can.
     """
 
     kind: str = "cartesian"
@@ -72,6 +73,7 @@ class Capabilities:
     holds: bool = False
     watchdog_s: float = 0.0
     force: bool = False
+    resets: bool = False
     max_hz: float = 100.0
     stopper: tuple[str, str] = ("", "")
 

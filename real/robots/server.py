@@ -1,4 +1,6 @@
-"""A simulated arm in a process of its own, on the wall clock: ``python -m real.robots.server CONFIG.json``.
+"""An arm in a process of its own, on the wall clock: ``python -m real.robots.server CONFIG.json``.
+
+A simulated one (``world``), or a driver whose calls block or import too much for the supervisor (``driver``).
 
 As with a real arm, whoever drives it may die: the arm goes on by its own rules. Every client gets its measurements; any may
 command (the supervisor) or stop it (a guard). What it physically did is appended to ``log`` as lines of text.
@@ -6,7 +8,9 @@ command (the supervisor) or stop it (a guard). What it physically did is appende
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import os
 import signal
 import sys
@@ -18,32 +22,48 @@ import msgpack
 import numpy as np
 
 from real.link import Connection, Server
-from real.named import make_world
+from real.named import make_world, named
 from real.ring import RingWriter
 from real.robots.faults import Defects, Fault
-from real.robots.protocol import Reference
+from real.robots.protocol import Reference, RobotLost
 from real.robots.simulated import SimulatedRobot
 from real.scheduling import Deadlines, die_with_parent, freeze_garbage
 
+SILENCE_S = 0.3  # of the supervisor, after which a driver's arm is stopped; a simulated one may have a watchdog of its own
+
 
 class ArmServer:
-    """``config``: socket, world, options, defects (with a script), hz, camera_hz, log (a file name, or empty)."""
+    """``config``: socket, world, options, defects (with a script), hz, camera_hz, log (a file name, or empty).
+
+    Or ``driver`` "module:Class" of a `Robot` with its options; it is stopped after ``SILENCE_S`` without a command.
+    """
 
     def __init__(self, config: dict[str, Any]):
         self.config = config
-        defects = dict(config.get("defects", {}))
-        script = tuple(Fault(**f) for f in defects.pop("script", ()))
-        world = make_world(config["world"], config.get("options", {}))
-        stopper = ("real.robots.remote:stop_arm", config["socket"])
-        self.robot = SimulatedRobot(world, Defects(script=script, **defects), time.monotonic, stopper)
-        self.robot.log.keep = 2000
-        if config.get("episode"):
-            self.robot.begin(config["episode"])
+        self.robot: Any = None
+        self.simulated: SimulatedRobot | None = None
+        self._heard = math.inf
+        if config.get("driver"):
+            self.robot = named(config["driver"])(**config.get("options", {}))
+            self.robot.connect()
+        else:
+            self.robot = self.simulated = self._simulate(config)
         self.server = Server(config["socket"])
         self.rings: dict[str, RingWriter] = {}
         self._numbers: dict[str, int] = {}
         self._log = open(config["log"], "a", buffering=1, encoding="utf-8") if config.get("log") else None  # noqa: SIM115
         self._logged = [0.0, 0.0, 0.0]
+
+    def _simulate(self, config: dict[str, Any]) -> SimulatedRobot:
+        defects = dict(config.get("defects", {}))
+        script = tuple(Fault(**f) for f in defects.pop("script", ()))
+        world = make_world(config["world"], config.get("options", {}))
+        stopper = ("real.robots.remote:stop_arm", config["socket"])
+        robot = SimulatedRobot(world, Defects(script=script, **defects), time.monotonic, stopper)
+        robot.log.keep = 2000
+        if config.get("episode"):
+            robot.begin(config["episode"])
+        return robot
 
     def run(self) -> None:
         hz, camera_hz = float(self.config.get("hz", 100.0)), float(self.config.get("camera_hz", 0.0))
@@ -54,7 +74,11 @@ class ArmServer:
             while (left := due - time.monotonic()) > 0:
                 self._serve(left)
             self._serve(0.0)
-            self.robot.advance_to(time.monotonic())
+            if self.simulated is not None:
+                self.simulated.advance_to(time.monotonic())
+            elif time.monotonic() - self._heard > SILENCE_S:
+                self.robot.stop()
+                self._heard = math.inf
             self._publish()
             self._write_log()
             if camera_hz and time.monotonic() - shown >= 1.0 / camera_hz - 0.5 / hz:
@@ -64,10 +88,14 @@ class ArmServer:
     def _serve(self, timeout: float) -> None:
         packets, _ = self.server.poll(timeout)
         for connection, packet in packets:
-            self._take(connection, msgpack.unpackb(packet))
+            try:
+                self._take(connection, msgpack.unpackb(packet))
+            except RobotLost:
+                return  # it publishes nothing any more, which the supervisor sees
 
     def _take(self, connection: Connection, message: list[Any]) -> None:
         kind, robot = message[0], self.robot
+        self._heard = time.monotonic() if kind in ("command", "hold") else self._heard
         if kind == "describe":
             self.server.send(connection, msgpack.packb(["described", self._description()]))
         elif kind == "command":
@@ -79,22 +107,21 @@ class ArmServer:
             robot.stop()
         elif kind == "clear":
             robot.clear()
-        elif kind == "begin":
-            robot.begin(message[1])
+        elif kind == "begin" and self.simulated is not None:
+            self.simulated.begin(message[1])
 
     def _description(self) -> dict[str, Any]:
-        import dataclasses
-
         robot = self.robot
+        capabilities = dataclasses.asdict(robot.capabilities) | {
+            "stopper": ["real.robots.remote:stop_arm", self.config["socket"]]
+        }
         return {
             "embodiment": robot.embodiment.to_dict(),
-            "capabilities": dataclasses.asdict(robot.capabilities),
+            "capabilities": capabilities,
             "limits": dataclasses.asdict(robot.limits),
         }
 
     def _publish(self) -> None:
-        from real.robots.protocol import RobotLost
-
         try:
             m = self.robot.observe()
         except RobotLost:
@@ -126,9 +153,9 @@ class ArmServer:
             self._tell(msgpack.packb(["frame", *place, *picture.image.shape]))
 
     def _write_log(self) -> None:
-        if self._log is None:
+        if self._log is None or self.simulated is None:
             return
-        log = self.robot.log
+        log = self.simulated.log
         for i, (kind, entries) in enumerate((("target", log.targets), ("path", log.path), ("event", log.events))):
             for t, value in entries:
                 if t > self._logged[i]:

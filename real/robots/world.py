@@ -178,7 +178,14 @@ class PointWorld:
 def capabilities(world: World, watchdog_s: float, stopper: tuple[str, str] = ("", "")) -> Capabilities:
     """What a robot with this physics can do."""
     return Capabilities(
-        kind=world.kind, gain=world.gain, holds=True, watchdog_s=watchdog_s, force=True, max_hz=500.0, stopper=stopper
+        kind=world.kind,
+        gain=world.gain,
+        holds=True,
+        watchdog_s=watchdog_s,
+        force=True,
+        resets=True,
+        max_hz=500.0,
+        stopper=stopper,
     )
 
 

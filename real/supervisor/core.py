@@ -167,7 +167,7 @@ class Supervisor(Reception):
         """A step of the scripted reset; the simulator resets itself; else the operator is waited for."""
         home = np.array(self.config.home)
         if not home.size:
-            if isinstance(self.robot, Resettable):
+            if self.robot.capabilities.resets and isinstance(self.robot, Resettable):
                 self.robot.begin({"task": self._task})
                 self._ask("reset_done", By.SUPERVISOR, "the simulator")
             return None

@@ -28,7 +28,7 @@ from real.messages import (
     Writer,
 )
 from real.modes import By, Mode, Modes, Outcome
-from real.robots.protocol import Measured, Resettable, Robot, RobotLost
+from real.robots.protocol import Measured, Robot, RobotLost
 from real.supervisor.chunks import Chunks
 from real.supervisor.leases import Leases
 from real.supervisor.motion import Actions
@@ -194,7 +194,7 @@ class Reception:
             self._refuse(client, event, outcome.reason)
 
     def _scripted(self) -> bool:
-        return bool(self.config.home) or isinstance(self.robot, Resettable)
+        return bool(self.config.home) or self.robot.capabilities.resets
 
     def _lease(self, client: Any, known: Client, lease: Lease, now: float) -> None:
         other = self.leases.holder not in ("", known.source)
