@@ -102,7 +102,7 @@ def takeover(config: BodyConfig, trials: int) -> dict[str, Any]:
             rng = np.random.default_rng(0)
             for _ in range(trials):
                 operator.watch(0.3 + float(rng.uniform(0, 0.02)))
-                operator.until("AUTO")
+                operator.resume()
                 pressed = time.monotonic()
                 wait, after = _taken(device, operator.client.token, pressed)
                 waits.append(wait)

@@ -20,7 +20,7 @@ import numpy as np
 
 from real.body import Body, BodyConfig, StartError
 from real.link import Client
-from real.messages import Event, Lease, Message, State
+from real.messages import Event, Lease, Message, Notice, State
 from real.robots.server import read_log
 
 AT_REST = 0.01  # m/s
@@ -65,7 +65,7 @@ class Operator:
         end = time.monotonic() + seconds
         while self.state is None or self.state.mode != mode:
             if time.monotonic() > end:
-                said = list(self.seen[-5:])
+                said = [f"{m.name}: {m.value}" for m in self.seen if isinstance(m, Notice)][-5:]
                 raise StartError(f"the session did not reach {mode}: it is {self.state and self.state.mode}; {said}")
             self.watch(0.02)
 
@@ -73,13 +73,20 @@ class Operator:
         for name in names:
             self.client.send(Event, name=name, value="", at=time.monotonic(), lease=self.client.token)
 
+    def resume(self) -> None:
+        """Back to AUTO where a pause came in between: a machine under load misses beats."""
+        self.watch(0.05)
+        if self.state is not None and self.state.mode == "PAUSED":
+            self.press("start")
+        self.until("AUTO")
+
     def drive(self) -> None:
         """Take control and let the policy move."""
         self.client.send(Lease, ask="request", token="", force=False)
         while not self.client.token:
             self.watch(0.02)
         self.press("arm", "start")
-        self.until("AUTO")
+        self.resume()
 
 
 def driver(socket: str, world: str, log: Path, *more: str) -> subprocess.Popen:
