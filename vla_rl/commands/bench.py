@@ -63,6 +63,10 @@ def add(command: Add) -> None:
     replay.add_argument("--folder", type=Path, help="where to make a temporary folder (default: the system's place)")
     replay.add_argument("--json", type=Path, metavar="FILE")
 
+    _add_robot(kinds)
+
+
+def _add_robot(kinds: Any) -> None:
     robot = kinds.add_parser("robot", help="a session with a simulated arm: kills and freezes, lateness, takeover, the gate")
     robot.set_defaults(function=run_bench_robot)
     robot.add_argument("--world", default="fake", help="fake or tabletop")
