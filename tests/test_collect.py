@@ -237,7 +237,7 @@ def test_hybrid_rollouts_say_who_acted_and_sft_may_leave_out_the_frozen_policys_
     collect_with_policy(env, Corrected(), env.tasks[:1], config, **options)
     dataset = load_demonstrations(tmp_path / "d", env.embodiment, chunk_length=3)
     info = json.loads((tmp_path / "d" / "meta" / "info.json").read_text())
-    assert info["features"][BY_BASE] == {"dtype": "int64", "shape": [1], "names": None}
+    assert info["features"][BY_BASE] == {"dtype": "float32", "shape": [1], "names": [BY_BASE]}
     stats = json.loads((tmp_path / "d" / "meta" / "stats.json").read_text())[BY_BASE]
     assert stats["mean"] == pytest.approx([float(dataset.by_base.float().mean())])
     assert 0 < int(dataset.by_base.sum()) < len(dataset)

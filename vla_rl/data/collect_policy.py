@@ -48,7 +48,8 @@ def collect_with_policy(
             f"base_share at 0"
         )
     counts = {"episodes": 0, "attempts": 0, "control_steps": 0}
-    with DemonstrationWriter(folder, env.embodiment, video=config.video) as writer:
+    extra = {BY_BASE: [BY_BASE]} if config.base_share else None
+    with DemonstrationWriter(folder, env.embodiment, video=config.video, extra=extra) as writer:
         for task in tasks:
             wanted = config.episodes_per_task
             engine = RolloutEngine(env, _acting(policy, config, task))
@@ -103,7 +104,7 @@ def _smoothest(found: Sequence[Trajectory], count: int, spec: EmbodimentSpec) ->
 
 def _write(writer: DemonstrationWriter, trajectory: Trajectory) -> None:
     seen = trajectory.observations
-    marks = {BY_BASE: trajectory.replay[BY_BASE].numpy()} if BY_BASE in trajectory.replay else None
+    by_base = {BY_BASE: trajectory.replay[BY_BASE][:, None].float().numpy()} if BY_BASE in trajectory.replay else None
     writer.add_episode(
         {name: images.numpy() for name, images in seen.images.items()},
         seen.proprio.numpy(),
@@ -112,5 +113,5 @@ def _write(writer: DemonstrationWriter, trajectory: Trajectory) -> None:
         success=trajectory.success,
         task_id=trajectory.episode.task_id,
         init_state_id=trajectory.episode.init_state_id,
-        marks=marks,
+        extra=by_base,
     )

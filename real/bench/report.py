@@ -1,0 +1,139 @@
+"""``vla-rl bench robot``: figures of a session with a simulated arm, each with the machine's load beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from real.bench.gate import adversarial
+from real.bench.trials import Operator, driver, trial
+from real.body import Body, BodyConfig
+from real.link import Client
+from real.messages import Input, Lease, State
+from real.named import make_world
+
+VICTIMS = (
+    ("policy", "killed"), ("policy", "frozen"), ("operator", "killed"), ("recorder", "killed"), ("recorder", "frozen"),
+    ("supervisor", "killed"), ("supervisor", "frozen"),
+)  # fmt: skip
+# the issue's bounds: (hold begins, at rest) in seconds, metres
+TARGETS = {"killed": (0.170, 0.300, 0.055), "frozen": (0.170, 0.300, 0.055)}
+
+
+def bench_robot(world: str, limits: Path, options: dict[str, Any], real_time: int = 0) -> dict[str, Any]:
+    """``options``: trials per victim, ticks against the gate, seconds of lateness, busy processes beside it."""
+    small = {"cameras": ["agentview"], "camera_size": 84} if world == "tabletop" else {}
+    config = BodyConfig(
+        limits=str(limits.resolve()), world=world, options=small, real_time=real_time,
+        supervisor={"required": ["guard", "console", "recorder"]},
+    )  # fmt: skip
+    document: dict[str, Any] = {"world": world, "real_time": real_time, "cores": len(os.sched_getaffinity(0)), **options}
+    document["load_at_start"] = os.getloadavg()[0]
+    rng = np.random.default_rng(0)
+    rows = [trial(v, how, config, float(rng.uniform(0.4, 0.7))) for v, how in VICTIMS for _ in range(options["trials"])]
+    document["trials_by_victim"] = [
+        _summary(v, how, [r for r in rows if (r.victim, r.how) == (v, how)]) for v, how in VICTIMS
+    ]
+    document["trials_all"] = [dataclasses.asdict(r) for r in rows]
+    document["lateness"] = lateness(config, options["seconds"], options["busy"])
+    document["takeover"] = takeover(config, max(3, options["trials"]))
+    document["gate"] = adversarial(make_world(world, small), limits, options["ticks"], seed=0)
+    return document
+
+
+def _summary(victim: str, how: str, rows: list[Any]) -> dict[str, Any]:
+    if not rows:
+        return {"victim": victim, "how": how, "trials": 0}
+    worst = [max(getattr(r, name) for r in rows) for name in ("hold_s", "rest_s", "distance")]
+    within = sum(all(getattr(r, n) <= t for n, t in zip(("hold_s", "rest_s", "distance"), TARGETS[how])) for r in rows)
+    return {
+        "victim": victim, "how": how, "trials": len(rows), "within_targets": within,
+        "speed_m_s": float(np.mean([r.speed for r in rows])),
+        "hold_s": {"median": float(np.median([r.hold_s for r in rows])), "max": worst[0]},
+        "rest_s": {"median": float(np.median([r.rest_s for r in rows])), "max": worst[1]},
+        "distance_m": {"median": float(np.median([r.distance for r in rows])), "max": worst[2]},
+        "load": float(np.mean([r.load for r in rows])),
+    }  # fmt: skip
+
+
+def lateness(config: BodyConfig, seconds: float, busy: int) -> dict[str, Any]:
+    """How late the supervisor's ticks began, while the arm moves and ``busy`` processes at nice 19 compute."""
+    import json
+
+    burn = "import numpy as n\nimport os\nos.nice(19)\na = n.random.rand(300, 300)\nwhile True: a = (a @ a) % 1.0"
+    burners = [subprocess.Popen([sys.executable, "-c", burn], start_new_session=True) for _ in range(busy)]
+    with tempfile.TemporaryDirectory(prefix="late") as place:
+        try:
+            with Body(place, config) as body:
+                operator = Operator(body.socket)
+                policy = driver(body.socket, config.world, Path(place) / "driver.txt", "--sway")
+                try:
+                    operator.drive()
+                    operator.watch(seconds)
+                finally:
+                    policy.kill()
+                    policy.wait()
+                    operator.client.close()
+            report = json.loads((Path(place) / "run" / "supervisor.json").read_text(encoding="utf-8"))
+        finally:
+            for process in burners:
+                process.kill()
+                process.wait()
+    return report | {"seconds": seconds, "busy": busy, "load": os.getloadavg()[0]}
+
+
+def takeover(config: BodyConfig, trials: int) -> dict[str, Any]:
+    """From a device's first message with its dead-man held to the first human command, as the supervisor's `State` says."""
+    waits, policy_after = [], 0
+    with tempfile.TemporaryDirectory(prefix="take") as place, Body(place, config) as body:
+        operator = Operator(body.socket)
+        policy = driver(body.socket, config.world, Path(place) / "driver.txt", "--sway")
+        device = Client(body.socket, "teleop")
+        try:
+            operator.drive()
+            rng = np.random.default_rng(0)
+            for _ in range(trials):
+                operator.watch(0.3 + float(rng.uniform(0, 0.02)))
+                operator.resume()
+                pressed = time.monotonic()
+                wait, after = _taken(device, operator.client.token, pressed)
+                waits.append(wait)
+                policy_after += after
+                operator.press("hand_back")
+                operator.watch(0.1)
+        finally:
+            policy.kill()
+            policy.wait()
+            device.close()
+            operator.client.close()
+    ms = [1e3 * w for w in waits]
+    figures = {"p50": float(np.median(ms)), "p99": float(np.quantile(ms, 0.99)), "max": max(ms)}
+    return {"trials": trials, "key_to_command_ms": figures, "policy_steps_after": policy_after, "load": os.getloadavg()[0]}
+
+
+def _taken(device: Client, token: str, pressed: float) -> tuple[float, int]:
+    device.newest()
+    held = {"axes": (0.3, 0.0, 0.0, 0.0, 0.0, 0.0), "gripper": 0.0, "keys": (), "target": (), "device_stamp": pressed}
+    device.send(Input, 0.15, lease=token, dead_man=True, **held)
+    first, after, sent = None, 0, time.monotonic()
+    while time.monotonic() - pressed < 0.4:
+        if time.monotonic() - sent > 0.03:
+            sent = time.monotonic()
+            device.send(Input, 0.15, lease=token, dead_man=True, **held)
+        state = device.receive(0.02)
+        if not isinstance(state, State):
+            continue
+        if state.is_human and state.reference and first is None:
+            first = state.stamp - pressed
+        after += bool(first is not None and state.policy)
+    device.send(Input, 0.15, lease=token, dead_man=False, **held)
+    device.send(Lease, ask="renew", token=token, force=False)
+    return first if first is not None else float("inf"), after

@@ -1,0 +1,125 @@
+"""lerobot's robots behind the supervisor: a small registered one stands in for hardware."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+pytest.importorskip("lerobot")
+from lerobot.robots import Robot
+from lerobot.robots.config import RobotConfig
+from real_helpers import DT, Clock
+
+from real import limits as limit_files
+from real.messages import Beat, Chunk, Event, Grant, Hello, Lease, Writer
+from real.robots.lerobot import LeRobotArm
+from real.supervisor.core import Supervisor
+from real.supervisor.settings import SupervisorConfig
+from vla_rl.errors import ConfigError
+
+JOINTS = ("shoulder.pos", "elbow.pos", "gripper.pos")
+
+
+@RobotConfig.register_subclass("paper_arm")
+@dataclass(kw_only=True)
+class PaperArmConfig(RobotConfig):
+    port: str = ""
+
+
+class PaperArm(Robot):
+    """Goes where it is told in a tick; a drawer of what it was told."""
+
+    config_class = PaperArmConfig
+    name = "paper_arm"
+
+    def __init__(self, config):
+        self.config, self.told, self.plugged = config, [], True
+        self.place = {name: 50.0 if "gripper" in name else 0.0 for name in JOINTS}
+
+    observation_features = dict.fromkeys(JOINTS, float) | {"wrist": (4, 6, 3)}
+    action_features = dict.fromkeys(JOINTS, float)
+    is_connected = is_calibrated = True
+
+    def connect(self, calibrate=True):
+        if not self.config.port:
+            raise ConnectionError("no port")
+
+    def calibrate(self): ...
+
+    def configure(self): ...
+
+    def disconnect(self): ...
+
+    def get_observation(self):
+        if not self.plugged:
+            raise ConnectionError("the cable is out")
+        return {**self.place, "wrist": np.full((4, 6, 3), 7, np.uint8)}
+
+    def send_action(self, action):
+        self.told.append(dict(action))
+        self.place = dict(action)
+        return action
+
+
+def test_a_registered_robot_is_driven_within_its_limits(monkeypatch, tmp_path):
+    monkeypatch.setattr("lerobot.robots.utils.make_device_from_device_class", lambda config: PaperArm(config))
+    clock = Clock()
+    arm = LeRobotArm("paper_arm", {"port": "x", "calibration_dir": tmp_path}, clock=clock)
+    arm.connect()
+    assert arm.embodiment.action_low == (-100.0, -100.0, 0.0) and arm.embodiment.camera_names == ("wrist",)
+    data = {"joint_speed": 60, "joint_acceleration": 600, "joint_jerk": 60_000, "joint_step": 10, "joint_margin": 5}
+    keys = limit_files.needed("joints", False, False)
+    limits = limit_files.parse({**data, "observation_age": 0.3}, arm.limits, keys, "test")
+    supervisor = Supervisor(arm, limits, SupervisorConfig(), clock())
+    policy, person = Writer("policy", clock), Writer("operator", clock)
+    supervisor.receive(1, policy.make(Hello, role="policy", pid=1), clock())
+    supervisor.receive(2, person.make(Hello, role="teleop", pid=1), clock())
+    supervisor.receive(2, person.make(Lease, ask="request", token="", force=False), clock())
+    token = next(m.token for _, m in supervisor.outbox if isinstance(m, Grant))
+    for name in ("arm", "start"):
+        supervisor.receive(2, person.make(Event, name=name, value="", at=0.0, lease=token), clock())
+    targets = [(float(min(2 * i, 99)), 0.0, 50.0) for i in range(80)]  # 40 a second, to the joint's very end
+    for tick in range(400):
+        clock.now += DT
+        supervisor.receive(1, policy.make(Beat, tick=tick), clock())
+        supervisor.receive(2, person.make(Lease, ask="renew", token=token, force=False), clock())
+        if tick == 0:
+            fields = {"hz": 20.0, "decision": 0, "policy_version": "", "prefix": 0, "delay": 0, "obs_stamp": clock()}
+            epoch = supervisor.modes.epoch
+            supervisor.receive(1, policy.make(Chunk, 0.15, epoch=epoch, start=0, actions=tuple(targets), **fields), clock())
+        supervisor.tick(tick, clock())
+    told = np.array([[row[name] for name in JOINTS] for row in arm.device.told])
+    speed = np.abs(np.diff(told[:, 0])) / DT
+    assert told[:, 0].max() == pytest.approx(95.0, abs=0.1), "as far as its margin"
+    assert speed.max() <= 60.0 + 1e-6 and (told[:, 1] == 0.0).all() and (told[:, 2] == 50.0).all()
+    assert arm.pictures()[0].image.shape == (4, 6, 3) and arm.observe().gripper == 0.5
+    arm.device.plugged = False
+    state = supervisor.tick(400, clock.now + DT)
+    assert state.mode == "FAULT" and state.faults == ("robot lost",)
+    arm.close()
+
+
+def test_a_stopped_one_ignores_commands_until_it_is_cleared(monkeypatch, tmp_path):
+    monkeypatch.setattr("lerobot.robots.utils.make_device_from_device_class", lambda config: PaperArm(config))
+    arm = LeRobotArm("paper_arm", {"calibration_dir": tmp_path}, clock=Clock())
+    with pytest.raises(ConfigError, match="no port"):
+        arm.connect()
+    before = arm.observe().joints
+    arm.stop()
+    count = len(arm.device.told)
+    from real.robots.protocol import Reference
+
+    arm.command(Reference(0.0, joints=before + 1.0))
+    assert len(arm.device.told) == count and arm.observe().errors == ("stopped",)
+    arm.clear()
+    arm.command(Reference(0.0, joints=before + 1.0))
+    assert arm.observe().joints[0] == 1.0
+
+
+def test_unknown_types_and_options_are_one_clear_error():
+    with pytest.raises(ConfigError, match=r"knows no robot 'nothing': it knows .*so101_follower"):
+        LeRobotArm("nothing")
+    with pytest.raises(ConfigError, match="options of lerobot's paper_arm are wrong"):
+        LeRobotArm("paper_arm", {"nonsense": 1})
