@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import math
 import os
 import secrets
@@ -53,7 +54,6 @@ class StubSupervisor:
 
     def other_takes_control(self) -> None:
         self.holder, self.token, self.until = "teleop.mouse", "another", math.inf
-        self.send(m.Grant, granted=True, holder=self.holder, token="", until=0.0, reason="teleop.mouse took control")
 
     # the loop
     async def run(self) -> None:
@@ -66,8 +66,11 @@ class StubSupervisor:
             await asyncio.sleep(due - time.monotonic())
 
     def send(self, kind: type[m.Message], **fields) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):
-            self.link.send(m.encode(self.writer.make(kind, **fields)))
+        self.send_on(self.writer.make(kind, **fields))
+
+    def send_on(self, message: m.Message) -> None:
+        with contextlib.suppress(OSError):
+            self.link.send(m.encode(message))
 
     def _read(self) -> None:
         while True:
@@ -112,10 +115,9 @@ class StubSupervisor:
 
     def _event(self, e: m.Event) -> None:
         if e.name not in m.MODE_EVENTS:
-            return self.send(m.Notice, name=e.name, value=e.value, by=e.source, mode=self.modes.mode.value,
-                             epoch=self.modes.epoch, tick=self.tick, episode=self.modes.episode)  # fmt: skip
+            return self.send_on(dataclasses.replace(e, lease=""))
         by = By.HOLDER if self.token and e.lease == self.token else By.ANYONE
-        outcome = self.modes.ask(e.name, by, e.value if e.name == "fault" else "")
+        outcome = self.modes.ask(e.name, by, e.value)
         if not outcome.accepted:
             return self.send(m.Refused, about=e.seq, reason=outcome.reason)
         if outcome.changed:
@@ -128,7 +130,6 @@ class StubSupervisor:
         now = time.monotonic()
         if self.holder and now > self.until:
             self.holder = self.token = ""
-            self.send(m.Grant, granted=False, holder="", token="", until=0.0, reason="control lapsed")
         mode = self.modes.mode
         driven = mode is Mode.HUMAN and self.input is not None and self.input.expiry > now and self.input.dead_man
         human = (*self.input.axes, self.input.gripper) if driven else ()
@@ -137,7 +138,7 @@ class StubSupervisor:
         if self.modes.in_episode and mode is not Mode.PAUSED:
             self.step += 1
         self._state(now, mode, driven, human)
-        if self.tick % 2 == 0 and not self.dark:
+        if self.tick % 5 == 0 and not self.dark:
             self._frames(now)
         if self.tick % 10 == 0 and self.modes.in_episode:
             self.send(m.Progress, model="classifier", episode=self.modes.episode, step=self.step,
@@ -159,10 +160,10 @@ class StubSupervisor:
         )  # fmt: skip
 
     def _scene(self, i: int) -> np.ndarray:
-        y, x = np.mgrid[0:240, 0:320]
-        picture = np.stack([90 + x // 5, 110 + y // 6, np.full_like(x, 120)], axis=-1).astype(np.uint8)
-        picture[150:] = (94, 78, 60)
-        picture[100:170, 60 + 20 * i : 100 + 20 * i] = (200, 60, 50)
+        y, x = np.mgrid[0:120, 0:160]
+        picture = np.stack([90 + x // 3, 110 + y // 3, np.full_like(x, 120)], axis=-1).astype(np.uint8)
+        picture[75:] = (94, 78, 60)
+        picture[50:85, 30 + 10 * i : 50 + 10 * i] = (200, 60, 50)
         return picture
 
     def _frames(self, now: float) -> None:
@@ -170,7 +171,7 @@ class StubSupervisor:
         for camera in self.cameras:
             self.send(
                 m.Frame, camera=camera, ring="none", slot=self.number % 8, number=self.number, device_no=self.number,
-                capture=now, device_stamp=now, height=240, width=320, channels=3,
+                capture=now, device_stamp=now, height=120, width=160, channels=3,
             )  # fmt: skip
 
     def picture(self, frame: m.Frame) -> np.ndarray:

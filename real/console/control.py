@@ -53,7 +53,7 @@ class Control:
         self._asked = (viewer, who or viewer.name, now)
 
     def hear(self, grant: Grant) -> None:
-        """An answer to a request, or news that another client holds control."""
+        """The answer to a request, a renewal or a release."""
         if grant.token and grant.granted:
             self.token = grant.token
             if self._asked is not None:
@@ -67,10 +67,13 @@ class Control:
             (viewer, _, _), self._asked = self._asked, None
             reason = grant.reason or f"{grant.holder} has control"
             return self.tell(viewer, "control", mine=False, reason=reason)
-        if self.page is not None and grant.holder != self.link.source:
+        self.hear_holder(grant.holder)
+
+    def hear_holder(self, holder: str) -> None:
+        """Who holds control, as the supervisor says with every state: a lease that lapsed or was taken is not answered."""
+        if self.page is not None and holder != self.link.source:
             page, self.page, self.token = self.page, None, ""
-            reason = f"{grant.holder} took control" if grant.holder else grant.reason or "control lapsed"
-            self.tell(page, "control", mine=False, reason=reason)
+            self.tell(page, "control", mine=False, reason=f"{holder} took control" if holder else "control lapsed")
 
     def alive(self, viewer: Viewer) -> None:
         """An input of the page that holds control came: keep the lease."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from real.console.remedies import remedy
 from real.console.settings import ConsoleConfig
-from real.messages import Frame, Notice, Progress, State, Welcome
-from real.modes import TABLE, By, Mode
+from real.messages import Frame, Progress, State, Welcome
+from real.modes import TABLE, Mode
 
 DISK_EVERY_S = 2.0
 _CURVE = 240  # values of the reward model's curve that a page gets
@@ -108,10 +108,6 @@ class Display:
         if progress.episode == self._curve_episode:
             self.curve = [*self.curve, (progress.step, round(progress.value, 4))][-4 * _CURVE :]
 
-    def hear_notice(self, notice: Notice) -> None:
-        if notice.name == "label":
-            self.label = notice.value
-
     def camera(self, name: str) -> int:
         """Its place among the cameras, or -1."""
         return next((i for i, camera in enumerate(self.cameras) if camera.name == name), -1)
@@ -148,13 +144,12 @@ class Display:
 
     def _robot(self, s: State, now: float) -> dict[str, Any]:
         stages = self.welcome.stages if self.welcome else ()
-        rules = {event: rule.by for (mode, event), rule in TABLE.items() if mode is Mode(s.mode)}
         return {
             "silent": self.silent(),
             "age": round(now - s.stamp, 3),
             "mode": s.mode,
             "holder": s.holder,
-            "may": sorted(event for event, by in rules.items() if by is not By.SUPERVISOR),
+            "may": sorted(event for mode, event in TABLE if mode is Mode(s.mode) and event != "fault"),
             "episode": s.episode,
             "step": s.step,
             "clock": round(s.step / self.welcome.control_hz, 2) if self.welcome and s.step >= 0 else None,

@@ -28,8 +28,9 @@ from real.console.wire import (
 )
 from real.messages import Beat, Event, Frame, Grant, Input, Message, Notice, Progress, Refused, State, Welcome
 
-EVENT_AGE_S = 0.5  # what asks for motion is void after this; what asks for less never is
 LABEL_AGE_S = 15.0  # a mark may be moved this far back
+RELAYED = ("label", "task", "note", "loss")
+ESTOP = "e-stop (console)"  # the fault's name
 NO_CAUSE_TO_REFUSE = {"takeover", "release"}  # asked for again while it holds already: no news for the operator
 
 Pictures = Callable[[Frame], "np.ndarray | None"]  # [height width channels] uint8 RGB, None where it was overwritten
@@ -147,18 +148,19 @@ class Hub:
         if name not in FOR_ALL:
             if not holds:
                 return self.tell(viewer, "refused", name=name, reason="you do not have control: take it first")
-            if sent is None or pressed is None or now - sent > EVENT_AGE_S:
+            if sent is None or pressed is None or now - sent > self.config.event_age_s:
                 self.counts["stale"] += 1
                 return self.tell(viewer, "refused", name=name, reason="it came too late")
-            if now - pressed > (LABEL_AGE_S if name == "label" else EVENT_AGE_S):
+            if now - pressed > (LABEL_AGE_S if name == "label" else self.config.event_age_s):
                 return self.tell(viewer, "refused", name=name, reason="that moment is too long ago")
         if name == "label" and message.value not in ("success", "failure"):
             return self.tell(viewer, "refused", name=name, reason="a label is success or failure")
         at = now if pressed is None else max(pressed, now - LABEL_AGE_S)
-        self._pass_on(viewer, name, message.value, at)
+        value = ESTOP if name == "estop" else message.value or (viewer.name if name in FOR_ALL else "")
+        self._pass_on(viewer, name, value, at)
 
     def _pass_on(self, viewer: Viewer, name: str, value: str, at: float) -> None:
-        valid_s = float("inf") if name in FOR_ALL else EVENT_AGE_S
+        valid_s = float("inf") if name in FOR_ALL else self.config.event_age_s
         sent = self.link.send(Event, valid_s, name=name, value=value, at=at, lease=self.control.token_of(viewer))
         if sent is None:
             return self.tell(viewer, "refused", name=name, reason="the supervisor did not take it: use the arm's own button")
@@ -166,9 +168,9 @@ class Hub:
         while len(self._asked) > 64:
             self._asked.popitem(last=False)
 
-    def estop(self, by: str) -> bool:
+    def estop(self) -> bool:
         """From outside a page's connection; False where the supervisor does not take it."""
-        return self.link.send(Event, name="estop", value=by, at=self.clock(), lease="") is not None
+        return self.link.send(Event, name="estop", value=ESTOP, at=self.clock(), lease="") is not None
 
     # -------------------------------------------------------------------------------------------------- supervisor
     def start(self) -> None:
@@ -177,6 +179,7 @@ class Hub:
     def hear(self, message: Message) -> None:
         if isinstance(message, State):
             self.display.hear_state(message)
+            self.control.hear_holder(message.holder)
         elif isinstance(message, Frame):
             self._frame(message)
         elif isinstance(message, Grant):
@@ -184,8 +187,9 @@ class Hub:
         elif isinstance(message, Progress):
             self.display.hear_progress(message)
         elif isinstance(message, Notice):
-            self.display.hear_notice(message)
             self._tell_all("notice", name=message.name, value=message.value, by=message.by, mode=message.mode)
+        elif isinstance(message, Event):
+            self._relayed(message)
         elif isinstance(message, Refused):
             viewer, name = self._asked.pop(message.about, (None, ""))
             if viewer is not None and name not in NO_CAUSE_TO_REFUSE:
@@ -194,6 +198,13 @@ class Hub:
             self.display.hear_welcome(message)
             for viewer in self.viewers:
                 self.tell(viewer, "hello", **self._hello(viewer))
+
+    def _relayed(self, event: Event) -> None:
+        """An event that the supervisor passed on to all: what changes the mode comes as a notice too."""
+        if event.name in RELAYED:
+            if event.name == "label":
+                self.display.label = event.value
+            self._tell_all("notice", name=event.name, value=event.value, by=event.source, mode="")
 
     def hear_nothing(self) -> None:
         """The connection to the supervisor ended."""

@@ -23,11 +23,12 @@ class ConsoleConfig:
     """``host`` and ``port`` (0: any free one) are where it listens; ``names`` by which other names or addresses a browser
     may call it. Beyond this machine it speaks TLS alone, with the PEM files ``tls_certificate`` and ``tls_key``.
 
-    ``state_hz`` is how often a page hears the state. An input is void ``input_expiry_s`` after the page took it; an operator
-    whose page is silent for ``silence_s`` loses control, and the session pauses; a page that hears nothing for
-    ``link_silence_s`` locks its controls and says so. ``stale_image_s`` is how old the newest picture may be before the page
-    locks teleoperation. ``quality`` of the JPEGs. ``folder`` is the disk whose room is shown
-    (empty: none), ``disk_low_gb`` from where it is a warning. ``end_on_label``: success and failure end the episode.
+    ``state_hz`` is how often a page hears the state. An input is void ``input_expiry_s`` after the page took it, and what
+    was asked for by a control after ``event_age_s``, unless it asks for less motion. An operator whose page is silent for
+    ``silence_s`` loses control, and the session pauses; a page that hears nothing for ``link_silence_s`` locks its controls
+    and says so. ``stale_image_s`` is how old the newest picture may be before the page locks teleoperation. ``quality`` is
+    that of the JPEGs. ``folder`` is the disk whose room is shown (empty: none), ``disk_low_gb`` from where it is a warning.
+    ``end_on_label``: success and failure end the episode.
     """
 
     host: str = "127.0.0.1"
@@ -37,6 +38,7 @@ class ConsoleConfig:
     tls_key: str = ""
     state_hz: float = 25.0
     input_expiry_s: float = 0.15
+    event_age_s: float = 0.5
     silence_s: float = 0.5
     link_silence_s: float = 0.4
     stale_image_s: float = 0.3
@@ -54,6 +56,7 @@ class ConsoleConfig:
             "silence_s": (0.2, 5.0),
             "link_silence_s": (0.1, 5.0),
             "stale_image_s": (0.05, 5.0),
+            "event_age_s": (0.2, 5.0),
             "quality": (10, 100),
             "max_viewers": (1, 64),
         }

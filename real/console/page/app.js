@@ -104,6 +104,7 @@ function may(name) {
   if (name === "success" || name === "failure") return EPISODE.includes(mode);
   if (name === "ack") return rules.includes("ack") && !estop;
   if (name === "gripper") return locked() === "";
+  if (name === "reset") return rules.includes("reset") || rules.includes("reset_done");
   return rules.includes(name);
 }
 
@@ -126,7 +127,8 @@ function render() {
   }
   label("control", mine ? "Give control up" : now() - forced < 5 && forced ? "Take it from them (pauses first)" : "Take control");
   label("redo", now() < (sure.redo ?? 0) ? "Press again: discard" : "Redo", "[data-do=redo]");
-  label("gripper", `Gripper: ${{ 1: "close", 0: "as it is", "-1": "open" }[drive.gripper]}`);
+  label("reset", mode === "RESETTING" ? "Reset is done" : "Reset pose", "[data-do=reset]");
+  label("gripper", `Gripper: ${{ 1: "close", 0: "as is", "-1": "open" }[drive.gripper]}`);
   const why = locked();
   if (why) drive.anew = true;
   const box = $("drive");
@@ -145,7 +147,7 @@ function label(id, text, selector) {
 function press(name, at = now()) {
   if (!may(name)) return name === "estop" || say(`${name.replace("_", " ")}: not now${mine || dead() ? "" : ", you do not have control"}`, true);
   if (name === "estop") {
-    link.send("event", { name, value: "page", at });
+    link.send("event", { name, value: "", at });
     fetch("/estop", { method: "POST" }).catch(() => say("The e-stop did not get through: use the arm's own button.", true));
     drive.release();
   } else if (name === "control") {
@@ -163,7 +165,7 @@ function press(name, at = now()) {
     say("Redo discards this episode: press it again within 2 s.", true);
   } else {
     sure = {};
-    link.send("event", { name, value: "", at });
+    link.send("event", { name: name === "reset" && state.robot.mode === "RESETTING" ? "reset_done" : name, value: "", at });
   }
   render();
 }

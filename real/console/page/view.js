@@ -43,6 +43,7 @@ export function draw(s, mine) {
   const disk = show("disk", s.disk === null ? "–" : s.disk.gb === null ? "not found" : `${s.disk.gb} GB left`);
   disk.classList.toggle("bad", Boolean(s.disk?.low));
   $("estop").classList.toggle("pressed", Boolean(r?.estop));
+  show("estopname", r?.estop ? "E-STOP is on" : "E-STOP");
   show("share", percent(s.share.episode));
   show("shareall", percent(s.share.session));
   show("takeovers", String(s.share.takeovers));
