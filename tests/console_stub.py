@@ -42,6 +42,7 @@ class StubSupervisor:
         self.input: m.Input | None = None
         self.zero = time.monotonic()
         self.mute = self.dark = False
+        self.frame_every = 5  # ticks
         self.policy = (0.02, 0.0, -0.01, 0.0, 0.0, 0.0, -1.0)
         self._pictures = [self._scene(i) for i in range(8)]
 
@@ -138,7 +139,7 @@ class StubSupervisor:
         if self.modes.in_episode and mode is not Mode.PAUSED:
             self.step += 1
         self._state(now, mode, driven, human)
-        if self.tick % 5 == 0 and not self.dark:
+        if self.tick % self.frame_every == 0 and not self.dark:
             self._frames(now)
         if self.tick % 10 == 0 and self.modes.in_episode:
             self.send(m.Progress, model="classifier", episode=self.modes.episode, step=self.step,

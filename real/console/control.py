@@ -75,9 +75,9 @@ class Control:
             page, self.page, self.token = self.page, None, ""
             self.tell(page, "control", mine=False, reason=f"{holder} took control" if holder else "control lapsed")
 
-    def alive(self, viewer: Viewer) -> None:
-        """An input of the page that holds control came: keep the lease."""
-        if self.holds(viewer) and self.clock() - self._renewed >= RENEW_S:
+    def renew(self) -> None:
+        """The page that holds control is alive: keep the lease."""
+        if self.token and self.clock() - self._renewed >= RENEW_S:
             self._renewed = self.clock()
             self.link.send(Lease, valid_s=1.0, ask="renew", token=self.token, force=False)
 

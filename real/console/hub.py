@@ -140,7 +140,6 @@ class Hub:
             Input, valid_s=left, lease=self.control.token, device_stamp=message.t, dead_man=message.dead_man,
             axes=message.axes, gripper=message.gripper, keys=message.keys, target=(),
         )  # fmt: skip
-        self.control.alive(viewer)
 
     def _event(self, viewer: Viewer, message: PageEvent, now: float) -> None:
         name, holds = message.name, self.control.holds(viewer)
@@ -232,6 +231,8 @@ class Hub:
         page = self.control.page
         if page is not None and self.clock() - page.heard > self.config.silence_s:
             self.control.drop("this page was silent: take control again", "the operator's page was silent")
+        elif page is not None:
+            self.control.renew()
 
     def show(self) -> None:
         """The state, to every page."""

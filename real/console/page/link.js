@@ -14,7 +14,7 @@ export class Link {
     this.n = 0;
     this.limit = 0.4; // seconds without a word from the server until the link counts as lost
     this.open();
-    setInterval(() => this.watch(), 100);
+    setInterval(() => this.watch(), 40);
     setInterval(() => this.beat(), 250);
   }
 
