@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vla_rl import __version__
-from vla_rl.commands import bench, evaluate, look, policy, reward, run
+from vla_rl.commands import bench, evaluate, look, policy, reward, robot, run
 from vla_rl.errors import ConfigError, UserError
 
 
@@ -111,6 +111,6 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(function=function)
         return sub
 
-    for module in (run, evaluate, policy, look, reward, bench):
+    for module in (run, evaluate, policy, look, reward, robot, bench):
         module.add(command)
     return parser

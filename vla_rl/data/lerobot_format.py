@@ -8,6 +8,7 @@ per episode, the columns ``success``, ``task_id`` and ``init_state_id``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vla_rl.errors import MissingPackage, UserError
@@ -47,8 +48,10 @@ def av_package() -> Any:
     return av
 
 
-def lerobot_features(embodiment: EmbodimentSpec, video: bool = False) -> dict[str, dict[str, Any]]:
-    """The ``features`` table of ``meta/info.json`` for an embodiment."""
+def lerobot_features(
+    embodiment: EmbodimentSpec, video: bool = False, extra: Mapping[str, Sequence[str]] | None = None
+) -> dict[str, dict[str, Any]]:
+    """The ``features`` table of ``meta/info.json`` for an embodiment, with ``extra`` vectors {key: names}."""
     kind = "video" if video else "image"
     features: dict[str, dict[str, Any]] = {}
     for c in embodiment.cameras:
@@ -60,6 +63,7 @@ def lerobot_features(embodiment: EmbodimentSpec, video: bool = False) -> dict[st
                 "video.is_depth_map": False, "video.fps": embodiment.control_hz, "video.channels": 3,
                 "has_audio": False,
             }  # fmt: skip
-    for key, names in ((STATE_KEY, embodiment.proprio_names), (ACTION_KEY, embodiment.action_names)):
+    vectors = {STATE_KEY: embodiment.proprio_names, ACTION_KEY: embodiment.action_names, **(extra or {})}
+    for key, names in vectors.items():
         features[key] = {"dtype": "float32", "shape": [len(names)], "names": list(names)}
     return features | {k: {"dtype": v, "shape": [1], "names": None} for k, v in _DEFAULT_FEATURES.items()}

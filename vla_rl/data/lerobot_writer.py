@@ -13,7 +13,7 @@ import shutil
 import struct
 import zlib
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -102,12 +102,14 @@ class DemonstrationWriter:
 
     The folder appears under its name only when all is written: until `close` the files lie in a hidden sibling, which
     an exception inside the ``with`` block removes. Images are PNG inside parquet (exact), or H.264 files with ``video``
-    (lossy, smaller). Raises `DatasetError` where ``path`` exists already or the disk is full.
+    (lossy, smaller). ``extra`` {key: names} are further float32 vectors of every control step. Raises `DatasetError` where
+    ``path`` exists already or the disk is full.
     """
 
     def __init__(
-        self, path: str | Path, embodiment: EmbodimentSpec, *, video: bool = False, workers: int | None = None
-    ):
+        self, path: str | Path, embodiment: EmbodimentSpec, *, video: bool = False, workers: int | None = None,
+        extra: Mapping[str, Sequence[str]] | None = None,
+    ):  # fmt: skip
         self.path, self.embodiment, self.video = Path(path), embodiment, video
         if self.path.exists():
             raise DatasetError(
@@ -126,13 +128,13 @@ class DemonstrationWriter:
         shutil.rmtree(self._folder, ignore_errors=True)
         fps = embodiment.control_hz
         self._fps: int | float = int(fps) if float(fps).is_integer() else fps
-        self._features = lerobot_features(embodiment, video)
+        self._features = lerobot_features(embodiment, video, extra)
         self._pool = ThreadPoolExecutor(workers or min(4, os.cpu_count() or 1), thread_name_prefix="png")
         self._pending: deque[dict[str, Any]] = deque()
         self._episodes: list[dict[str, Any]] = []
         self._instructions: dict[str, int] = {}
         self._frames = 0
-        self._vectors: dict[str, list[np.ndarray]] = {STATE_KEY: [], ACTION_KEY: []}
+        self._vectors: dict[str, list[np.ndarray]] = {key: [] for key in (STATE_KEY, ACTION_KEY, *(extra or ()))}
         self._histograms = {c: np.zeros((3, 256), np.int64) for c in embodiment.camera_names}
         self._histogram_frames = dict.fromkeys(embodiment.camera_names, 0)
         self._parquet: Any = None
@@ -167,12 +169,13 @@ class DemonstrationWriter:
         success: bool,
         task_id: str,
         init_state_id: int,
+        extra: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         """Add one episode of T control steps; row t of each array is what was seen and (clean label) done at step t.
 
         Args:
             images: {camera: uint8 [T H W 3]} for every camera of the embodiment.
-            proprio: float32 [T p], physical units. actions: float32 [T a], physical units.
+            proprio: float32 [T p], physical units. actions: float32 [T a], physical units. extra: {key: float32 [T k]}.
         Raises:
             EmbodimentMismatch: cameras, sizes or dimensions differ from the embodiment's.
             DatasetError: no control step, or values that are not finite.
@@ -190,8 +193,9 @@ class DemonstrationWriter:
             else:
                 encoded[camera] = self._pool.submit(_encode_frames, frames)
         task_index = self._instructions.setdefault(instruction, len(self._instructions))
-        self._vectors[STATE_KEY].append(proprio)
-        self._vectors[ACTION_KEY].append(actions)
+        vectors = {STATE_KEY: proprio, ACTION_KEY: actions, **(extra or {})}
+        for key, kept in self._vectors.items():
+            kept.append(np.asarray(vectors[key], np.float32))
         self._frames += steps
         number = len(self._episodes)
         row = {
@@ -205,10 +209,10 @@ class DemonstrationWriter:
             "frame_index": np.arange(steps), "episode_index": np.full(steps, number),
             "index": np.arange(first, first + steps), "task_index": np.full(steps, task_index),
         }  # fmt: skip
-        stats = {STATE_KEY: feature_statistics(proprio), ACTION_KEY: feature_statistics(actions)}
+        stats = {key: feature_statistics(values) for key, values in vectors.items()}
         stats |= {k: feature_statistics(v[:, None]) for k, v in columns.items()}
         self._pending.append(
-            {"row": row, "columns": columns, "stats": stats, STATE_KEY: proprio, ACTION_KEY: actions, "png": encoded}
+            {"row": row, "columns": columns, "stats": stats, "png": encoded, **vectors}
             | {"histograms": {c: self._pool.submit(_pixel_histogram, f) for c, f in images.items()}}
         )
         while len(self._pending) > 4:  # bounds the memory, and lets the caller simulate while the threads encode
@@ -291,7 +295,7 @@ class DemonstrationWriter:
             )
             arrays.append(struct_array)
             names.append(image_key(camera))
-        for key in (STATE_KEY, ACTION_KEY):
+        for key in self._vectors:
             flat = pa.array(item[key].ravel())
             wide = item[key].shape[1] > 1  # lerobot stores a feature of shape (1,) as a plain column
             arrays.append(pa.FixedSizeListArray.from_arrays(flat, item[key].shape[1]) if wide else flat)

@@ -1,0 +1,154 @@
+"""Kill or freeze a process while the arm moves; the arm's own log tells when it began to hold and where it came to rest.
+
+Every trial has a session of its own on the wall clock. All processes share one clock (CLOCK_MONOTONIC), so the moment of
+the signal and the arm's log can be compared.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from real.body import Body, BodyConfig, StartError
+from real.link import Client
+from real.messages import Event, Lease, Message, State
+from real.robots.server import read_log
+
+AT_REST = 0.01  # m/s
+MOVES = {"fake": (-0.048, 0.0, 0.0, -1.0), "tabletop": (0.0, 0.041, 0.0, -1.0)}  # about 0.25 m/s each
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Seconds and metres from the signal on. ``speed`` is the arm's at that moment; ``load`` the machine's average."""
+
+    victim: str
+    how: str
+    speed: float
+    hold_s: float
+    rest_s: float
+    distance: float
+    load: float
+
+
+class Operator:
+    """Whoever holds control in a measurement: keeps the lease, sees states."""
+
+    def __init__(self, socket: str, role: str = "console"):
+        self.client = Client(socket, role)
+        self.state: State | None = None
+        self.seen: list[Message] = []
+
+    def watch(self, seconds: float) -> None:
+        """Read, and renew the lease, for so long."""
+        end, renew = time.monotonic() + seconds, 0.0
+        while (now := time.monotonic()) < end:
+            if self.client.token and now > renew:
+                renew = now + 0.5
+                self.client.send(Lease, ask="renew", token=self.client.token, force=False)
+            message = self.client.receive(min(0.02, max(end - now, 0.001)))
+            if isinstance(message, State):
+                self.state = message
+            elif message is not None:
+                self.seen.append(message)
+
+    def until(self, mode: str, seconds: float = 10.0) -> None:
+        end = time.monotonic() + seconds
+        while self.state is None or self.state.mode != mode:
+            if time.monotonic() > end:
+                said = list(self.seen[-5:])
+                raise StartError(f"the session did not reach {mode}: it is {self.state and self.state.mode}; {said}")
+            self.watch(0.02)
+
+    def press(self, *names: str) -> None:
+        for name in names:
+            self.client.send(Event, name=name, value="", at=time.monotonic(), lease=self.client.token)
+
+    def drive(self) -> None:
+        """Take control and let the policy move."""
+        self.client.send(Lease, ask="request", token="", force=False)
+        while not self.client.token:
+            self.watch(0.02)
+        self.press("arm", "start")
+        self.until("AUTO")
+
+
+def driver(socket: str, world: str, log: Path, *more: str) -> subprocess.Popen:
+    """The scripted policy in a process of its own."""
+    command = [sys.executable, "-m", "real.bench.driver", socket, "20", *map(str, MOVES[world]), *more]
+    with open(log, "wb") as out:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+    while not log.read_bytes().startswith(b"ready"):
+        if process.poll() is not None:
+            raise StartError(f"the driver did not start: {log.read_text(errors='replace')[-500:]}")
+        time.sleep(0.01)
+    return process
+
+
+def trial(victim: str, how: str, config: BodyConfig, delay: float, folder: Path | None = None) -> Trial:
+    """``victim`` "policy", "supervisor", "recorder" or "operator" is "killed" or "frozen" ``delay`` seconds after the arm
+    was told to move."""
+    with tempfile.TemporaryDirectory(prefix="trial", dir=folder) as place, Body(place, config) as body:
+        policy = driver(body.socket, config.world, Path(place) / "driver.txt")
+        operator = Operator(body.socket)
+        try:
+            operator.drive()
+            operator.watch(delay)
+            when = _strike(victim, how, body, policy, operator)
+            if victim == "operator":
+                time.sleep(1.2)  # its packets are not read any more either
+            else:
+                _wait(operator, 1.2)
+            log = read_log(body.run / "arm.log")
+        finally:
+            for process in [policy, *body.processes.values()]:
+                process.send_signal(signal.SIGCONT) if process.poll() is None else None
+            policy.kill()
+            policy.wait()
+            operator.client.close()
+    return Trial(victim, how, *_judged(log, when), os.getloadavg()[0])
+
+
+def _strike(victim: str, how: str, body: Body, policy: subprocess.Popen, operator: Operator) -> float:
+    if victim == "operator":  # this very process: its beats and its lease end
+        when = time.monotonic()
+        operator.client.close()
+        return when
+    process = policy if victim == "policy" else body.processes[victim]
+    when = time.monotonic()
+    process.send_signal(signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+    return when
+
+
+def _wait(operator: Operator, seconds: float) -> None:
+    try:
+        operator.watch(seconds)
+    except Exception:  # the supervisor was the victim
+        time.sleep(seconds)
+
+
+def _judged(log: dict[str, list[tuple[float, Any]]], when: float) -> tuple[float, float, float, float]:
+    """Speed at the signal; then hold and rest (s) and distance (m) after it."""
+    times = np.array([t for t, _ in log["path"]])
+    places = np.array([p for _, p in log["path"]])
+    start = int(np.searchsorted(times, when))
+    window = slice(max(0, start - 15), start)
+    span = times[window][-1] - times[window][0]
+    speed = float(np.linalg.norm(places[window][-1] - places[window][0]) / span) if span > 0 else 0.0
+    stops = [t for t, name in log["event"] if t > when and name in ("hold", "stop", "watchdog")]
+    hold = stops[0] - when if stops else float("inf")
+    after, later = places[start:], times[start:]
+    step = max(1, int(0.01 / 0.002) - 1)
+    speeds = np.linalg.norm(after[step:] - after[:-step], axis=1) / np.maximum(later[step:] - later[:-step], 1e-6)
+    fast = np.flatnonzero(speeds > AT_REST)
+    rest = float(later[min(fast[-1] + step, len(later) - 1)] - when) if len(fast) else 0.0
+    return speed, hold, rest, float(np.linalg.norm(after[-1] - places[start - 1]))

@@ -1,0 +1,348 @@
+"""The action gate: whatever a policy or a person asks for, what leaves it keeps the limits.
+
+Stages work in the order of `STAGES`, each on what the one before left, and each reports by how much it changed the request:
+
+| stage | what it does | unit of its figure |
+|---|---|---|
+| finite | refuses a request with a NaN, an infinity or another shape | 1 |
+| age | refuses a policy's request whose observation is too old | s too old |
+| step | keeps the target within reach of the measured pose (translation, rotation angle, joints) | m, rad, joint units |
+| rate | limits speed, acceleration and jerk of what is commanded | m/s, rad/s, joint units/s, by the largest |
+| workspace | slows down before the box's walls and keep-outs so that the arm can stop, and slides along them | m/s |
+| joints | the same before the joints' ends | rad/s |
+| ik | refuses a jump to another branch; slows down where the hand's motion needs too fast joints | share taken away |
+| force | nothing pushes on against a force above the limit; twice as much trips | m/s |
+| gripper | a threshold, and a lock-out after each change | 1 |
+
+All limits bind one quantity, the commanded velocity u. For an arm that follows its target closely the target moves by u dt
+in a tick. An arm under impedance control moves at ``gain`` times the distance to its target, and gets one u / gain ahead of
+its measured pose: a goal that no limit touches goes to the robot unchanged. Stages behind "rate" only take speed away, and
+may do so faster than the jerk limit. Pure numpy, no clock of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from real.limits import Box, Limits
+from real.robots.protocol import Capabilities, Measured, Reference
+from real.rotations import difference, from_vector, multiply, normalised
+
+STAGES = ("finite", "age", "step", "rate", "workspace", "joints", "ik", "force", "gripper")
+FINITE, AGE, STEP, RATE, WORKSPACE, JOINTS, IK, FORCE, GRIPPER = range(len(STAGES))
+# Stages whose steady work says that something is wrong; "step" and "rate" shape motion all the time.
+SIGNALS = sum(1 << s for s in (FINITE, AGE, WORKSPACE, JOINTS, IK, FORCE))
+
+_TINY, _HUGE = 1e-9, 1e9
+_ABSURD = 1e6  # no robot's metres, radians or degrees
+_DAMPING = 1e-4  # squared, of the joint velocities that a hand's velocity needs
+_ROUNDS = 4  # of the box and the keep-outs against each other
+
+
+@dataclass(frozen=True)
+class Request:
+    """Where somebody wants the robot: a pose or joints. ``obs_stamp`` is None where no observation stands behind it.
+    ``seconds`` is when it is to be there, for an arm without impedance; 0: as soon as the limits allow."""
+
+    gripper: float
+    position: np.ndarray = field(default_factory=lambda: np.empty(0))
+    quaternion: np.ndarray = field(default_factory=lambda: np.empty(0))
+    joints: np.ndarray = field(default_factory=lambda: np.empty(0))
+    obs_stamp: float | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Passed:
+    """``reference`` None: refused, the robot must hold. ``trip`` says why the session should pause, or is empty."""
+
+    reference: Reference | None
+    mask: int
+    amounts: np.ndarray  # [stages]
+    trip: str = ""
+
+
+class Gate:
+    """One robot's gate, called once per tick of ``dt`` seconds. `reset` wherever the robot holds by itself."""
+
+    def __init__(self, limits: Limits, capabilities: Capabilities, turns: bool, dt: float):
+        self.limits, self.dt, self.gain, self.turns = limits, dt, capabilities.gain, turns
+        self.joint_space = capabilities.kind == "joints"
+        x = limits
+        pairs = zip(
+            (x.speed, x.acceleration, x.jerk, x.step),
+            (x.rotation_speed, x.rotation_acceleration, x.rotation_jerk, x.rotation_step),
+        )
+        wide = [x.joint_speed, x.joint_acceleration, x.joint_jerk, x.joint_step]
+        rows = [[v] for v in wide] if self.joint_space else [list(p) for p in pairs]
+        self._speed, self._acceleration, self._jerk, self._step = (np.minimum(np.array(r), _HUGE) for r in rows)
+        self.grip, self._gripped = 0.0, -math.inf
+        self.reset()
+
+    def reset(self) -> None:
+        """At rest: what is commanded next starts from the measured pose and from no speed."""
+        self._velocity = self._change = np.zeros((0, 0))  # u and its derivative, [groups, width]
+        self._base: tuple[np.ndarray, np.ndarray] | None = None  # the last target of an arm without impedance
+
+    @property
+    def velocity(self) -> np.ndarray:
+        """What is commanded now, flat: m/s and rad/s [6], or joint units/s [n]; empty at rest."""
+        return self._velocity.ravel()
+
+    def origin(self, measured: Measured) -> Measured:
+        """From where a delta counts: the measured pose of an arm under impedance control, the last target of one that
+        follows closely (its lag would add up otherwise; the step keeps the target near the arm)."""
+        if self.gain or self.joint_space or self._base is None:
+            return measured
+        return dataclasses.replace(measured, position=self._base[0], quaternion=self._base[1])
+
+    def __call__(self, request: Request, measured: Measured, now: float, slow: bool = False) -> Passed:
+        """What may go to the robot for ``request``. Never raises for what a request holds."""
+        work = np.zeros(len(STAGES))
+        if not self._sound(request, measured):
+            work[FINITE] = 1.0
+            return self._refused(work, "")
+        if request.obs_stamp is not None and (age := now - request.obs_stamp) > self.limits.observation_age:
+            work[AGE] = age - self.limits.observation_age
+            return self._refused(work, "")
+        self._start(measured)
+        wanted, error = self._wanted(request, measured, work)
+        if self.joint_space and float(np.max(np.abs(error))) > 3.0 * float(self._step.max()):
+            work[IK] = 1.0
+            return self._refused(work, "a jump of the joints")
+        return self._move(wanted, request, measured, work, now, slow)
+
+    def ramp(self, measured: Measured, now: float) -> Passed:
+        """Towards standstill within the limits, for an arm that cannot hold by itself; the same pose once it is reached."""
+        self._start(measured)
+        request = Request(0.0, quaternion=self._base[1] if self._base else measured.quaternion)
+        return self._move(np.zeros_like(self._velocity), request, measured, np.zeros(len(STAGES)), now, False)
+
+    # ------------------------------------------------------------------------------------------------------------ stages
+    def _sound(self, request: Request, measured: Measured) -> bool:
+        if self.joint_space:
+            parts = [(request.joints, len(measured.joints))]
+        else:
+            parts = [(request.position, 3), *([(request.quaternion, 4)] if self.turns else [])]
+        if not all(np.shape(value) == (size,) and bool((np.abs(value) < _ABSURD).all()) for value, size in parts):
+            return False  # (NaN is not below it either)
+        return math.isfinite(request.gripper) and (not self.turns or float(request.quaternion @ request.quaternion) > 0.1)
+
+    def _refused(self, work: np.ndarray, trip: str) -> Passed:
+        return Passed(None, _mask(work), work, trip)
+
+    def _start(self, measured: Measured) -> None:
+        if not self._velocity.size:
+            shape = (len(measured.joints), 1) if self.joint_space else (2, 3)
+            self._velocity, self._change = np.zeros(shape), np.zeros(shape)
+        if self._base is None:
+            place = measured.joints if self.joint_space else measured.position
+            self._base = (place.copy(), measured.quaternion.copy())
+
+    def _here(self, measured: Measured) -> tuple[np.ndarray, np.ndarray]:
+        """From where the velocity leads to the next target."""
+        assert self._base is not None
+        return (measured.position, measured.quaternion) if self.gain else self._base
+
+    def _wanted(self, request: Request, measured: Measured, work: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The velocity [groups, width] that the request asks for, its target clipped to the step around the pose; and how
+        far from that pose it was."""
+        if self.joint_space:
+            error = (request.joints - measured.joints)[:, None]
+        else:
+            turn = difference(normalised(request.quaternion), measured.quaternion) if self.turns else np.zeros(3)
+            error = np.stack([request.position - measured.position, turn])
+        near = _shorten(error, self._step)
+        work[STEP] = _largest(error - near)
+        if self.gain:
+            return self.gain * near, error
+        place, quaternion = self._here(measured)
+        if self.joint_space:
+            ahead = near + (measured.joints - place)[:, None]
+        else:
+            turn = difference(multiply(from_vector(near[1]), measured.quaternion), quaternion) if self.turns else np.zeros(3)
+            ahead = np.stack([measured.position + near[0] - place, turn])
+        length = np.linalg.norm(ahead, axis=1)
+        # so that it is there in time, and can stop there
+        fastest = np.minimum(np.sqrt(2.0 * 0.8 * self._acceleration * length), length / max(self.dt, request.seconds))
+        return _shorten(ahead * _HUGE, fastest), error
+
+    def _move(
+        self, wanted: np.ndarray, request: Request, measured: Measured, work: np.ndarray, now: float, slow: bool
+    ) -> Passed:
+        before = self._velocity
+        velocity, change = self._rate(wanted, slow, work)
+        limited = velocity
+        if self.joint_space:
+            velocity = self._joint_ends(velocity, measured, work)
+        else:
+            place, _ = self._here(measured)
+            velocity = np.stack([self._workspace(velocity[0], place, work), velocity[1]])
+            velocity = self._by_joints(velocity, measured, work)
+        velocity, trip = self._force(velocity, measured, work)
+        if velocity is not limited:
+            change = _shorten((velocity - before) / self.dt, self._acceleration)
+        self._velocity, self._change = velocity, change
+        return Passed(self._reference(request, measured, work, now), _mask(work), work, trip)
+
+    def _rate(self, wanted: np.ndarray, slow: bool, work: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The next velocity and its derivative: towards ``wanted`` as fast as acceleration and jerk allow without having to
+        overshoot it (the acceleration may be at most what its own jerk can take back in time)."""
+        speed = self._speed * (self.limits.slow if slow else 1.0)
+        goal = _shorten(wanted, 0.95 * speed)  # what is left takes up the last of an acceleration in another direction
+        gap = goal - self._velocity
+        size = np.linalg.norm(gap, axis=1)
+        jerk = self._jerk * self.dt  # change of the acceleration in a tick
+        landing = np.sqrt(2.0 * self._jerk * size + 0.25 * jerk**2) - 0.5 * jerk
+        best = _shorten(gap * _HUGE, np.minimum(np.minimum(self._acceleration, size / self.dt), landing))
+        change = self._change + _shorten(best - self._change, jerk)
+        velocity = self._velocity + change * self.dt
+        faster = np.maximum(speed, np.linalg.norm(self._velocity, axis=1))  # (it was, where "slow" has just begun)
+        velocity = _shorten(velocity, np.where(faster > self._speed, self._speed, faster))
+        work[RATE] = _largest(wanted - velocity)
+        return velocity, change
+
+    def _workspace(self, u: np.ndarray, place: np.ndarray, work: np.ndarray) -> np.ndarray:
+        """The hand's velocity [3] without what leads too fast towards a wall."""
+        if self.limits.box is None and not self.limits.keep_out:
+            return u
+        start = u
+        for _ in range(_ROUNDS):
+            kept = self._inside(u, place)
+            for box in self.limits.keep_out:
+                kept = self._outside(kept, place, box)
+            if np.array_equal(kept, u):
+                break
+            u = kept
+        else:
+            u = np.zeros(3)  # a corner that walls make together
+        work[WORKSPACE] = float(np.linalg.norm(u - start))
+        return u
+
+    def _approach(self, distance: np.ndarray) -> np.ndarray:
+        """How fast (m/s) a wall that is ``distance`` metres away may come nearer: so that there is room to stop."""
+        room = np.maximum(distance, 0.0)
+        share = self.gain if self.gain else 0.5 / self.dt
+        return np.minimum(np.sqrt(self._acceleration[0] * room), share * room)  # half of the acceleration that it has
+
+    def _inside(self, u: np.ndarray, place: np.ndarray) -> np.ndarray:
+        box = self.limits.box
+        if box is None:
+            return u
+        return np.clip(u, -self._approach(place - np.array(box.low)), self._approach(np.array(box.high) - place))
+
+    def _outside(self, u: np.ndarray, place: np.ndarray, box: Box) -> np.ndarray:
+        low, high = np.array(box.low), np.array(box.high)
+        away = place - np.clip(place, low, high)
+        distance = float(np.linalg.norm(away))
+        if distance > _TINY:
+            normal = away / distance
+        else:  # inside: the nearest face is the way out
+            depth = np.concatenate([place - low, high - place])
+            face = int(np.argmin(depth))
+            normal = np.zeros(3)
+            normal[face % 3] = -1.0 if face < 3 else 1.0
+        towards = -float(u @ normal)
+        allowed = float(self._approach(np.array(distance)))
+        return u + (towards - allowed) * normal if towards > allowed + _TINY else u
+
+    def _by_joints(self, velocity: np.ndarray, measured: Measured, work: np.ndarray) -> np.ndarray:
+        """Slow the hand where the joints that carry it come to their ends, or would have to turn too fast."""
+        x, jacobian = self.limits, measured.jacobian
+        if jacobian is None or not velocity.any():
+            return velocity
+        normal = jacobian @ jacobian.T + _DAMPING * np.eye(6)
+        joints = jacobian.T @ np.linalg.solve(normal, velocity.ravel())
+        share = 1.0
+        if x.joint_low:
+            room = self._room(joints, measured.joints)
+            share = float(np.min(np.where(np.abs(joints) > room, room / np.maximum(np.abs(joints), _TINY), 1.0)))
+            work[JOINTS] = (1.0 - share) * float(np.max(np.abs(joints)))
+        fastest = float(np.max(np.abs(joints))) * share
+        if fastest > x.joint_speed:
+            work[IK] = 1.0 - x.joint_speed / fastest
+            share *= x.joint_speed / fastest
+        return velocity if share >= 1.0 else velocity * share
+
+    def _room(self, u: np.ndarray, joints: np.ndarray) -> np.ndarray:
+        """How fast each joint may go on in the direction of ``u``."""
+        x = self.limits
+        end = np.where(u > 0, np.array(x.joint_high) - joints, joints - np.array(x.joint_low))
+        room = np.maximum(end - x.joint_margin, 0.0)
+        hardest = min(x.joint_acceleration, _HUGE)
+        return np.minimum(np.sqrt(hardest * room), 0.5 / self.dt * room)
+
+    def _joint_ends(self, velocity: np.ndarray, measured: Measured, work: np.ndarray) -> np.ndarray:
+        if not self.limits.joint_low:
+            return velocity
+        room = self._room(velocity[:, 0], self._here(measured)[0])[:, None]
+        kept = np.clip(velocity, -room, room)
+        work[JOINTS] = _largest(velocity - kept)
+        return velocity if work[JOINTS] == 0.0 else kept
+
+    def _force(self, velocity: np.ndarray, measured: Measured, work: np.ndarray) -> tuple[np.ndarray, str]:
+        """Take away what pushes on: against the force on the hand, and turning against the torque."""
+        if len(measured.wrench) != 6 or self.joint_space:
+            return velocity, ""
+        kept, trip = velocity, ""
+        for row, limit in ((0, self.limits.force), (1, self.limits.torque)):
+            load = measured.wrench[3 * row : 3 * row + 3]
+            size = float(np.linalg.norm(load))
+            if not size > limit:  # (NaN: a broken sensor trips)
+                trip = trip if size == size else "the force sensor reports no number"
+                continue
+            towards = -float(velocity[row] @ load) / size
+            if towards > 0.0:
+                kept = kept.copy()
+                kept[row] += towards * load / size
+                work[FORCE] = max(work[FORCE], towards)
+            if size > 2.0 * limit:
+                work[FORCE] = max(work[FORCE], size - limit)
+                trip = f"{size:.0f} {'N' if row == 0 else 'N m'} at the hand"
+        return kept, trip
+
+    def _reference(self, request: Request, measured: Measured, work: np.ndarray, now: float) -> Reference:
+        place, quaternion = self._here(measured)
+        time = 1.0 / self.gain if self.gain else self.dt
+        grip = self._grip(request.gripper, now, work)
+        if self.joint_space:
+            target = place + self._velocity[:, 0] * time
+            self._base = (target, quaternion)
+            return Reference(grip, joints=target)
+        target = place + self._velocity[0] * time
+        if self.turns:
+            quaternion = normalised(multiply(from_vector(self._velocity[1] * time), quaternion))
+        elif len(request.quaternion) == 4:
+            quaternion = request.quaternion
+        self._base = (target, quaternion)
+        return Reference(grip, position=target, quaternion=quaternion)
+
+    def _grip(self, wanted: float, now: float, work: np.ndarray) -> float:
+        """-1 opens, 1 closes, 0 as it is."""
+        want = math.copysign(1.0, wanted) if abs(wanted) > self.limits.gripper_threshold else self.grip
+        if want != self.grip:
+            if now - self._gripped < self.limits.gripper_lockout:
+                work[GRIPPER] = 1.0
+            else:
+                self.grip, self._gripped = want, now
+        return self.grip
+
+
+def _shorten(vectors: np.ndarray, most: np.ndarray) -> np.ndarray:
+    """Rows of ``vectors`` [groups, width], none longer than ``most`` [groups or 1]."""
+    length = np.sqrt(np.einsum("gw,gw->g", vectors, vectors))
+    if (length <= most).all():
+        return vectors
+    return vectors * (np.minimum(length, most) / np.maximum(length, 1e-200))[:, None]
+
+
+def _largest(vectors: np.ndarray) -> float:
+    return math.sqrt(float(np.max(np.einsum("gw,gw->g", vectors, vectors))))
+
+
+def _mask(work: np.ndarray) -> int:
+    return sum(1 << int(i) for i in np.flatnonzero(work > _TINY))

@@ -1,0 +1,133 @@
+"""Writes the journal: ``python -m real.recorder SOCKET FOLDER [ABOUT.json]``. Ordinary priority, a process of its own.
+
+It records from an episode's begin to its end. Where the disk is full it says so once, as a fault, which stops the arm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from real.journal import JournalWriter
+from real.link import Client, LinkError
+from real.messages import Event, Frame, Message, Notice, State
+from real.ring import RingReader
+from real.scheduling import die_with_parent
+from vla_rl.errors import DiskFull, MissingPackage, UserError
+
+QUALITY = 90
+
+
+def jpeg(image: np.ndarray) -> bytes:
+    """uint8 RGB [H W 3] as JPEG."""
+    try:
+        import simplejpeg
+    except ModuleNotFoundError as error:
+        raise MissingPackage("simplejpeg", "real", "Recording pictures") from error
+    return simplejpeg.encode_jpeg(np.ascontiguousarray(image), quality=QUALITY, colorspace="RGB", colorsubsampling="420")
+
+
+def picture(data: bytes) -> np.ndarray:
+    """The picture uint8 RGB [H W 3] of a journal's JPEG."""
+    import simplejpeg
+
+    return simplejpeg.decode_jpeg(data, colorspace="RGB")
+
+
+class Recorder:
+    """Takes the supervisor's messages one by one."""
+
+    def __init__(self, folder: str | Path, about: dict[str, Any]):
+        self.folder, self.about = Path(folder), about
+        self.journal: JournalWriter | None = None
+        self.task = ""
+        self.missed = 0  # pictures that were overwritten before they were read
+        self._rings: dict[str, RingReader] = {}
+
+    def take(self, message: Message) -> None:
+        """Raises `DiskFull`."""
+        if isinstance(message, Notice) and message.name == "begin":
+            self._close("another episode began")
+            about = {**self.about, "task": message.value}
+            self.journal = JournalWriter(self.folder, message.episode, about)
+        journal = self.journal
+        if journal is None:
+            return
+        if isinstance(message, State):
+            journal.tick(message)
+        elif isinstance(message, Frame):
+            image = self._read(message)
+            if image is not None:
+                journal.frame(message, jpeg(image))
+        elif isinstance(message, Event):
+            journal.event(message)
+        elif isinstance(message, Notice):
+            journal.notice(message)
+            if message.name in ("end_episode", "discard"):
+                self._close(message.value or message.name, message.name == "discard")
+
+    def _read(self, frame: Frame) -> np.ndarray | None:
+        ring = self._rings.get(frame.camera)
+        try:
+            if ring is None or ring.address != frame.ring:
+                ring = self._rings[frame.camera] = RingReader(frame.ring, (frame.height, frame.width, frame.channels))
+            image = ring.read(frame.slot, frame.number)
+        except (OSError, ValueError):
+            image = None
+        self.missed += image is None
+        return image
+
+    def _close(self, reason: str, discarded: bool = False) -> None:
+        if self.journal is not None:
+            self.journal.close(reason, discarded)
+            self.journal = None
+
+    def close(self) -> None:
+        self._close("the session ended")
+
+
+def main() -> None:
+    path, folder, *more = sys.argv[1:]
+    about = json.loads(Path(more[0]).read_text(encoding="utf-8")) if more else {}
+    die_with_parent(signal.SIGTERM)
+    ended = False
+
+    def end(*_: Any) -> None:
+        nonlocal ended
+        ended = True
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(OSError):
+        os.nice(5)
+    recorder, client = Recorder(folder, about), Client(path, "recorder")
+    print("ready", flush=True)
+    try:
+        while not ended:
+            with contextlib.suppress(LinkError):
+                message = client.receive(0.2)
+                if message is not None:
+                    recorder.take(message)
+                continue
+            break  # the session is over
+    except (DiskFull, OSError) as error:
+        print(f"error: {error}", flush=True)
+        text = f"recorder: {error}"[:200]
+        client.send(Event, name="fault", value="recording failed", at=time.monotonic(), lease="")
+        client.send(Event, name="note", value=text, at=time.monotonic(), lease="")
+        raise SystemExit(2) from None
+    finally:
+        with contextlib.suppress(UserError, OSError):
+            recorder.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Arms behind one Protocol (`real.robots.protocol.Robot`): a fake one, a simulated one, lerobot's."""

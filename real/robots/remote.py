@@ -1,0 +1,126 @@
+"""The driver's side of an arm in another process (`real.robots.server`), as a `Robot`."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from real.limits import Box, Limits
+from real.messages import MAX_BYTES
+from real.robots.protocol import Capabilities, Measured, Reference, RobotLost
+from vla_rl.specs import EmbodimentSpec
+
+
+class RemoteRobot:
+    """Connects to the socket ``address``. ``frames`` collects what its cameras say, until somebody takes it."""
+
+    def __init__(self, address: str):
+        self.address, self.frames = address, []  # type: str, list[list[Any]]
+        self._newest: Measured | None = None
+        self.connect()
+
+    def connect(self) -> None:
+        self._socket = _open(self.address)
+        self._socket.settimeout(10.0)
+        self._socket.send(msgpack.packb(["describe"]))
+        while (message := msgpack.unpackb(self._socket.recv(MAX_BYTES)))[0] != "described":
+            pass
+        about = message[1]
+        self.embodiment = EmbodimentSpec.from_dict(about["embodiment"])
+        self.name = self.embodiment.name
+        self.capabilities = Capabilities(**about["capabilities"] | {"stopper": tuple(about["capabilities"]["stopper"])})
+        self.limits = _limits(about["limits"])
+        self._socket.setblocking(False)
+
+    def observe(self) -> Measured:
+        self._drain()
+        deadline = time.monotonic() + 1.0
+        while self._newest is None:  # at the start only
+            if time.monotonic() > deadline:
+                raise RobotLost(f"{self.name} sends no measurement")
+            time.sleep(0.002)
+            self._drain()
+        return self._newest
+
+    def _drain(self) -> None:
+        while True:
+            try:
+                packet = self._socket.recv(MAX_BYTES)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                raise RobotLost(f"{self.name} is gone ({error.strerror})") from None
+            if not packet:
+                raise RobotLost(f"{self.name} is gone")
+            message = msgpack.unpackb(packet)
+            if message[0] == "frame":
+                self.frames.append(message[1:])
+            elif message[0] == "measured":
+                self._newest = _measured(message[1:])
+
+    def command(self, reference: Reference) -> None:
+        arrays = (reference.position, reference.quaternion, reference.joints)
+        self._send(["command", *(a.tolist() for a in arrays), float(reference.gripper)])
+
+    def hold(self) -> None:
+        self._send(["hold"])
+
+    def clear(self) -> None:
+        self._send(["clear"])
+
+    def begin(self, episode: dict[str, Any]) -> None:
+        self._send(["begin", episode])
+
+    def stop(self) -> None:
+        with contextlib.suppress(RobotLost):
+            self._send(["stop"])
+
+    def _send(self, message: list[Any]) -> None:
+        try:
+            self._socket.send(msgpack.packb(message))
+        except BlockingIOError:
+            return  # it does not read: its watchdog or the guard will stop it, and its state turns stale here
+        except OSError as error:
+            raise RobotLost(f"{self.name} is gone ({error.strerror})") from None
+
+    def close(self) -> None:
+        with contextlib.suppress(RobotLost, OSError):
+            self.hold()
+            self._socket.close()
+
+
+def stop_arm(address: str) -> None:
+    """A guard's way: connect, stop, leave. Raises OSError where the arm's process is gone too."""
+    with _open(address) as link:
+        link.settimeout(0.2)
+        link.send(msgpack.packb(["stop"]))
+
+
+def _open(address: str) -> socket.socket:
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        link.connect(address)
+    except OSError as error:
+        link.close()
+        raise RobotLost(f"no simulated arm answers at {address} ({error.strerror})") from None
+    return link
+
+
+def _measured(values: list[Any]) -> Measured:
+    stamp, *arrays, jacobian, gripper, errors = values
+    position, quaternion, joints, velocity, wrench, proprio = (np.array(a, dtype=float) for a in arrays)
+    shaped = np.array(jacobian, dtype=float).reshape(6, -1) if jacobian is not None else None
+    return Measured(stamp, position, quaternion, joints, velocity, gripper, wrench, proprio, shaped, tuple(errors))
+
+
+def _limits(values: dict[str, Any]) -> Limits:
+    def box(x: Any) -> Box | None:
+        return Box(tuple(x["low"]), tuple(x["high"])) if x else None
+
+    tuples = {name: tuple(values[name]) for name in ("joint_low", "joint_high")}
+    return Limits(**values | tuples | {"box": box(values["box"]), "keep_out": tuple(box(b) for b in values["keep_out"])})

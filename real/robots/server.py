@@ -1,0 +1,165 @@
+"""A simulated arm in a process of its own, on the wall clock: ``python -m real.robots.server CONFIG.json``.
+
+As with a real arm, whoever drives it may die: the arm goes on by its own rules. Every client gets its measurements; any may
+command (the supervisor) or stop it (a guard). What it physically did is appended to ``log`` as lines of text.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from real.link import Connection, Server
+from real.named import make_world
+from real.ring import RingWriter
+from real.robots.faults import Defects, Fault
+from real.robots.protocol import Reference
+from real.robots.simulated import SimulatedRobot
+from real.scheduling import Deadlines, die_with_parent, freeze_garbage
+
+
+class ArmServer:
+    """``config``: socket, world, options, defects (with a script), hz, camera_hz, log (a file name, or empty)."""
+
+    def __init__(self, config: dict[str, Any]):
+        self.config = config
+        defects = dict(config.get("defects", {}))
+        script = tuple(Fault(**f) for f in defects.pop("script", ()))
+        world = make_world(config["world"], config.get("options", {}))
+        stopper = ("real.robots.remote:stop_arm", config["socket"])
+        self.robot = SimulatedRobot(world, Defects(script=script, **defects), time.monotonic, stopper)
+        self.robot.log.keep = 2000
+        if config.get("episode"):
+            self.robot.begin(config["episode"])
+        self.server = Server(config["socket"])
+        self.rings: dict[str, RingWriter] = {}
+        self._numbers: dict[str, int] = {}
+        self._log = open(config["log"], "a", buffering=1, encoding="utf-8") if config.get("log") else None  # noqa: SIM115
+        self._logged = [0.0, 0.0, 0.0]
+
+    def run(self) -> None:
+        hz, camera_hz = float(self.config.get("hz", 100.0)), float(self.config.get("camera_hz", 0.0))
+        deadlines = Deadlines(hz, time.monotonic())
+        shown = time.monotonic()
+        while True:
+            due = deadlines.next()
+            while (left := due - time.monotonic()) > 0:
+                self._serve(left)
+            self._serve(0.0)
+            self.robot.advance_to(time.monotonic())
+            self._publish()
+            self._write_log()
+            if camera_hz and time.monotonic() - shown >= 1.0 / camera_hz - 0.5 / hz:
+                shown = time.monotonic()
+                self._show(shown)
+
+    def _serve(self, timeout: float) -> None:
+        packets, _ = self.server.poll(timeout)
+        for connection, packet in packets:
+            self._take(connection, msgpack.unpackb(packet))
+
+    def _take(self, connection: Connection, message: list[Any]) -> None:
+        kind, robot = message[0], self.robot
+        if kind == "describe":
+            self.server.send(connection, msgpack.packb(["described", self._description()]))
+        elif kind == "command":
+            position, quaternion, joints = (np.array(x, dtype=float) for x in message[1:4])
+            robot.command(Reference(float(message[4]), position, quaternion, joints))
+        elif kind == "hold":
+            robot.hold()
+        elif kind == "stop":
+            robot.stop()
+        elif kind == "clear":
+            robot.clear()
+        elif kind == "begin":
+            robot.begin(message[1])
+
+    def _description(self) -> dict[str, Any]:
+        import dataclasses
+
+        robot = self.robot
+        return {
+            "embodiment": robot.embodiment.to_dict(),
+            "capabilities": dataclasses.asdict(robot.capabilities),
+            "limits": dataclasses.asdict(robot.limits),
+        }
+
+    def _publish(self) -> None:
+        from real.robots.protocol import RobotLost
+
+        try:
+            m = self.robot.observe()
+        except RobotLost:
+            return  # it does not answer
+        arrays = [m.position, m.quaternion, m.joints, m.joint_velocity, m.wrench, m.proprio]
+        jacobian = m.jacobian.ravel().tolist() if m.jacobian is not None else None
+        values = [
+            m.stamp,
+            *(np.asarray(a, dtype=float).tolist() for a in arrays),
+            jacobian,
+            float(m.gripper),
+            list(m.errors),
+        ]
+        self._tell(msgpack.packb(["measured", *values]))
+
+    def _tell(self, packet: bytes) -> None:
+        for connection in list(self.server.connections):
+            if not self.server.send(connection, packet):
+                self.server.drop(connection)
+
+    def _show(self, now: float) -> None:
+        for picture in self.robot.pictures():
+            ring = self.rings.get(picture.camera)
+            if ring is None:
+                ring = self.rings[picture.camera] = RingWriter(picture.camera, picture.image.shape)
+            number = self._numbers[picture.camera] = self._numbers.get(picture.camera, -1) + 1
+            slot = ring.write(picture.image, number)
+            place = [picture.camera, ring.address, slot, number, picture.device_no, now, picture.device_stamp]
+            self._tell(msgpack.packb(["frame", *place, *picture.image.shape]))
+
+    def _write_log(self) -> None:
+        if self._log is None:
+            return
+        log = self.robot.log
+        for i, (kind, entries) in enumerate((("target", log.targets), ("path", log.path), ("event", log.events))):
+            for t, value in entries:
+                if t > self._logged[i]:
+                    text = value if isinstance(value, str) else " ".join(f"{x:.9g}" for x in value)
+                    self._log.write(f"{kind} {t:.6f} {text}\n")
+            if entries:
+                self._logged[i] = entries[-1][0]
+            entries.clear()
+
+
+def read_log(path: str | Path) -> dict[str, list[tuple[float, Any]]]:
+    """{"target", "path", "event": [(time, numbers or name)]} of a log, its last line only if it is whole."""
+    found: dict[str, list[tuple[float, Any]]] = {"target": [], "path": [], "event": []}
+    text = Path(path).read_text(encoding="utf-8")
+    for line in text[: text.rfind("\n") + 1].splitlines():
+        kind, t, *rest = line.split(" ")
+        found[kind].append((float(t), rest[0] if kind == "event" else tuple(map(float, rest))))
+    return found
+
+
+def main() -> None:
+    with open(sys.argv[1], encoding="utf-8") as file:
+        config = json.load(file)
+    die_with_parent(signal.SIGKILL)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    server = ArmServer(config)
+    freeze_garbage()
+    print("ready", flush=True)
+    server.run()
+
+
+if __name__ == "__main__":
+    main()

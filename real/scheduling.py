@@ -1,0 +1,66 @@
+"""A process that must not be late: a session of its own, no garbage collection, real-time priority only where asked for."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import resource
+import signal
+import time
+
+_PDEATHSIG = 1  # of prctl
+_RTTIME_US = 200_000  # of CPU time in one go, after which a real-time process is stopped by the kernel
+
+
+def freeze_garbage() -> None:
+    """Collect once, then never: a full collection takes up to a second where much is imported."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+
+
+def die_with_parent(sign: int = signal.SIGTERM) -> None:
+    """Ask the kernel for ``sign`` when the parent ends (Linux; elsewhere nothing happens)."""
+    try:
+        ctypes.CDLL(None, use_errno=True).prctl(_PDEATHSIG, int(sign), 0, 0, 0)
+    except (OSError, AttributeError):
+        return
+
+
+def real_time(priority: int) -> str:
+    """Ask for SCHED_FIFO with ``priority`` (0: leave it) and say what came of it.
+
+    Children do not inherit it (SCHED_RESET_ON_FORK), and RLIMIT_RTTIME ends a loop that runs away. Never for a process
+    that computes: one that spins at this priority takes its core from everybody else.
+    """
+    if priority <= 0:
+        return "ordinary"
+    try:
+        resource.setrlimit(resource.RLIMIT_RTTIME, (_RTTIME_US, _RTTIME_US))
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(priority))
+    except (OSError, ValueError) as error:
+        return f"ordinary ({error})"
+    return f"SCHED_FIFO {priority}"
+
+
+class Deadlines:
+    """Absolute deadlines ``zero + k / hz``. An overrun skips ticks, which are counted; nothing catches up."""
+
+    def __init__(self, hz: float, zero: float):
+        self.hz, self.zero = hz, zero
+        self.tick, self.overruns = -1, 0
+
+    def next(self) -> float:
+        """The time of the next tick that is still to come."""
+        due = int((time.monotonic() - self.zero) * self.hz)
+        if due > self.tick + 1:
+            self.overruns += due - self.tick - 1
+            self.tick = due
+        else:
+            self.tick += 1
+        return self.zero + self.tick / self.hz
+
+    def lateness(self) -> float:
+        """By how much the present tick is late, in seconds."""
+        return max(0.0, time.monotonic() - (self.zero + self.tick / self.hz))

@@ -1,0 +1,153 @@
+"""The supervisor's process: ``python -m real.supervisor.loop CONFIG.json``. One thread, one socket, absolute deadlines.
+
+The first SIGTERM or SIGINT stops softly and ends once the arm is at rest; the second one stops it at once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import sys
+import time
+from collections import deque
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from real import limits as limit_files
+from real.checks import MessageError
+from real.link import Connection, Server
+from real.messages import Frame, Writer, decode, encode
+from real.modes import By
+from real.named import named
+from real.robots.protocol import Robot
+from real.robots.remote import RemoteRobot
+from real.scheduling import Deadlines, die_with_parent, freeze_garbage, real_time
+from real.supervisor.core import Supervisor
+from real.supervisor.settings import SupervisorConfig
+
+_RESTING_S = 0.6  # how long a soft stop may take
+
+
+class Loop:
+    """``config``: socket, robot ("module:factory"), robot_options, limits (a file), supervisor (options), session,
+    real_time (a priority, 0: none), die_with_parent, about and report (files to write)."""
+
+    def __init__(self, config: dict[str, Any]):
+        self.robot: Robot = named(config["robot"])(**config.get("robot_options", {}))
+        spec = self.robot.embodiment
+        keys = limit_files.needed(self.robot.capabilities.kind, spec.rotation != "none", self.robot.capabilities.force)
+        limits = limit_files.load(config["limits"], self.robot.limits, keys)
+        options = config.get("supervisor", {})
+        settings = SupervisorConfig(**{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
+        if config.get("about"):  # for the recorder's headers
+            about = {"session": config.get("session", ""), "embodiment": spec.to_dict(), "limits": asdict(limits)}
+            about |= {"capabilities": asdict(self.robot.capabilities), "supervisor": asdict(settings)}
+            Path(config["about"]).write_text(json.dumps(about), encoding="utf-8")
+        self.deadlines = Deadlines(settings.hz, time.monotonic())
+        self.supervisor = Supervisor(self.robot, limits, settings, self.deadlines.zero, config.get("session", "session"))
+        self.server = Server(config["socket"])
+        self.signals = 0
+        self.late: deque[float] = deque(maxlen=20_000)
+        self._frames = Writer("arm", time.monotonic)
+        self._greeted: set[Connection] = set()
+
+    def run(self) -> None:
+        """Until it is told to stop and the arm is at rest."""
+        ending = math.inf
+        while time.monotonic() < ending:
+            due = self.deadlines.next()
+            while (left := due - time.monotonic()) > 0:
+                self._serve(left)
+            self._serve(0.0)
+            lateness = self.deadlines.lateness()
+            self.late.append(lateness)
+            self.supervisor.overruns = self.deadlines.overruns
+            self.supervisor.tick(self.deadlines.tick, time.monotonic(), lateness)
+            self._pass_frames()
+            self._flush()
+            if self.signals and ending == math.inf:
+                ending = time.monotonic() + _RESTING_S
+                self.supervisor.ask("stop", By.SUPERVISOR, "the session ends")
+            if self.signals > 1:
+                self.robot.stop()
+                break
+
+    def close(self) -> None:
+        bye = self.supervisor.farewell()
+        for connection in list(self.server.connections):
+            self.server.send(connection, encode(bye))
+        self.robot.close()
+        self.server.close()
+
+    def interrupt(self, *_: Any) -> None:
+        self.signals += 1
+        if self.signals > 1:
+            self.robot.stop()
+
+    def _serve(self, timeout: float) -> None:
+        packets, gone = self.server.poll(timeout)
+        for connection, packet in packets:
+            now = time.monotonic()
+            try:
+                self.supervisor.receive(connection, decode(packet), now)
+            except MessageError as error:
+                self.supervisor.unreadable(connection, str(error))
+        for connection in gone:
+            self.supervisor.left(connection)
+        if packets or gone:
+            self._flush()
+
+    def _pass_frames(self) -> None:
+        """Pictures of a simulated robot come over its own link; those of other cameras from their processes."""
+        if not isinstance(self.robot, RemoteRobot) or not self.robot.frames:
+            return
+        frames, self.robot.frames = self.robot.frames, []
+        for camera, ring, slot, number, device_no, capture, stamp, height, width, channels in frames:
+            place = {"camera": camera, "ring": ring, "slot": slot, "number": number, "device_no": device_no}
+            size = {"height": height, "width": width, "channels": channels}
+            self.supervisor.see(self._frames.make(Frame, **place, **size, capture=capture, device_stamp=stamp))
+
+    def _flush(self) -> None:
+        outbox, self.supervisor.outbox = self.supervisor.outbox, []
+        for client, message in outbox:
+            packet = encode(message)
+            receivers = [client] if client is not None else list(self.supervisor.clients)
+            for connection in receivers:
+                if connection in self.server.connections and not self.server.send(connection, packet):
+                    self.server.drop(connection)
+                    self.supervisor.left(connection)
+
+
+def main() -> None:
+    with open(sys.argv[1], encoding="utf-8") as file:
+        config = json.load(file)
+    loop = Loop(config)
+    signal.signal(signal.SIGTERM, loop.interrupt)
+    signal.signal(signal.SIGINT, loop.interrupt)
+    if config.get("die_with_parent", True):
+        die_with_parent(signal.SIGTERM)
+    freeze_garbage()
+    scheduled = real_time(int(config.get("real_time", 0)))
+    print(f"ready {scheduled}", flush=True)
+    try:
+        loop.run()
+    finally:
+        loop.close()
+    if config.get("report"):
+        Path(config["report"]).write_text(json.dumps(_report(loop, scheduled)), encoding="utf-8")
+
+
+def _report(loop: Loop, scheduled: str) -> dict[str, Any]:
+    late = sorted(loop.late)
+    at = {f"p{p}": 1e3 * late[min(len(late) - 1, int(p / 100 * len(late)))] for p in (50, 95, 99)} if late else {}
+    return {
+        "scheduling": scheduled, "ticks": loop.deadlines.tick + 1, "overruns": loop.deadlines.overruns,
+        "lateness_ms": at | ({"max": 1e3 * late[-1]} if late else {}), "refused": loop.supervisor.refused,
+        "cpu_seconds": time.process_time(),
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""Options of the supervisor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vla_rl.errors import ConfigError
+
+_SECONDS = ("silence_s", "fault_s", "thinking_s", "lease_s", "frame_age_s", "state_age_s", "sustained_s")
+
+
+@dataclass(frozen=True)
+class SupervisorConfig:
+    """``hz`` ticks per second, a whole multiple of the embodiment's control rate.
+
+    An input, a role's beat or a policy older than ``silence_s`` makes the arm hold; a policy that stays silent for
+    ``fault_s`` latches a fault, one that lives and sends nothing pauses after ``thinking_s``. ``required`` roles must live
+    while anything moves, and ``cameras`` must deliver new pictures younger than ``frame_age_s``. ``state_age_s`` is how old
+    the robot's own state may be. A gate that clips (beyond shaping the motion) for more than half of ``sustained_s`` pauses.
+    ``home`` is the scripted reset's pose (x y z, and w x y z) or joints; empty: the simulator resets itself, or the operator
+    is asked and confirms. ``home_tolerance`` in metres, or joint units.
+    """
+
+    hz: float = 100.0
+    silence_s: float = 0.15
+    fault_s: float = 1.0
+    thinking_s: float = 10.0
+    lease_s: float = 2.0
+    required: tuple[str, ...] = ()
+    cameras: tuple[str, ...] = ()
+    frame_age_s: float = 0.3
+    state_age_s: float = 0.15
+    sustained_s: float = 1.0
+    home: tuple[float, ...] = ()
+    home_tolerance: float = 0.01
+    home_timeout_s: float = 20.0
+
+    def __post_init__(self) -> None:
+        for name in _SECONDS:
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"supervisor.{name}={getattr(self, name)}: give seconds above 0")
+        if not 10 <= self.hz <= 1000:
+            raise ConfigError(f"supervisor.hz={self.hz}: use 10 to 1000")
+        if self.silence_s > 0.3:
+            raise ConfigError(f"supervisor.silence_s={self.silence_s}: at most 0.3, or a dead policy drives on for too long")

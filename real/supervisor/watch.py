@@ -1,0 +1,96 @@
+"""Who is silent, whose clock is off, which picture is old: judged by this machine's clock."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from real.messages import Frame
+
+
+@dataclass
+class Client:
+    """A connected process. ``heard`` is when it last said anything."""
+
+    role: str
+    source: str
+    heard: float
+
+
+class DeviceClock:
+    """How old a device's stamp is, whose clock has an unknown offset that may drift.
+
+    What arrives was made earlier, so stamp - now never exceeds the true offset: its largest value, which is let down by
+    ``drift`` seconds per second so that it can follow, estimates it.
+    """
+
+    def __init__(self, drift: float = 0.002, jump_s: float = 0.05):
+        self.drift, self.jump_s = drift, jump_s
+        self._offset: float | None = None
+        self._time = 0.0
+
+    def reset(self) -> None:
+        self._offset = None
+
+    def age(self, stamp: float, now: float) -> float:
+        """Seconds; negative where the clock jumped ahead by more than a drift explains."""
+        seen = stamp - now
+        if self._offset is None:
+            self._offset, self._time = seen, now
+        self._offset -= self.drift * max(0.0, now - self._time)
+        self._time = now
+        if seen > self._offset + self.jump_s:
+            return self._offset - seen
+        self._offset = max(self._offset, seen)
+        return self._offset - seen
+
+
+class Cameras:
+    """The newest picture of each camera. A number that does not grow is a frozen stream, whatever keeps arriving."""
+
+    def __init__(self, names: tuple[str, ...], limit_s: float):
+        self.names, self.limit_s = names, limit_s
+        self._newest: dict[str, tuple[int, float]] = {}
+        self.gaps: dict[str, int] = {}
+
+    def see(self, frame: Frame, now: float) -> str:
+        """Take note of it; says what is wrong with it, or ""."""
+        before = self._newest.get(frame.camera)
+        if frame.capture > now + 0.05:
+            return f"{frame.camera}: a picture from the future"
+        if before is not None and frame.device_no <= before[0]:
+            backwards = frame.device_no < before[0]
+            if backwards and now - before[1] > self.limit_s:  # it was plugged in again, and counts anew
+                self._newest[frame.camera] = (frame.device_no, frame.capture)
+                return ""
+            return f"{frame.camera}: picture {frame.device_no} came {'after' if backwards else 'twice, as'} {before[0]}"
+        if before is not None and frame.device_no > before[0] + 1:
+            self.gaps[frame.camera] = self.gaps.get(frame.camera, 0) + frame.device_no - before[0] - 1
+        self._newest[frame.camera] = (frame.device_no, frame.capture)
+        return ""
+
+    def stale(self, now: float) -> str:
+        """Why no picture of a required camera is young enough, or ""."""
+        for name in self.names:
+            newest = self._newest.get(name)
+            if newest is None:
+                return f"camera {name} has sent no picture"
+            if now - newest[1] > self.limit_s:
+                return f"camera {name} shows what was {now - newest[1]:.2f} s ago"
+        return ""
+
+
+class Share:
+    """Whether more than half of the last ``ticks`` ticks were bad."""
+
+    def __init__(self, ticks: int):
+        self._last: deque[bool] = deque(maxlen=max(2, ticks))
+
+    def add(self, bad: bool) -> bool:
+        """True where it is so now; then it starts anew."""
+        self._last.append(bad)
+        full = len(self._last) == self._last.maxlen
+        if full and 2 * sum(self._last) > len(self._last):
+            self._last.clear()
+            return True
+        return False

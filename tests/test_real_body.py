@@ -1,0 +1,232 @@
+"""Processes on the wall clock: what happens when one of them dies or hangs while the simulated arm moves.
+
+Distances come from the arm's own log. Bounds in time are loose, since other work may share the machine; `vla-rl bench robot`
+measures them.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from real_helpers import LIMITS
+
+from real.bench.trials import Operator, driver, trial
+from real.body import Body, BodyConfig, StartError
+from real.checks import MessageError
+from real.journal import journals, read
+from real.link import Client, LinkError, Server
+from real.messages import Beat, Frame, Hello, Notice, Writer, decode, encode
+from real.named import make_world, named
+from real.robots.server import read_log
+from real.scheduling import Deadlines
+from real.verify import verify
+from vla_rl.errors import ConfigError
+
+FAKE = BodyConfig(limits=str(LIMITS / "fake_point.yaml"), record=False, supervisor={"required": ["guard", "console"]})
+LATE_S, FAR = 1.0, 0.25  # of a machine that is busy; a policy that drove on for a second would go this far, and on
+
+
+@pytest.mark.parametrize(
+    "victim, how",
+    [("policy", "killed"), ("policy", "frozen"), ("supervisor", "killed"), ("supervisor", "frozen"), ("operator", "killed")],
+)
+def test_the_arm_holds_when_a_process_dies_or_hangs(victim, how):
+    found = trial(victim, how, FAKE, delay=0.5)
+    assert found.speed > 0.1, "it was moving"
+    assert found.hold_s < LATE_S and found.rest_s < LATE_S + 0.5 and found.distance < FAR, found
+
+
+def test_a_session_records_what_it_did_and_says_farewell(tmp_path):
+    config = BodyConfig(
+        limits=str(LIMITS / "fake_point.yaml"), camera_hz=20.0,
+        supervisor={"required": ["guard", "recorder"], "cameras": ["front"], "frame_age_s": 2.0, "silence_s": 0.3},
+    )  # fmt: skip
+    with Body(tmp_path, config) as body:
+        operator, policy = Operator(body.socket), driver(body.socket, "fake", tmp_path / "driver.txt", "--sway")
+        try:
+            operator.watch(0.5)
+            operator.drive()
+            operator.watch(1.5)
+            operator.press("end")
+            operator.watch(0.3)
+        finally:
+            policy.kill()
+            policy.wait()
+        frames = [m for m in operator.seen if isinstance(m, Frame)]
+        body.close()
+        assert any(m.name == "farewell" for m in drained(operator.client) if isinstance(m, Notice))
+        operator.client.close()
+    (path,) = journals(tmp_path)
+    episode = read(path)
+    told = {tuple(np.round(t["reference"], 6)) for t in episode.ticks if t["reference"]}
+    done = {tuple(np.round(v, 6)) for _, v in read_log(tmp_path / "run" / "arm.log")["target"]}
+    assert len(told) > 20 and len(told - done) <= 1, "executed = recorded (the last one may have come too late)"
+    assert episode.frames["front"] and frames[0].camera == "front"
+    problems, _ = verify(tmp_path)
+    assert [p for p in problems if "policy's action" in p or "damaged" in p or "end counts" in p] == []
+
+
+def drained(client: Client) -> list:
+    found = []
+    try:
+        while (message := client.receive(1.0)) is not None:
+            found.append(message)
+    except LinkError:
+        pass
+    return found
+
+
+def test_a_second_signal_stops_at_once_and_nothing_is_left(tmp_path):
+    with Body(tmp_path, FAKE) as body:
+        supervisor = body.processes["supervisor"]
+        supervisor.send_signal(signal.SIGTERM)
+        supervisor.send_signal(signal.SIGTERM)
+        assert supervisor.wait(20.0) is not None
+        processes = list(body.processes.values())
+    assert all(process.poll() is not None for process in processes)
+    assert not (tmp_path / "run" / "s").exists()
+
+
+def test_a_session_that_cannot_start_says_why(tmp_path):
+    for config, said in [
+        (BodyConfig(limits=str(tmp_path / "none.yaml"), guard=False, record=False), "no robot moves without one"),
+        (BodyConfig(limits=FAKE.limits, world="nothing", guard=False, record=False), "no simulated robot 'nothing'"),
+    ]:
+        with pytest.raises(StartError, match=said), Body(tmp_path / "x", config):
+            pass
+
+
+def test_floods_and_noise_reach_nobody(tmp_path):
+    server = Server(tmp_path / "s")
+    client = Client(tmp_path / "s", "viewer", beat_hz=0.0)
+    for packet in (b"noise", b"\xc1" * 70_000):
+        client.socket.send(packet)
+    messages: list[bytes] = []
+    while len(messages) < 3:
+        messages += [p for _, p in server.poll(1.0)[0]]
+    assert isinstance(decode(messages[0]), Hello)
+    for packet in messages[1:]:
+        with pytest.raises(MessageError):
+            decode(packet)
+    client.socket.setblocking(False)
+    sent = 0
+    try:
+        for _ in range(3000):
+            client.send(Beat, tick=sent)
+            sent += 1
+    except LinkError:
+        pass  # its own buffer is full: only the flood waits
+    counts = [len(server.poll(0.0)[0]) for _ in range(200)]
+    assert sum(counts) <= 600 * 2 and max(counts) <= 64
+    client.close()
+    _, gone = server.poll(1.0)
+    while not gone:
+        _, gone = server.poll(1.0)
+    assert len(gone) == 1 and not server.connections
+    server.close()
+    with pytest.raises(LinkError, match="no session answers"):
+        Client(tmp_path / "s", "viewer")
+
+
+def test_a_slow_reader_loses_its_own_packets_alone(tmp_path):
+    server = Server(tmp_path / "s")
+    slow, quick = (Client(tmp_path / "s", "viewer", beat_hz=0.0) for _ in range(2))
+    while len(server.connections) < 2:
+        server.poll(0.1)
+    peers = sorted(server.connections, key=lambda c: c.socket.fileno())
+    writer = Writer("supervisor", time.monotonic)
+    for i in range(3000):
+        for connection in peers:
+            assert server.send(connection, encode(writer.make(Beat, tick=i)))
+        if i % 100 == 0:
+            quick.newest()
+    assert sum(c.dropped > 0 for c in peers) == 1
+    for client in (slow, quick):
+        client.close()
+    server.close()
+
+
+def test_deadlines_skip_and_count_and_never_catch_up(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("real.scheduling.time.monotonic", lambda: now[0])
+    deadlines = Deadlines(100.0, 100.0)
+    assert deadlines.next() == 100.0 and deadlines.next() == pytest.approx(100.01)
+    now[0] = 100.0573
+    assert deadlines.next() == pytest.approx(100.05) and deadlines.overruns == 3
+    assert deadlines.lateness() == pytest.approx(0.0073)
+    assert deadlines.next() == pytest.approx(100.06)
+
+
+def test_names():
+    assert named("real.gate:Gate").__name__ == "Gate"
+    for wrong in ("real.gate", "real.nothing:Gate", "real.gate:Nothing"):
+        with pytest.raises(ConfigError):
+            named(wrong)
+    with pytest.raises(ConfigError, match="use one of fake, tabletop"):
+        make_world("x", {})
+
+
+def test_the_supervisors_process_imports_neither_torch_nor_a_simulator():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, real.supervisor.loop, real.supervisor.guard, real.recorder, real.robots.server\n"
+        "print(*sorted({'torch', 'mujoco', 'robosuite', 'lerobot', 'sim'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout.split() == [], done.stderr
+
+
+# ------------------------------------------------------------------------------------------------------- the suite's Panda
+@pytest.mark.real_sim
+def test_the_free_running_panda_does_what_its_control_steps_do():
+    from sim.tabletop.arm import ArmConfig, TabletopArm
+    from sim.tabletop.simulator import TabletopConfig, TabletopSimulator
+    from vla_rl.specs import EpisodeSpec
+
+    simulator = TabletopSimulator(TabletopConfig(cameras=["agentview"], camera_size=16))
+    arm = TabletopArm(ArmConfig(cameras=["agentview"], camera_size=16))
+    simulator.start(0, EpisodeSpec("lift_cube", 3))
+    arm.reset({"task": "lift_cube/3"})
+    actions = np.random.default_rng(0).uniform(-1, 1, (20, 4)) * np.array(simulator.embodiment.action_high)
+    for action in actions:
+        simulator.step(0, action[None].astype(np.float32))
+        arm.aim(arm.read()["position"] + action[:3], np.empty(0), np.empty(0), float(action[3]))
+        arm.advance(0.05)
+    place = simulator.state(0).eef_position
+    np.testing.assert_allclose(arm.read()["position"], place, atol=2e-3)
+    assert arm.read()["gripper"] == pytest.approx(simulator.state(0).gripper_open, abs=0.05)
+    arm.brake()
+    arm.advance(0.15)
+    speed = arm.read()["jacobian"][:3] @ arm.read()["joint_velocity"]
+    assert np.linalg.norm(speed) < 0.01
+    rest = arm.read()["position"]
+    arm.advance(1.0)
+    np.testing.assert_allclose(arm.read()["position"], rest, atol=1e-3)
+    assert arm.pictures()["agentview"].shape == (16, 16, 3)
+    arm.close()
+    simulator.close()
+
+
+@pytest.mark.real_sim
+def test_the_panda_behind_the_gate_keeps_its_box():
+    from real import limits as limit_files
+    from real.bench.gate import adversarial
+
+    world = make_world("tabletop", {"cameras": ["agentview"], "camera_size": 16})
+    figures = adversarial(world, Path(LIMITS / "tabletop.yaml"), ticks=600, seed=1)
+    assert figures["ticks"] == 600 and figures["violations"] == 0, figures
+    assert figures["largest_speed"] > 0.1, "it did move"
+    assert limit_files.load(LIMITS / "tabletop.yaml", limit_files.Limits(), ("speed",)).speed == 0.35
+
+
+def test_the_fake_arm_behind_the_gate_keeps_its_box():
+    from real.bench.gate import adversarial
+
+    figures = adversarial(make_world("fake", {}), LIMITS / "fake_point.yaml", ticks=2000, seed=0)
+    assert figures["violations"] == 0 and figures["clipped"]["workspace"] > 0 and figures["largest_speed"] > 0.1, figures

@@ -1,0 +1,245 @@
+"""The record: nothing of a closed episode is lost, at most one record of an open one, every gap is named, exports load."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from real_helpers import Rig, rig
+
+from real import journal as journals
+from real.journal import JournalWriter, read, recover
+from real.messages import Event, Frame, Notice, State
+from real.recorder import Recorder, picture
+from real.ring import RingReader, RingWriter
+from real.verify import verify
+from vla_rl.cli import main
+from vla_rl.data.lerobot_reader import load_demonstrations
+from vla_rl.errors import DiskFull
+
+EAST, NORTH = (0.03, 0.0, 0.0, -1.0), (0.0, 0.03, 0.0, -1.0)
+
+
+def about(session: Rig) -> dict:
+    return {"session": "s", "embodiment": session.robot.embodiment.to_dict()}
+
+
+def recorded(folder: Path) -> tuple[Rig, Path]:
+    """An episode: the policy, a takeover in mid-chunk, a label; and one that is discarded."""
+    session = rig()
+    recorder = Recorder(folder / "journal", about(session))
+    ring = RingWriter("front", (16, 16, 3))
+    taken = number = 0
+
+    def record(states: list[State]) -> None:
+        nonlocal taken, number
+        messages = [m for to, m in session.said[taken:] if to is None]
+        taken = len(session.said)
+        for message in messages:
+            recorder.take(message)
+        for i, state in enumerate(states):
+            if i % 5 == 0:
+                number += 1
+                slot = ring.write(np.full((16, 16, 3), number % 256, np.uint8), number)
+                place = Frame(number, "arm", state.stamp, state.stamp, "front", ring.address, slot, number, number,
+                              state.stamp, 0.0, 16, 16, 3)  # fmt: skip
+                recorder.take(place)
+            recorder.take(state)
+
+    session.auto()
+    session.event("task", value="lift the cube")
+    for attempt in range(2):
+        session.chunk([EAST] * 20)
+        record(session.run(0.32))
+        session.dead_man, session.axes = True, (0.0, 0.6, 0.0, 0.0, 0.0, 0.0)
+        record(session.run(0.4))
+        session.event("label", value="success")
+        session.event("redo" if attempt else "end")
+        session.dead_man = False
+        record(session.run(0.05))
+        session.dead_man = None
+        if not attempt:
+            session.event("start")
+    recorder.close()
+    ring.close()
+    return session, folder
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory):
+    return recorded(tmp_path_factory.mktemp("session"))
+
+
+def test_a_journal_holds_what_the_arm_did(session):
+    ran, folder = session
+    episode = read(journals.journals(folder)[0])
+    assert episode.end == {"reason": "operator", "discarded": False, "ticks": 72, "frames": 15, "recovered": False}
+    told = [tuple(t["reference"]) for t in episode.ticks if t["reference"]]
+    first = [v for t, v in ran.robot.log.targets if t <= episode.ticks[-1]["stamp"]]
+    assert told == first and len(told) > 60, "executed, recorded and the simulator's own log are the same"
+    steps = episode.steps
+    assert {t["mode"] for t in steps} == {"AUTO", "HUMAN"}
+    assert all(t["human"] == [] for t in steps if not t["is_human"]) and all(
+        t["policy"] == [] for t in steps if t["is_human"]
+    )
+    np.testing.assert_allclose([t["sent"] for t in steps if t["is_human"]][-1][:2], (0.0, 0.03), atol=1e-9)
+    label = next(e for e in episode.events if e["name"] == "label")
+    assert (label["value"], label["source"]) == ("success", "operator") and label["at"] <= label["stamp"]
+    numbers = [row[0] for row in episode.frames["front"]]
+    assert picture(episode.frames["front"][3][5])[0, 0].tolist() == [numbers[3] % 256] * 3
+    assert episode.notices[0]["name"] == "begin"
+
+
+def test_verify_and_export_from_the_command_line(session, tmp_path, capsys):
+    _, folder = session
+    assert main(["robot", "verify", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "72 ticks, 13 control steps (7 by a person), front 15; success" in out and "0 problems" in out
+    target = tmp_path / "dataset"
+    assert main(["robot", "export", str(folder), str(target)]) == 0
+    assert "1 episodes, 13 control steps" in (out := capsys.readouterr().out) and "discarded by the operator" in out
+    assert main(["robot", "export", str(folder), str(target)]) == 2
+    steps = read(journals.journals(folder)[0]).steps
+    loaded = load_demonstrations(target)
+    np.testing.assert_allclose(loaded.actions, np.array([t["sent"] for t in steps], np.float32))
+
+
+def test_lerobot_loads_the_export_with_all_its_columns(session, tmp_path):
+    pytest.importorskip("lerobot")
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+    target = tmp_path / "dataset"
+    assert main(["robot", "export", str(session[1]), str(target)]) == 0
+    loaded = LeRobotDataset("local/session", root=target)
+    steps = read(journals.journals(session[1])[0]).steps
+    assert len(loaded) == len(steps)
+    for row, step in zip(loaded, steps):
+        np.testing.assert_allclose(row["action"], step["sent"], rtol=1e-6)
+        np.testing.assert_allclose(row["policy_action"], step["policy"] or [0.0] * 4, rtol=1e-6)
+        np.testing.assert_allclose(row["human_action"], step["human"] or [0.0] * 4, rtol=1e-6)
+        assert bool(row["control"][0]) == step["is_human"]
+
+
+def test_every_gap_is_named(session, tmp_path):
+    whole = journals.journals(session[1])[0]
+    records = [record for _, record in journals.scan(whole)]
+
+    def problems(kept: list, name: str = "episode_000001.vrj") -> str:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        fd = os.open(folder / name, os.O_WRONLY | os.O_CREAT)
+        for record in kept:
+            journals._append(fd, record)
+        os.close(fd)
+        return "\n".join(verify(folder)[0])
+
+    ticks = [i for i, r in enumerate(records) if r[0] == "tick"]
+    frames = [i for i, r in enumerate(records) if r[0] == "frame"]
+    assert problems(records) == ""
+    assert "2 ticks between" in problems([r for i, r in enumerate(records) if i not in ticks[5:7]])
+    assert "1 were not recorded" in problems([r for i, r in enumerate(records) if i != frames[4]])
+    assert "its end counts 15 frames, and 14 are there" in problems([r for i, r in enumerate(records) if i != frames[4]])
+    frozen = [list(r) for r in records]
+    frozen[frames[4]][3] = frozen[frames[3]][3]
+    assert "again (frozen?)" in problems(frozen)
+    swapped = list(records)
+    swapped[ticks[3]], swapped[ticks[4]] = swapped[ticks[4]], swapped[ticks[3]]
+    assert "comes after" in problems(swapped)
+    assert "it was not closed" in problems(records[:-1], "episode_000001.vrj.open")
+    wrong = [list(r) for r in records]
+    column = 1 + journals.TICK_FIELDS.index("mode")
+    wrong[ticks[1]][column] = "PAUSED"
+    assert "a policy's action in PAUSED" in problems(wrong)
+    assert main(["robot", "verify", str(tmp_path / "none")]) == 2
+
+
+@pytest.mark.parametrize("cut", [1, 7, 1000])
+def test_a_cut_or_damaged_tail_costs_the_last_record_alone(session, tmp_path, cut):
+    whole = journals.journals(session[1])[0].read_bytes()
+    places = [place for place, _ in journals.scan(journals.journals(session[1])[0])]
+    open_file = tmp_path / "episode_000001.vrj.open"
+    for damage in (whole[:-cut], whole[: -cut - 1] + b"?" + whole[len(whole) - cut :]):
+        open_file.write_bytes(damage)
+        kept = sum(place <= len(whole) - cut - (len(damage) == len(whole)) for place in places)
+        closed = recover(open_file)
+        again = [record for _, record in journals.scan(closed)]
+        assert len(again) == kept + 1 and again[-1][0] == "end" and again[-1][1]["recovered"]
+        assert "recovered after a kill" in "\n".join(verify(tmp_path)[0])
+        closed.unlink()
+    assert recover(journals.journals(session[1])[0]).exists(), "a closed one is left as it is"
+
+
+WRITER = """
+import sys
+from real.journal import JournalWriter
+from real.messages import Frame
+import time
+journal = JournalWriter(sys.argv[1], 1, {"session": "s"})
+for i in range(10**9):
+    journal.frame(Frame(i, "arm", 0.0, 0.0, "front", "", 0, i, i, 0.0, 0.0, 16, 16, 3), b"x" * (i % 7000))
+    print(i, flush=True)
+"""
+
+
+@pytest.mark.parametrize("trial", range(4))
+def test_a_killed_writer_loses_at_most_one_record(tmp_path, trial):
+    """Killed at a random moment; what it had said to have written is there."""
+    process = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(np.random.default_rng(trial).uniform(0.01, 0.1))
+    process.send_signal(signal.SIGKILL)
+    said = int(process.stdout.read().split()[-1])
+    process.wait()
+    process.stdout.close()
+    (path,) = tmp_path.iterdir()
+    episode = read(recover(path))
+    numbers = [row[0] for row in episode.frames["front"]]
+    assert numbers == list(range(len(numbers))) and len(numbers) >= said + 1
+    assert episode.end["recovered"]
+
+
+def test_a_full_disk_is_one_clear_error(tmp_path, monkeypatch):
+    journal = JournalWriter(tmp_path, 1, {})
+    real_writev = os.writev
+    monkeypatch.setattr(journals.os, "writev", lambda fd, parts: real_writev(fd, [b"".join(parts)[:5]]))
+    with pytest.raises(DiskFull, match="cannot be written: only 5 of"):
+        journal.notice(Notice(0, "supervisor", 0.0, 0.0, "pause", "", "", "PAUSED", 1, 1, 1))
+
+
+def test_names_do_not_collide_and_other_files_are_refused(tmp_path):
+    first, second = (JournalWriter(tmp_path, 1, {}) for _ in range(2))
+    assert first.path != second.path
+    first.event(Event(0, "operator", 5.0, 9.0, "label", "success", 4.2, ""))
+    assert read(first.close("done")).events == [
+        {"name": "label", "value": "success", "source": "operator", "at": 4.2, "stamp": 5.0}
+    ]
+    (tmp_path / "x.vrj").write_text("hello")
+    with pytest.raises(journals.JournalError, match="no journal"):
+        read(tmp_path / "x.vrj")
+    fd = os.open(tmp_path / "y.vrj", os.O_WRONLY | os.O_CREAT)
+    journals._append(fd, ["header", {"schema": 9}])
+    os.close(fd)
+    with pytest.raises(journals.JournalError, match="schema 9"):
+        read(tmp_path / "y.vrj")
+
+
+def test_rings():
+    ring = RingWriter("front", (2, 3, 3), slots=2)
+    reader = RingReader(ring.address, (2, 3, 3))
+    images = [np.full((2, 3, 3), i, np.uint8) for i in range(3)]
+    slots = [ring.write(image, number) for number, image in enumerate(images)]
+    assert slots == [0, 1, 0]
+    assert reader.read(0, 0) is None, "overwritten"
+    np.testing.assert_array_equal(reader.read(1, 1), images[1])
+    np.testing.assert_array_equal(reader.read(0, 2), images[2])
+    ring.close()
+    reader.close()
+    with pytest.raises(OSError):
+        RingReader(ring.address, (2, 3, 3))

@@ -1,0 +1,131 @@
+"""A robot session's journals as a LeRobotDataset v3, through the writer of demonstrations.
+
+One row per control step: what was seen when it began, and as ``action`` what was *sent*. The policy's and the person's
+action, who was followed, the gate's mask and the stamps are further columns: nothing is lost but the ticks in between.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vla_rl import build
+from vla_rl.data.lerobot_format import DatasetError
+from vla_rl.data.lerobot_writer import DemonstrationWriter
+from vla_rl.types import EmbodimentSpec
+
+_FLAGS = ("is_human", "gate", "decision", "index", "epoch", "tick")
+_EARLIER_S = 0.5  # how much older than its control step a picture may be
+
+
+@dataclass(frozen=True)
+class Exported:
+    """``left_out`` says why episodes are not in the dataset, a line each."""
+
+    path: Path
+    episodes: int
+    steps: int
+    left_out: tuple[str, ...]
+
+
+def export_session(session: str | Path, target: str | Path, *, video: bool = False, discarded: bool = False) -> Exported:
+    """Write the episodes of ``session`` into a new folder. Those that were discarded stay out unless asked for.
+
+    Raises `DatasetError` where no episode can be exported, or ``target`` exists.
+    """
+    read, find, picture = (
+        build.attribute(f"real.{name}") for name in ("journal:read", "journal:journals", "recorder:picture")
+    )
+    left_out: list[str] = []
+    writer: DemonstrationWriter | None = None
+    steps = 0
+    try:
+        for path in find(session):
+            episode = read(path)
+            rows, why = _rows(episode, discarded)
+            if why:
+                left_out.append(f"{path.name}: {why}")
+                continue
+            spec = EmbodimentSpec.from_dict(episode.header["embodiment"])
+            if writer is None:
+                writer = DemonstrationWriter(target, _shown(spec, episode), video=video, extra=_columns(spec))
+            writer.add_episode(**_episode(episode, rows, spec, picture))
+            steps += len(rows)
+        if writer is None:
+            raise DatasetError(f"{session} has no episode to export: {'; '.join(left_out) or 'it is empty'}")
+        return Exported(writer.close(), len(writer), steps, tuple(left_out))
+    except BaseException:
+        if writer is not None:
+            writer.abort()
+        raise
+
+
+def _columns(spec: EmbodimentSpec) -> dict[str, tuple[str, ...]]:
+    actions = {f"{who}_action": spec.action_names for who in ("policy", "human")}
+    return {**actions, "control": _FLAGS, "stamps": ("measured", "sent")}
+
+
+def _rows(episode: Any, discarded: bool) -> tuple[list[tuple[dict, dict]], str]:
+    """(the tick in which a control step began, the one in which it ended) of each; or why the episode stays out."""
+    if episode.end is not None and episode.end["discarded"] and not discarded:
+        return [], "discarded by the operator"
+    rows, begun = [], None
+    for tick in episode.ticks:
+        if tick["step"] < 0:
+            continue
+        if begun is None or begun["step"] != tick["step"]:
+            begun = tick
+        if tick["step_done"] and tick["sent"]:
+            rows.append((begun, tick))
+    if not rows:
+        return [], "no control step"
+    for camera in episode.header["embodiment"]["cameras"]:
+        shown = episode.frames.get(camera["name"], [])
+        if not shown or shown[0][2] > rows[0][0]["stamp"] + _EARLIER_S:
+            return [], f"no picture of {camera['name']} at its start"
+    return rows, ""
+
+
+def _shown(spec: EmbodimentSpec, episode: Any) -> EmbodimentSpec:
+    """The embodiment with the cameras' recorded sizes."""
+    sizes = {name: rows[0][4] for name, rows in episode.frames.items()}
+    cameras = tuple(dataclasses.replace(c, height=sizes[c.name][0], width=sizes[c.name][1]) for c in spec.cameras)
+    return dataclasses.replace(spec, cameras=cameras)
+
+
+def _episode(episode: Any, rows: list[tuple[dict, dict]], spec: EmbodimentSpec, picture: Any) -> dict[str, Any]:
+    labels = [e for e in episode.events if e["name"] == "label"]
+    judged = [e["value"] for e in labels if e["value"] in ("success", "failure")]
+
+    def vectors(name: str) -> np.ndarray:
+        """[T a], zeros where there was none."""
+        return np.array([end[name] or [0.0] * spec.action_dim for _, end in rows], np.float32)
+
+    flags = [[float(end[name]) for name in _FLAGS] for _, end in rows]
+    start = episode.ticks[0]["stamp"]
+    stamps = [[begun["stamp"] - start, end["stamp"] - start] for begun, end in rows]
+    images = {}
+    for camera in spec.camera_names:
+        shown = episode.frames[camera]
+        taken = np.array([row[2] for row in shown])
+        chosen = np.maximum(np.searchsorted(taken, [begun["stamp"] for begun, _ in rows], side="right") - 1, 0)
+        images[camera] = np.stack([picture(shown[i][5]) for i in chosen])
+    return {
+        "images": images,
+        "proprio": np.array([begun["proprio"] for begun, _ in rows], np.float32),
+        "actions": vectors("sent"),
+        "instruction": str(episode.header.get("task") or "teleoperated"),
+        "success": bool(judged) and judged[-1] == "success",
+        "task_id": str(episode.header.get("task") or "session"),
+        "init_state_id": int(episode.header["episode"]),
+        "extra": {
+            "policy_action": vectors("policy"),
+            "human_action": vectors("human"),
+            "control": np.array(flags, np.float32),
+            "stamps": np.array(stamps, np.float32),
+        },
+    }
