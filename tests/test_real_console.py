@@ -9,6 +9,7 @@ import math
 import subprocess
 import sys
 import time
+import types
 
 import aiohttp
 import numpy as np
@@ -555,3 +556,82 @@ def test_the_process_ends_with_its_supervisor():
     for number, handler in before.items():
         signal.signal(number, handler)
     assert said and "token=" in said[0]
+
+
+# ------------------------------------------------------------------------------------------- before the real supervisor
+def test_with_the_real_supervisor_and_its_simulated_arm(tmp_path):
+    """The page takes control, drives the arm by hand, stops it, and brings it back; pictures come out of the ring."""
+    from test_real_body import LIMITS
+
+    from real.body import Body, BodyConfig
+
+    config = BodyConfig(limits=str(LIMITS / "fake_point.yaml"), camera_hz=20.0, guard=False, record=False)
+    with Body(tmp_path, config) as body:
+        console_config = tmp_path / "console.json"
+        options = {"port": 0, "silence_s": 5.0, "input_expiry_s": 0.5, "event_age_s": 5.0}
+        console_config.write_text(json.dumps({"socket": body.socket, "console": options}))
+        command = [sys.executable, "-m", "real.console.process", str(console_config)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout.readline() == "ready\n"
+            url = process.stdout.readline().strip()
+            console = types.SimpleNamespace(url=url)
+            try:
+                asyncio.run(_drive(types.SimpleNamespace(console=console, address=url.partition("/?")[0])))
+            finally:
+                process.terminate()
+        assert process.returncode == 0
+
+
+async def _drive(session) -> None:
+    page = await Page(session).open()
+
+    def robot():
+        return page.state["s"]["robot"]
+
+    await page.until(robot)
+    await page.until(lambda: page.pictures)
+    assert page.pictures[0][0] == b"V"
+    assert (await page.control(who="Ada"))["mine"]
+    await page.event("arm")
+    await page.until(lambda: robot()["mode"] == "READY")
+    start = robot()["pose"][0]
+    await page.event("takeover")
+    await page.until(lambda: robot()["mode"] == "HUMAN")
+    end = time.monotonic() + 20
+    while abs(robot()["pose"][0] - start) < 0.01:
+        assert time.monotonic() < end, robot()
+        await page.beat()
+        await page.input(axes=(1, 0, 0, 0, 0, 0))
+        await asyncio.sleep(0.03)
+        if robot()["mode"] == "PAUSED":  # a machine that is busy for 150 ms: the supervisor let go
+            await page.input(dead_man=False)
+    await page.event("label", "failure")
+    await page.until(lambda: page.state["s"]["label"] == "failure")
+    await page.event("estop")
+    await page.until(lambda: robot()["mode"] == "FAULT" and robot()["estop"])
+    assert robot()["faults"][0]["name"] == "e-stop (console)"
+    for name, mode in (("estop_clear", "FAULT"), ("ack", "IDLE"), ("arm", "READY")):
+        await page.event(name)
+        await page.until(lambda name=name, mode=mode: robot()["mode"] == mode and not robot()["estop"])
+    assert robot()["slow"]
+    await page.close()
+
+
+def test_pictures_of_a_ring_that_is_gone_are_none():
+    from real.console.process import Rings
+    from real.ring import RingWriter
+
+    rings, writer = Rings(), RingWriter("front", (4, 6, 3))
+    picture = np.arange(72, dtype=np.uint8).reshape(4, 6, 3)
+    make = Writer("camera.front", lambda: 0.0).make
+
+    def frame(slot: int, number: int, ring: str = writer.address) -> Frame:
+        return make(Frame, camera="front", ring=ring, slot=slot, number=number, device_no=number, capture=0.0,
+                    device_stamp=0.0, height=4, width=6, channels=3)  # fmt: skip
+
+    slot = writer.write(picture, 7)
+    np.testing.assert_array_equal(rings(frame(slot, 7)), picture)
+    assert rings(frame(slot, 6)) is None and rings(frame(slot, 7, "/proc/0/fd/0")) is None
+    writer.close()
+    rings._forget(writer.address)
+    assert rings(frame(slot, 7)) is None
