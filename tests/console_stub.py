@@ -227,7 +227,7 @@ class Session:
         return self.console.url.split("/?")[0]
 
 
-def until(holds, seconds: float = 20.0, every: float = 0.01):
+def until(holds, seconds: float = 60.0, every: float = 0.01):
     """Waits until ``holds()`` is true, and returns it; `AssertionError` after ``seconds``."""
     end = time.monotonic() + seconds
     while not (found := holds()):

@@ -48,14 +48,16 @@ def browser():
 
 
 @pytest.fixture
-def session():
+def session(browser):
     with running() as found:
         yield found
+        for context in browser.contexts:  # of a test that failed: its pages would go on drawing
+            context.close()
 
 
 @contextlib.contextmanager
-def running(**changes):
-    with Session(**PATIENT | changes) as found:
+def running():
+    with Session(**PATIENT) as found:
         found.stub.frame_every = FRAME_EVERY
         yield found
 
@@ -289,54 +291,51 @@ def test_a_key_that_is_held_as_the_focus_leaves_is_let_go(browser, session):
     until(lambda: stub.modes.mode is Mode.PAUSED)  # closing the page pauses
 
 
-def test_a_lost_network_is_shown_and_locks_the_controls(browser):
-    with running(link_silence_s=1.0, silence_s=1.0) as session:
-        page, stub = opened(browser, session), session.stub
-        in_control(page, session, "p")
-        page.context.set_offline(True)
-        shows(page, "#lost", "LINK LOST")
+def test_a_lost_network_is_shown_and_locks_the_controls(browser, session):
+    page, stub = opened(browser, session), session.stub
+    in_control(page, session, "p")
+    page.context.set_offline(True)
+    shows(page, "#lost", "LINK LOST")
+    until(lambda: stub.modes.mode is Mode.PAUSED)
+    assert stub.events("pause")[-1].value == "the operator's page was silent"
+    assert page.locator("[data-do]:enabled").count() == 0
+    assert page.locator("#estop").is_enabled()
+    picture(page, "lost")
+    page.context.set_offline(False)
+    hidden(page, "#lost")
+    shows(page, "#who", "nobody")
+    page.context.close()
+
+
+def test_a_frozen_page_loses_control_and_says_so_afterwards(browser, session):
+    page, stub = opened(browser, session), session.stub
+    in_control(page, session, "p")
+    stopped = renderers()
+    try:
+        for process in stopped:
+            os.kill(process, signal.SIGSTOP)
         until(lambda: stub.modes.mode is Mode.PAUSED)
-        assert stub.events("pause")[-1].value == "the operator's page was silent"
-        assert page.locator("[data-do]:enabled").count() == 0
-        assert page.locator("#estop").is_enabled()
-        picture(page, "lost")
-        page.context.set_offline(False)
-        hidden(page, "#lost")
-        shows(page, "#who", "nobody")
-        page.context.close()
+    finally:
+        for process in stopped:
+            os.kill(process, signal.SIGCONT)
+    assert stub.events("pause")[-1].value == "the operator's page was silent" and stub.holder == ""
+    shows(page, "#said", "control again")
+    shows(page, "#who", "nobody")
+    page.context.close()
 
 
-def test_a_frozen_page_loses_control_and_says_so_afterwards(browser):
-    with running(silence_s=1.0) as session:
-        page, stub = opened(browser, session), session.stub
-        in_control(page, session, "p")
-        stopped = renderers()
-        try:
-            for process in stopped:
-                os.kill(process, signal.SIGSTOP)
-            until(lambda: stub.modes.mode is Mode.PAUSED)
-        finally:
-            for process in stopped:
-                os.kill(process, signal.SIGCONT)
-        assert stub.events("pause")[-1].value == "the operator's page was silent" and stub.holder == ""
-        shows(page, "#said", "control again")
-        shows(page, "#who", "nobody")
-        page.context.close()
-
-
-def test_old_pictures_lock_driving(browser):
-    with running(stale_image_s=2.0) as session:
-        page, stub = opened(browser, session), session.stub
-        in_control(page, session, "t")
-        drivable(page)
-        session.call(lambda: setattr(stub, "dark", True))
-        page.locator("#drive.locked").wait_for()
-        shows(page, "#why", "old picture: front, wrist")
-        shows(page, ".video.stale", "OLD")
-        page.keyboard.down("Shift")
-        page.wait_for_timeout(300)
-        assert not stub.inputs()[-1].dead_man
-        page.context.close()
+def test_old_pictures_lock_driving(browser, session):
+    page, stub = opened(browser, session), session.stub
+    in_control(page, session, "t")
+    drivable(page)
+    session.call(lambda: setattr(stub, "dark", True))
+    page.locator("#drive.locked").wait_for()
+    shows(page, "#why", "old picture: front, wrist")
+    shows(page, ".video.stale", "OLD")
+    page.keyboard.down("Shift")
+    page.wait_for_timeout(300)
+    assert not stub.inputs()[-1].dead_man
+    page.context.close()
 
 
 def test_a_supervisor_that_is_gone_is_shown(browser, session):

@@ -81,11 +81,11 @@ export class Drive {
   readPad() {
     const pads = [...(navigator.getGamepads?.() ?? [])].filter((p) => p && p.connected && p.mapping === "standard");
     const pad = pads.find((p) => p.index === this.gamepad) ?? pads.find((p) => p.buttons[RB]?.pressed);
+    if (!pads.some((p) => p.buttons[RB]?.pressed)) this.anew = false;
     if (this.gamepad !== null && pad?.index !== this.gamepad) this.lostPad();
     for (const p of pads) this.buttons(p);
     if (!pad) return null;
     const holds = pad.buttons[RB].pressed;
-    if (!holds) this.anew = false;
     this.gamepad = pad.index;
     if (!holds || this.anew) return null;
     if (pad.buttons[CLOSE]?.pressed) this.gripper = 1;
