@@ -13,7 +13,7 @@ const ANYBODY = ["pause", "stop", "estop"];
 const EPISODE = ["AUTO", "HUMAN", "PAUSED"];
 const $ = (id) => document.getElementById(id);
 
-let state = null, mine = false, hello = null, down = "connecting", wasDriving = false, lastTick = now(), forced = 0, lastSent = 0, sure = {};
+let state = null, mine = false, hello = null, down = "connecting", wasDriving = false, lastTick = now(), forced = 0, lastSent = 0, heldUntil = 0, sure = {};
 
 const keys = new Keys();
 const drive = new Drive(keys, press, () => now() - lastSent > 0.008 && tick());
@@ -47,6 +47,8 @@ const videos = new Videos($("videos"), () => link, now);
 const marks = new Marks($("marks"), () => videos.cameras[0]?.canvas, now, (value, at) => link.send("event", { name: "label", value, at }));
 
 function say(text, refused = false) {
+  if (!refused && now() < heldUntil) return; // what was refused or lost stays long enough to be read
+  if (refused) heldUntil = now() + 4;
   const line = $("said");
   if (line.textContent !== text) line.textContent = text;
   line.className = refused ? "refused" : "";

@@ -81,7 +81,7 @@ export class Drive {
   readPad() {
     const pads = [...(navigator.getGamepads?.() ?? [])].filter((p) => p && p.connected && p.mapping === "standard");
     const pad = pads.find((p) => p.index === this.gamepad) ?? pads.find((p) => p.buttons[RB]?.pressed);
-    if (!pads.some((p) => p.buttons[RB]?.pressed)) this.anew = false;
+    if (pads.length && !pads.some((p) => p.buttons[RB]?.pressed)) this.anew = false;
     if (this.gamepad !== null && pad?.index !== this.gamepad) this.lostPad();
     for (const p of pads) this.buttons(p);
     if (!pad) return null;
