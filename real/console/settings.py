@@ -40,7 +40,7 @@ class ConsoleConfig:
     input_expiry_s: float = 0.15
     event_age_s: float = 0.5
     silence_s: float = 0.5
-    link_silence_s: float = 0.4
+    link_silence_s: float = 0.35
     stale_image_s: float = 0.3
     quality: int = 80
     max_viewers: int = 12

@@ -118,7 +118,7 @@ function render() {
   if (bar.textContent !== lost) bar.textContent = lost;
   bar.hidden = !lost;
   document.body.classList.toggle("dead", Boolean(lost));
-  if (state) draw(state, mine);
+  if (state) draw(state, mine, Boolean(lost));
   const mode = state?.robot?.mode;
   const next = !mine ? "control" : state?.robot?.estop ? "estop_clear" : NEXT[mode];
   for (const button of document.querySelectorAll("[data-do]")) {

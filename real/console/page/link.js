@@ -12,7 +12,7 @@ export class Link {
     this.offset = null; // this page's clock less the server's
     this.alive = false;
     this.n = 0;
-    this.limit = 0.4; // seconds without a word from the server until the link counts as lost
+    this.limit = 0.35; // seconds without a word from the server until the link counts as lost
     this.open();
     setInterval(() => this.watch(), 40);
     setInterval(() => this.beat(), 250);

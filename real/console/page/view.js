@@ -27,18 +27,20 @@ export function begin(message) {
 
 function holderText(s, mine) {
   if (mine) return "you";
-  if (s.control.page) return `${s.control.who} (${s.control.page})`;
+  if (s.control.page) return s.control.who === s.control.page ? s.control.who : `${s.control.who} (${s.control.page})`;
   const holder = s.robot?.holder;
   return holder && holder !== "console" ? holder : "nobody";
 }
 
-export function draw(s, mine) {
+// `dead`: what is shown is what was last heard, and may no longer be so.
+export function draw(s, mine, dead) {
   const r = s.robot;
   const mode = r?.mode ?? "";
   if ($("mode").dataset.mode !== mode) $("mode").dataset.mode = mode;
-  show("modename", mode || "NO ROBOT");
+  show("modename", `${mode || "NO ROBOT"}${dead ? "?" : ""}`);
+  $("mode").classList.toggle("old", dead);
   show("shape", MODES[mode]?.[0] ?? "–");
-  show("modetext", mode === "HUMAN" && r.holding ? "the operator has the arm; it holds" : MODES[mode]?.[1] ?? "");
+  show("modetext", dead ? "as last heard; unknown now" : mode === "HUMAN" && r.holding ? "the operator has the arm; it holds" : MODES[mode]?.[1] ?? "");
   show("who", holderText(s, mine)).classList.toggle("mine", mine);
   const disk = show("disk", s.disk === null ? "–" : s.disk.gb === null ? "not found" : `${s.disk.gb} GB left`);
   disk.classList.toggle("bad", Boolean(s.disk?.low));
