@@ -153,6 +153,17 @@ class Beat(Message):
 
 
 @dataclass(frozen=True)
+class Progress(Message):
+    """How far a reward model says that an episode's ``step`` has come (1: done); the supervisor passes it on to all."""
+
+    kind: ClassVar[str] = "progress"
+    model: str
+    episode: int
+    step: int
+    value: float
+
+
+@dataclass(frozen=True)
 class Lease(Message):
     """Ask for control, keep it or give it up. ``ask`` is "request", "renew" or "release"; the answer is a `Grant`.
 
@@ -293,9 +304,8 @@ class Notice(Message):
     episode: int
 
 
-KINDS: dict[str, type[Message]] = {
-    c.kind: c for c in (Hello, Command, Chunk, Input, Event, Beat, Lease, Welcome, Refused, Grant, State, Frame, Notice)
-}
+_TOWARDS = (Hello, Command, Chunk, Input, Event, Beat, Progress, Lease)
+KINDS: dict[str, type[Message]] = {c.kind: c for c in (*_TOWARDS, Welcome, Refused, Grant, State, Frame, Notice)}
 ROLES = ("policy", "teleop", "console", "camera", "recorder", "learner", "guard", "launcher", "viewer")
 ASKS = ("request", "renew", "release")
 

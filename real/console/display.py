@@ -1,0 +1,174 @@
+"""What a page shows of a session, as one JSON text for all pages."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+from real.console.remedies import remedy
+from real.console.settings import ConsoleConfig
+from real.messages import Frame, Progress, State, Welcome
+from real.modes import TABLE, Mode
+
+DISK_EVERY_S = 2.0
+_CURVE = 240  # values of the reward model's curve that a page gets
+
+
+class Share:
+    """Of the control steps of an episode and of the session, how many a person decided."""
+
+    def __init__(self) -> None:
+        self.episode = -1
+        self.steps = self.human = self.all_steps = self.all_human = self.takeovers = 0
+        self._was_human = False
+
+    def add(self, state: State) -> None:
+        if state.episode != self.episode:
+            self.episode, self.steps, self.human, self.takeovers, self._was_human = state.episode, 0, 0, 0, False
+        if not state.step_done or state.step < 0:
+            return
+        self.steps, self.all_steps = self.steps + 1, self.all_steps + 1
+        if state.is_human:
+            self.human, self.all_human = self.human + 1, self.all_human + 1
+            self.takeovers += not self._was_human
+        self._was_human = state.is_human
+
+    def shown(self) -> dict[str, Any]:
+        return {
+            "episode": self.human / self.steps if self.steps else None,
+            "session": self.all_human / self.all_steps if self.all_steps else None,
+            "takeovers": self.takeovers,
+        }
+
+
+class Camera:
+    """The newest picture of one camera: when it was taken, how many come a second, how many are missing."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self.capture: float | None = None
+        self.period = 0.0
+        self.lost = self.frozen = 0
+        self._device_no: int | None = None
+
+    def add(self, frame: Frame) -> bool:
+        """False where it is the same picture again, or an older one."""
+        before, self._device_no = self._device_no, frame.device_no
+        if before is not None and frame.device_no <= before:
+            self.frozen += 1
+            return False
+        self.lost += 0 if before is None else frame.device_no - before - 1
+        if self.capture is not None:
+            period = frame.capture - self.capture
+            self.period += 0.1 * (period - self.period) if self.period else period
+        self.capture = frame.capture
+        return True
+
+    def shown(self, now: float) -> dict[str, Any]:
+        age = None if self.capture is None else round(now - self.capture, 3)
+        fps = round(1 / self.period, 1) if self.period > 0 else None
+        return {"name": self.name, "age": age, "fps": fps, "lost": self.lost, "frozen": self.frozen}
+
+
+def _rounded(numbers: tuple[float, ...]) -> list[float | None]:
+    return [round(x, 4) if math.isfinite(x) else None for x in numbers]
+
+
+class Display:
+    """The newest of everything that the supervisor says."""
+
+    def __init__(self, config: ConsoleConfig, clock: Callable[[], float]):
+        self.config, self.clock = config, clock
+        self.welcome: Welcome | None = None
+        self.state: State | None = None
+        self.state_at = -1e9
+        self.share = Share()
+        self.cameras: list[Camera] = []
+        self.curve: list[tuple[int, float]] = []
+        self.model, self.label = "", ""
+        self._curve_episode = -1
+        self._disk: dict[str, Any] | None = None
+        self._disk_at = -1e9
+
+    def hear_welcome(self, welcome: Welcome) -> None:
+        self.welcome = welcome
+        self.cameras = [Camera(name) for name in welcome.cameras]
+
+    def hear_state(self, state: State) -> None:
+        self.state, self.state_at = state, self.clock()
+        self.share.add(state)
+        if state.episode != self._curve_episode:
+            self._curve_episode, self.curve, self.label = state.episode, [], ""
+
+    def hear_progress(self, progress: Progress) -> None:
+        self.model = progress.model
+        if progress.episode == self._curve_episode:
+            self.curve = [*self.curve, (progress.step, round(progress.value, 4))][-4 * _CURVE :]
+
+    def camera(self, name: str) -> int:
+        """Its place among the cameras, or -1."""
+        return next((i for i, camera in enumerate(self.cameras) if camera.name == name), -1)
+
+    def silent(self) -> bool:
+        return self.clock() - self.state_at > 0.3
+
+    def _disk_left(self) -> dict[str, Any] | None:
+        now = self.clock()
+        if self.config.folder and now - self._disk_at > DISK_EVERY_S:
+            self._disk_at = now
+            try:
+                left = shutil.disk_usage(self.config.folder).free / 1e9
+                self._disk = {"gb": round(left, 1), "low": left < self.config.disk_low_gb}
+            except OSError:
+                self._disk = {"gb": None, "low": True}
+        return self._disk
+
+    def text(self, control: dict[str, Any]) -> str:
+        """The state for all pages; ``control`` is who holds control, as `real.console.control` says it."""
+        now = self.clock()
+        shown: dict[str, Any] = {
+            "control": control,
+            "cameras": [camera.shown(now) for camera in self.cameras],
+            "disk": self._disk_left(),
+            "share": self.share.shown(),
+            "progress": {"model": self.model, "curve": self.curve[:: 1 + len(self.curve) // _CURVE]},
+            "label": self.label,
+            "robot": None,
+        }
+        if self.state is not None:
+            shown["robot"] = self._robot(self.state, now)
+        return json.dumps(shown, separators=(",", ":"), allow_nan=False)
+
+    def _robot(self, s: State, now: float) -> dict[str, Any]:
+        stages = self.welcome.stages if self.welcome else ()
+        return {
+            "silent": self.silent(),
+            "age": round(now - s.stamp, 3),
+            "mode": s.mode,
+            "holder": s.holder,
+            "may": sorted(event for mode, event in TABLE if mode is Mode(s.mode) and event != "fault"),
+            "episode": s.episode,
+            "step": s.step,
+            "clock": round(s.step / self.welcome.control_hz, 2) if self.welcome and s.step >= 0 else None,
+            "pose": _rounded(s.pose),
+            "joints": _rounded(s.joints),
+            "gripper": round(s.gripper, 3),
+            "wrench": _rounded(s.wrench),
+            "policy": _rounded(s.policy),
+            "human": _rounded(s.human),
+            "sent": _rounded(s.sent),
+            "is_human": s.is_human,
+            "holding": s.holding,
+            "version": s.policy_version,
+            "queue": s.queue,
+            "gate": [name for i, name in enumerate(stages) if s.gate >> i & 1],
+            "clipped": dict(zip(stages, s.clipped)),
+            "slow": s.slow,
+            "estop": s.estop,
+            "faults": [{"name": fault, "remedy": remedy(fault)} for fault in s.faults],
+            "lateness": round(1000 * s.lateness, 2),
+            "overruns": s.overruns,
+        }

@@ -1,0 +1,74 @@
+"""The console's process: ``python -m real.console.process CONFIG.json`` with {"socket", "console": options of
+`ConsoleConfig`}. Says "ready" and the address to open; ends with its supervisor, on SIGTERM and on Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from real.console.server import run
+from real.console.settings import ConsoleConfig
+from real.link import LinkError
+from real.messages import Frame
+from real.ring import RingReader
+from vla_rl.errors import ConfigError, UserError
+
+_RINGS = 16  # a camera's process that starts again has another ring
+
+
+class Rings:
+    """The picture of a `Frame`, copied out of its camera's ring; None where it is overwritten or its writer gone."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, RingReader] = {}
+
+    def __call__(self, frame: Frame) -> np.ndarray | None:
+        shape = (frame.height, frame.width, frame.channels)
+        try:
+            if frame.ring not in self._open or self._open[frame.ring].shape != shape:
+                self._forget(frame.ring)
+                self._open[frame.ring] = RingReader(frame.ring, shape)
+            return self._open[frame.ring].read(frame.slot, frame.number)
+        except (OSError, ValueError):
+            self._forget(frame.ring)
+            return None
+
+    def _forget(self, ring: str) -> None:
+        while ring in self._open or len(self._open) >= _RINGS:
+            name = ring if ring in self._open else next(iter(self._open))
+            self._open.pop(name).close()
+
+
+def connected(path: str | Path) -> socket.socket:
+    """To the supervisor that listens at ``path``. Raises `LinkError`."""
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        found.connect(str(path))
+    except OSError as error:
+        found.close()
+        raise LinkError(f"no session answers at {path} ({error.strerror}): is `vla-rl robot run` running?") from None
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    config: dict[str, Any] = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+    try:
+        options = {k: tuple(v) if isinstance(v, list) else v for k, v in config.get("console", {}).items()}
+        try:
+            settings = ConsoleConfig(**options)
+        except TypeError as error:
+            raise ConfigError(f"console: {error}") from None
+        run(settings, connected(config["socket"]), Rings(), lambda url: print(f"ready\n{url}", flush=True))
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,78 @@
+"""What can be set of the console."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from vla_rl.errors import ConfigError
+
+
+def is_loopback(host: str) -> bool:
+    """True where only this machine can reach ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True)
+class ConsoleConfig:
+    """``host`` and ``port`` (0: any free one) are where it listens; ``names`` by which other names or addresses a browser
+    may call it. Beyond this machine it speaks TLS alone, with the PEM files ``tls_certificate`` and ``tls_key``.
+
+    ``state_hz`` is how often a page hears the state. An input is void ``input_expiry_s`` after the page took it, and what
+    was asked for by a control after ``event_age_s``, unless it asks for less motion. An operator whose page is silent for
+    ``silence_s`` loses control, and the session pauses; a page that hears nothing for ``link_silence_s`` locks its controls
+    and says so. ``stale_image_s`` is how old the newest picture may be before the page locks teleoperation. ``quality`` is
+    that of the JPEGs. ``folder`` is the disk whose room is shown (empty: none), ``disk_low_gb`` from where it is a warning.
+    ``end_on_label``: success and failure end the episode.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8765
+    names: tuple[str, ...] = ()
+    tls_certificate: str = ""
+    tls_key: str = ""
+    state_hz: float = 25.0
+    input_expiry_s: float = 0.15
+    event_age_s: float = 0.5
+    silence_s: float = 0.5
+    link_silence_s: float = 0.35
+    stale_image_s: float = 0.3
+    quality: int = 80
+    max_viewers: int = 12
+    folder: str = ""
+    disk_low_gb: float = 5.0
+    end_on_label: bool = True
+
+    def __post_init__(self) -> None:
+        bounds = {
+            "port": (0, 65535),
+            "state_hz": (1, 60),
+            "input_expiry_s": (0.05, 0.5),
+            "silence_s": (0.2, 5.0),
+            "link_silence_s": (0.1, 5.0),
+            "stale_image_s": (0.05, 5.0),
+            "event_age_s": (0.2, 5.0),
+            "quality": (10, 100),
+            "max_viewers": (1, 64),
+        }
+        for name, (low, high) in bounds.items():
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise ConfigError(f"console.{name} is {value}, and {low} to {high} are allowed")
+        if bool(self.tls_certificate) != bool(self.tls_key):
+            raise ConfigError("console.tls_certificate and console.tls_key go together: give both PEM files or neither")
+        if not is_loopback(self.host) and not self.tls_key:
+            raise ConfigError(
+                f"console.host is {self.host}, which others can reach, and there is no TLS: the token would be readable on "
+                "the network. Set console.tls_certificate and console.tls_key (docs/real_robots_console.md shows how), or "
+                "leave console.host at 127.0.0.1 and use an SSH tunnel"
+            )
+
+    @property
+    def scheme(self) -> str:
+        return "https" if self.tls_key else "http"

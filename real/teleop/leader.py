@@ -1,0 +1,161 @@
+"""A leader arm: any registered `Teleoperator` of lerobot whose actions are the follower's joints.
+
+An absolute leader never makes the follower jump. It stays disengaged until each of its joints stands where the follower's
+does (`Align`); with ``relative`` it need not, and what it does is added to where the follower was (`Clutch`). The leader's
+motors are never driven: a leader that pulls at the hand that holds it is a hazard of its own (lerobot #3385, #3506).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from real.messages import State
+from real.teleop.engage import Align, Clutch, Hysteresis, MotionEngage
+from real.teleop.protocol import DeviceLost, Sample
+from vla_rl.errors import ConfigError, MissingDependency, MissingPackage, UserError, first_line
+
+
+class Teleoperator(Protocol):
+    """What is used of lerobot's class of that name."""
+
+    action_features: dict[str, Any]
+    is_calibrated: bool
+
+    def connect(self, calibrate: bool = True) -> None: ...
+
+    def get_action(self) -> dict[str, float]: ...
+
+    def disconnect(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class LeaderConfig:
+    """``type`` is lerobot's name of the device ("so101_leader"), ``options`` the fields of its config (port, id …).
+
+    ``tolerance`` and ``jump`` are in the leader's units (lerobot: degrees or percent of the range). ``motion`` is how fast a
+    joint moves, in units per second, for full deflection of ``engage``: a leader engages by being moved, and stays engaged
+    while it is held still; what ends it is the operator's hand-back or pause, or a jump.
+    """
+
+    type: str = "so101_leader"
+    options: dict[str, Any] = field(default_factory=dict)
+    relative: bool = False
+    tolerance: float = 5.0
+    jump: float = 15.0
+    motion: float = 100.0
+    engage: Hysteresis = field(default_factory=Hysteresis)
+
+
+def build(config: LeaderConfig) -> Teleoperator:
+    """lerobot's device. Raises `UserError` for an unknown type or options that it does not have."""
+    try:
+        from lerobot import teleoperators
+        from lerobot.teleoperators.config import TeleoperatorConfig
+        from lerobot.teleoperators.utils import make_teleoperator_from_config
+        from lerobot.utils.import_utils import register_third_party_plugins
+    except ModuleNotFoundError as error:
+        raise MissingPackage("lerobot", "lerobot", "A leader arm") from error
+    import importlib
+    import pkgutil
+
+    known = TeleoperatorConfig.get_known_choices()
+    for module in pkgutil.iter_modules(teleoperators.__path__):  # they register on import, and some need a vendor's package
+        if config.type not in known and module.ispkg:
+            try:
+                importlib.import_module(f"{teleoperators.__name__}.{module.name}")
+            except ImportError:
+                continue
+            known = TeleoperatorConfig.get_known_choices()
+    if config.type not in known:
+        register_third_party_plugins()  # installed packages whose names begin as lerobot wants it
+        known = TeleoperatorConfig.get_known_choices()
+    if config.type not in known:
+        names = ", ".join(sorted(known))
+        raise ConfigError(f"teleop.type is {config.type!r}, which lerobot does not know here; known: {names}")
+    try:
+        return make_teleoperator_from_config(known[config.type](**config.options))
+    except ModuleNotFoundError as error:
+        raise MissingDependency(
+            f"lerobot's {config.type} needs the package {error.name}: see lerobot's page of that device for its extra"
+        ) from None
+    except TypeError as error:
+        raise ConfigError(f"teleop.options do not fit lerobot's {config.type}: {first_line(error)}") from None
+
+
+class Leader:
+    """``names`` are the robot's action dimensions, which the leader's must be; ``device`` replaces lerobot's in tests."""
+
+    name = "leader"
+
+    def __init__(self, config: LeaderConfig, names: Sequence[str], device: Teleoperator | None = None):
+        self.config, self.names = config, tuple(names)
+        self._device = device
+        self._align = Align(self.names, config.tolerance, config.jump)
+        self._clutch, self._engage = Clutch(), MotionEngage(config.engage)
+        self._engaged = False
+        self._before: tuple[float, tuple[float, ...]] | None = None
+
+    def connect(self) -> None:
+        if self._device is None:
+            self._device = build(self.config)
+        device = self._device
+        if set(device.action_features) != set(self.names):
+            raise UserError(
+                f"the leader {self.config.type} commands {', '.join(device.action_features)}, and the robot takes "
+                f"{', '.join(self.names)}: choose a leader of the same joints"
+            )
+        try:
+            device.connect(calibrate=False)
+        except Exception as error:  # whatever the vendor's driver raises
+            raise UserError(f"the leader {self.config.type} does not connect: {first_line(error)}") from None
+        if not device.is_calibrated:
+            raise UserError(
+                f"the leader {self.config.type} is not calibrated, or by another file: run lerobot-calibrate with its id"
+            )
+
+    def read(self, now: float, state: State | None) -> Sample:
+        if self._device is None:
+            raise DeviceLost("the leader arm is not connected")
+        try:
+            action = self._device.get_action()
+            leader = tuple(float(action[name]) for name in self.names)
+        except Exception as error:
+            self.release()
+            raise DeviceLost(f"the leader arm does not answer: {first_line(error)}") from None
+        if state is None or not state.proprio:
+            return Sample(now, problem="the robot has not said yet where it is")
+        moved = self._moved(leader, now)
+        follower = state.proprio[: len(leader)]
+        if len(follower) != len(leader):
+            raise UserError(f"the robot says {len(follower)} joints, and the leader {len(leader)}")
+        problem = self._align.update(leader, leader if self.config.relative else follower)  # a jump counts in both
+        if problem:
+            self._engaged = False
+            self._engage.release()
+            self._clutch.update(False, leader, follower)
+            return Sample(now, problem=problem)
+        self._engaged = self._engaged or self._engage.update(min(moved / self.config.motion, 1.0), now)
+        target = self._clutch.update(self._engaged, leader, follower) if self.config.relative else leader
+        return Sample(now, self._engaged, target=target if self._engaged else ())
+
+    def _moved(self, leader: tuple[float, ...], now: float) -> float:
+        """The fastest joint, in units per second."""
+        before, self._before = self._before, (now, leader)
+        if before is None or now <= before[0]:
+            return 0.0
+        return max(abs(x - y) for x, y in zip(leader, before[1])) / (now - before[0])
+
+    def release(self) -> None:
+        self._engaged = False
+        self._engage.release()
+        self._align.release()
+        self._clutch = Clutch()
+
+    def close(self) -> None:
+        device, self._device = self._device, None
+        if device is not None:
+            with contextlib.suppress(Exception):  # it is going away anyway
+                device.disconnect()
