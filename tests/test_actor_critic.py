@@ -386,22 +386,6 @@ def test_a_correction_is_bounded_and_only_in_its_dimensions():
     assert policy.realize(latent, {ACTION: torch.tensor([[0.9, 0.9]])}).tolist() == [[pytest.approx(0.9), 1.0]]
 
 
-def test_critics_read_a_correction_apart_from_what_it_corrects():
-    config = ResidualConfig(hidden=[8], hold=2, scale=0.5, dimensions=[SPEC.action_names[0]])
-    policy = ResidualPolicy(config, Base())
-    frames = {ACTION: torch.tensor([[0.1, 0.2, 0.9, 0.4]])}  # two control steps of two numbers
-    latent = torch.tensor([[0.6, 0.6]], requires_grad=True)
-    sent = policy.realize(latent, frames)
-    torch.testing.assert_close(sent.detach(), torch.tensor([[0.4, 0.2, 1.0, 0.4]]))  # the second step is clamped
-    judged = policy.judged(sent, frames)
-    expected = torch.tensor([[0.1, 0.2, 0.9, 0.4, 0.6, 0.0, 0.2, 0.0]])
-    torch.testing.assert_close(judged.detach(), expected)
-    judged[0, 4:].sum().backward()
-    torch.testing.assert_close(latent.grad, torch.tensor([[1.0, 0.0]]))
-    another = policy.judged(torch.tensor([[0.1, 0.7, 0.9, 0.4]]), frames)  # by who may use every dimension
-    torch.testing.assert_close(another[0, 4:], torch.tensor([0.0, 0.5, 0.0, 0.0]))
-
-
 def test_frames_of_an_episode_are_those_that_were_acted_on():
     policy = ResidualPolicy(ResidualConfig(hidden=[8], distribution="deterministic"), Base())
     for t in (1, 6, 8):

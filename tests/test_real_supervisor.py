@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_helpers import DT, Clock, Rig, point_robot, rig
 
-from real.messages import Beat, Chunk, Event, Frame, Hello, Lease, Refused
+from real.messages import Beat, Chunk, Event, Frame, Hello, Lease, Progress, Refused
 from real.robots.faults import Fault
 from real.supervisor.settings import SupervisorConfig
 from real.supervisor.watch import Cameras, DeviceClock, Share
@@ -424,6 +424,14 @@ def test_who_has_not_said_hello_and_who_speaks_for_another():
     assert any("viewer may not" in m.reason for _, m in session.said if isinstance(m, Refused))
     session.send("other", Lease, ask="renew", token="x", force=False)
     assert session.supervisor.leases.holder == "operator"
+
+
+def test_what_a_reward_model_says_reaches_all_while_it_is_fresh():
+    session = rig().auto()
+    session.send("other", Hello, role="viewer", pid=3)
+    session.send("other", Progress, model="pairwise", episode=1, step=4, value=0.25)
+    session.send("other", Progress, -0.01, model="pairwise", episode=1, step=5, value=0.5)  # expired as it is sent
+    assert [(to, m.step, m.value) for to, m in session.said if isinstance(m, Progress)] == [(None, 4, 0.25)]
 
 
 def test_watches_by_hand():

@@ -195,7 +195,7 @@ class ActorPolicy(Policy, Protocol):
 
     ``encoder`` (frames to features, trained by critics) and ``actor`` (features to a latent action of ``latent_dim`` numbers
     in (−1, 1)) are its trained modules; ``stochastic``: whether `propose` has a density. Units are half-ranges of the
-    embodiment's bounds, [−1, 1].
+    embodiment's bounds, [−1, 1]; d is the number of what critics read of an action.
     """
 
     latent_dim: int
@@ -216,15 +216,11 @@ class ActorPolicy(Policy, Protocol):
         ...
 
     def realize(self, latent: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
-        """The action [b d] that a latent action stands for, with gradient to it."""
+        """What critics read of a latent action [b d], with gradient to it."""
         ...
 
     def taken(self, actions: Tensor, extra: Mapping[str, Tensor]) -> Tensor:
-        """The action [b d] of a decision that was stored: ``actions`` [b h a] as sent, ``extra`` its frame."""
-        ...
-
-    def judged(self, actions: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
-        """What critics read [b e] of ``actions`` [b d] of `realize` or `taken`, with gradient to them."""
+        """What critics read of a decision that was stored [b d]: ``actions`` [b h a] as sent, ``extra`` its frame."""
         ...
 
 

@@ -105,16 +105,12 @@ class Actor(nn.Module):
         return mean, _LOG_STD[0] + (_LOG_STD[1] - _LOG_STD[0]) * (raw.tanh() + 1.0) / 2.0
 
     def realize(self, latent: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
-        """The latent action itself."""
+        """What critics read of a latent action: the action itself."""
         return latent
 
     def taken(self, actions: Tensor, extra: Mapping[str, Tensor]) -> Tensor:
-        """A stored decision's actions [b h a] in half-ranges, flat."""
+        """What critics read of a stored decision: its actions [b h a] in half-ranges, flat."""
         return self.to_unit(actions).flatten(1)
-
-    def judged(self, actions: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
-        """Critics read an action as it is."""
-        return actions
 
     def weighted_loss(
         self, batch: Transitions, encoded: Tensor, frames: Mapping[str, Tensor], weights: Tensor, generator: torch.Generator

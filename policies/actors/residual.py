@@ -76,16 +76,6 @@ class ResidualPolicy(GripperActor):
         """What is sent [b hold·a], in half-ranges, with gradient to ``latent``; without a gripper that is decided apart."""
         return (self._followed(frames).to(latent) + (self.bounds * latent).repeat(1, self.config.hold)).clamp(-1.0, 1.0)
 
-    def judged(self, actions: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
-        """What the frozen policy would do, and how far ``actions`` lie from it, in units of the bound [b 2·hold·a].
-
-        Read as one sum, a correction looks good because of what it is added to: the frozen policy lifts and closes where an
-        episode is about to succeed, so critics would ask for that everywhere. Apart, only the correction is the actor's.
-        """
-        base = self._followed(frames).to(actions)
-        unit = torch.where(self.bounds > 0.0, self.bounds, 1.0).repeat(self.config.hold)
-        return torch.cat([base, (actions - base) / unit], dim=1)
-
     def _followed(self, frames: Mapping[str, Tensor]) -> Tensor:
         """The frozen policy's actions, without a gripper that is decided apart."""
         base = frames[ACTION]

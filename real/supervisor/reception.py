@@ -22,6 +22,7 @@ from real.messages import (
     Lease,
     Message,
     Notice,
+    Progress,
     Refused,
     Sequence,
     Welcome,
@@ -116,6 +117,8 @@ class Reception:
             self._lease(client, known, message, now)
         elif isinstance(message, Frame):
             self.see(message)
+        elif isinstance(message, Progress):
+            self._say(None, message)
         elif not isinstance(message, Beat):
             self._refuse(client, message, f"a {message.kind} message is not for the supervisor")
 

@@ -76,8 +76,7 @@ class ActorCritic(ABC):
 
     def _action_width(self, frames: Mapping[str, Tensor]) -> int:
         """How many numbers critics read of an action; ``frames`` are one row."""
-        action = self.policy.realize(torch.zeros(1, self.policy.latent_dim, device=self.device), frames)
-        return self.policy.judged(action, frames).shape[1]
+        return self.policy.realize(torch.zeros(1, self.policy.latent_dim, device=self.device), frames).shape[1]
 
     # -------------------------------------------------------------------------------------------------------- learning
     def annotate(self, trajectory: Trajectory, rewards: Tensor) -> dict[str, Tensor]:
@@ -103,7 +102,7 @@ class ActorCritic(ABC):
         taken = self._taken(batch, frames)
         with torch.no_grad():
             target = self._targets(batch, next_frames)
-        outputs = self.critics(encoded, self.policy.judged(taken, frames))
+        outputs = self.critics(encoded, taken)
         loss = self.head.loss(outputs, target)
         values = self.head.value(outputs)
         figures = {"critic_loss": loss, "value_mean": values.mean()}
@@ -158,7 +157,7 @@ class ActorCritic(ABC):
         return loss
 
     def _taken(self, batch: Transitions, frames: Mapping[str, Tensor]) -> Tensor:
-        """The actions of the stored decisions [b d]."""
+        """What critics read of the stored decisions [b d]."""
         return self.policy.taken(batch.actions, frames)
 
     def _learn_besides(self, encoded: Tensor, taken: Tensor, frames: Mapping[str, Tensor]) -> dict[str, float]:
@@ -168,7 +167,7 @@ class ActorCritic(ABC):
     def _target_outputs(self, latent: Tensor, seen: Observation, frames: Mapping[str, Tensor]) -> Tensor:
         """Outputs [critics b …] of the target critics where ``latent`` would be taken."""
         encoder, target = self._target[0], self._target[1]
-        return target(encoder(frames), self.policy.judged(self.policy.realize(latent, frames), frames))
+        return target(encoder(frames), self.policy.realize(latent, frames))
 
     def _conservative_gap(self, encoded: Tensor, frames: Mapping[str, Tensor], data: Tensor) -> Tensor:
         """CQL's or Cal-QL's regulariser, on actions of the actor at this frame and on random ones."""
@@ -181,7 +180,6 @@ class ActorCritic(ABC):
             random = 2.0 * torch.rand(own.shape, generator=self.generator).to(own) - 1.0
             chosen = torch.arange(len(own), device=own.device)[:, None] % 2 == 0
             actions = self.policy.realize(torch.where(chosen, own, random), repeated)
-            actions = self.policy.judged(actions, repeated)
         proposed = self.head.value(self.critics(features, actions)).view(self.critics.count, b, 2 * n)
         return critics.calibrated_gap(proposed, data, frames.get(RETURN))
 
@@ -232,8 +230,7 @@ class ClimbingActor(ActorCritic):
     def _value(self, encoded: Tensor, latent: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
         """Values [critics b] of a latent action, with gradient to it alone."""
         self.critics.requires_grad_(False)
-        action = self.policy.judged(self.policy.realize(latent, frames), frames)
-        value = self.head.value(self.critics(encoded, action))
+        value = self.head.value(self.critics(encoded, self.policy.realize(latent, frames)))
         self.critics.requires_grad_(True)
         return value
 

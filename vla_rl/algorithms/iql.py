@@ -66,7 +66,7 @@ class IQL(ActorCritic):
     def action_values(self, frames: Mapping[str, Tensor], actions: Tensor) -> Tensor:
         """The smallest of the target critics' values [b] of ``actions`` [b d] (as `ActorPolicy.taken`)."""
         encoder, target = self._target
-        return self.head.value(target(encoder(frames), self.policy.judged(actions, frames))).amin(0)
+        return self.head.value(target(encoder(frames), actions)).amin(0)
 
     @torch.no_grad()
     def advantages(self, frames: Mapping[str, Tensor], actions: Tensor) -> Tensor:
