@@ -151,6 +151,7 @@ REGISTRY: dict[str, dict[str, Entry]] = {
         "parl": AlgorithmEntry("vla_rl.algorithms.parl:PARL", "vla_rl.algorithms.replay_settings:PARLConfig", "candidates"),
         "dsrl": AlgorithmEntry("vla_rl.algorithms.dsrl:DSRL", "vla_rl.algorithms.replay_settings:DSRLConfig", "actor"),
     },
+    "collector": {"engine": Entry("vla_rl.build:the_engine")},
     "critic": {
         "none": Entry("vla_rl.build:no_component"),
         "privileged": Entry("vla_rl.algorithms.critic:PrivilegedCritic", "vla_rl.algorithms.settings:CriticConfig"),
@@ -160,6 +161,11 @@ REGISTRY: dict[str, dict[str, Entry]] = {
 
 def no_component(*_: Any) -> None:
     """No critic: the algorithm uses the policy's own value head, or none. No actor: it trains the policy itself."""
+
+
+def the_engine(_: NoConfig, engine: Any) -> Any:
+    """The rollout engine itself as the collector."""
+    return engine
 
 
 def names(group: str) -> list[str]:

@@ -168,7 +168,7 @@ def bench_runs(runs: Sequence[Path], level: float, figure: Path | None = None) -
     if not runs:
         raise UserError("name run folders (vla-rl bench learn outputs/quickstart), or compare two settings with --against")
     document: dict[str, Any] = {
-        **made("learn", [*map(str, runs), "--level", str(level)]), "level": level, "rule": RULE, "runs": [],
+        **_made([*map(str, runs), "--level", str(level)]), "level": level, "rule": RULE, "runs": [],
     }  # fmt: skip
     for run in runs:
         document["runs"].append(learning_of(run, level))
@@ -244,8 +244,7 @@ def bench_against(
     if iterations < 1 or rounds < 1:
         raise ConfigError(f"bench learn needs --iterations >= 1 and --rounds >= 1, got {iterations} and {rounds}")
     words = (list(overrides), [*overrides, *against])
-    counts = ["--iterations", str(iterations), "--rounds", str(rounds)]
-    began = made("learn", [*overrides, "--against", ",".join(against), *counts])
+    began = _made([*overrides, "--against", ",".join(against), "--iterations", str(iterations), "--rounds", str(rounds)])
     records: list[list[list[dict[str, Any]]]] = [[], []]  # by side, by round
     with tempfile.TemporaryDirectory(prefix="vla-rl-bench-") as name:
         sides = [side_config(given, Path(name), side) for given, side in zip(words, SIDES)]
@@ -395,3 +394,7 @@ def made(kind: str, words: Sequence[str]) -> dict[str, Any]:
     """When a benchmark began, by which command, and how busy the machine was by then (processes, mean of a minute)."""
     load = round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None
     return {"date": time.strftime("%Y-%m-%d"), "command": shlex.join(["vla-rl", "bench", kind, *words]), "load": load}
+
+
+def _made(words: Sequence[str]) -> dict[str, Any]:
+    return made("learn", words)

@@ -51,7 +51,7 @@ def phase_rl(run: Run) -> dict[str, Any]:
     guard, on_finding = rl_guard(run, policy, reward)
     loop = OnlineRL(
         c.rl,
-        run.engine(policy),
+        run.collector(policy),
         learner_for(algorithm, run.dir / "replay", c.seed, lambda: _shown(run, policy), policy.embodiment),
         reward,
         Curriculum(c.curriculum, items),
