@@ -149,9 +149,11 @@ def run_request(
     observation = result.observation if isinstance(result, SlotStep) else result
     _check_observation(observation, simulator.embodiment, simulator.privileged_dim)
     if isinstance(result, SlotStep):
-        _require(result.rewards.shape == (len(actions),), f"rewards {result.rewards.shape}, expected ({len(actions)},)")
+        if result.rewards.shape != (len(actions),):
+            raise _broken(f"rewards {result.rewards.shape}, expected ({len(actions)},)")
         for name, array, shape in (("sent", result.sent, actions.shape), ("human", result.human, actions.shape[:1])):
-            _require(array is None or array.shape == shape, f"{name} {np.shape(array)}, expected {shape}")
+            if array is not None and array.shape != shape:
+                raise _broken(f"{name} {array.shape}, expected {shape}")
         if not np.isfinite(result.rewards).all():
             raise FloatingPointError(f"rewards are not finite: {result.rewards.tolist()}")
         if result.failure and (result.success or result.failure not in FAILURE_KINDS):
@@ -163,28 +165,22 @@ def run_request(
 
 
 def _check_observation(observation: SlotObservation, embodiment: EmbodimentSpec, privileged_dim: int) -> None:
-    _require(
-        observation.images.keys() == set(embodiment.camera_names),
-        f"cameras {sorted(observation.images)}, expected {sorted(embodiment.camera_names)}",
-    )
+    if observation.images.keys() != set(embodiment.camera_names):
+        raise _broken(f"cameras {sorted(observation.images)}, expected {sorted(embodiment.camera_names)}")
     for camera in embodiment.cameras:
         image, shape = observation.images[camera.name], (camera.height, camera.width, 3)
-        _require(
-            image.shape == shape and image.dtype == np.uint8,
-            f"camera {camera.name!r} {image.dtype} {image.shape}, expected uint8 {shape}",
-        )
+        if image.shape != shape or image.dtype != np.uint8:
+            raise _broken(f"camera {camera.name!r} {image.dtype} {image.shape}, expected uint8 {shape}")
     states = {"proprio": (observation.proprio, embodiment.proprio_dim)}
     if privileged_dim:
         states["privileged"] = (observation.privileged, privileged_dim)
     for name, (values, size) in states.items():
         shape = None if values is None else values.shape
-        _require(shape == (size,), f"{name} of shape {shape}, expected ({size},)")
+        if shape != (size,):
+            raise _broken(f"{name} of shape {shape}, expected ({size},)")
         if not np.isfinite(values).all():
             raise FloatingPointError(f"{name} is not finite: {values.tolist()}")
 
 
-def _require(condition: bool, what: str) -> None:
-    if not condition:
-        raise UserError(
-            f"The simulator breaks its own embodiment: it yields {what}. Correct its start/step or embodiment."
-        )
+def _broken(what: str) -> UserError:
+    return UserError(f"The simulator breaks its own embodiment: it yields {what}. Correct its start/step or embodiment.")

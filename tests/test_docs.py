@@ -14,6 +14,7 @@ from vla_rl import build
 from vla_rl.config import compose
 from vla_rl.interfaces import Critic, RewardModel
 from vla_rl.reporting.metrics import read_metrics
+from vla_rl.rollout.engine import RolloutEngine
 from vla_rl.run.pipeline import run_pipeline
 from vla_rl.run.preflight import check_run
 from vla_rl.run.settings import CollectConfig
@@ -94,6 +95,24 @@ def test_the_advantage_and_the_algorithm_learn_inside_a_run(examples, tmp_path):
     rows = [r for r in read_metrics(folder / "metrics.jsonl") if r["phase"] == "rl"]
     assert [r["replay/episodes"] for r in rows] == [6 + 8, 6 + 16] and rows[-1]["replay/updates"] >= 4
     assert 0 < rows[-1]["clone/share"] <= 1
+
+
+def test_the_collector_collects_inside_a_run(examples, tmp_path, monkeypatch):
+    """Of each iteration's 8 episodes, 2 are deterministic: every fourth of the plan."""
+    asked, plain = [], RolloutEngine.collect
+
+    def collect(self, plan, **options):
+        asked.append(([e.rollout_id for e in plan], options["deterministic"]))
+        return plain(self, plan, **options)
+
+    monkeypatch.setattr(RolloutEngine, "collect", collect)
+    own = ["run=toy", "algorithm=filtered_bc", "collector.type=my_collector:Calm", "collector.every=4"]
+    own += ["phases=[collect,sft,rl]", "collect.episodes_per_task=6", "sft.updates=3", "sft.validation_episodes=1"]
+    folder = run_pipeline(compose([*own, "rl.iterations=2", "rl.episodes_per_iteration=8", f"output_dir={tmp_path}"]))
+    assert [(len(plan), calm) for plan, calm in asked] == [(2, True), (6, False)] * 2
+    assert len({rollout for plan, _ in asked for rollout in plan}) == 16
+    rows = [r for r in read_metrics(folder / "metrics.jsonl") if r["phase"] == "rl"]
+    assert [r["engine/episodes"] for r in rows] == [8, 8] and [r["episodes"] for r in rows] == [8, 16]
 
 
 def commands() -> list[str]:

@@ -167,6 +167,7 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             "vla_rl.algorithms.iql:IQLThenSAC", "vla_rl.algorithms.replay_settings:IQLThenSACConfig", "actor"
         ),
     },
+    "collector": {"engine": Entry("vla_rl.build:the_engine")},
     "critic": {
         "none": Entry("vla_rl.build:no_component"),
         "privileged": Entry("vla_rl.algorithms.critic:PrivilegedCritic", "vla_rl.algorithms.settings:CriticConfig"),
@@ -176,6 +177,11 @@ REGISTRY: dict[str, dict[str, Entry]] = {
 
 def no_component(*_: Any) -> None:
     """No critic: the algorithm uses the policy's own value head, or none. No actor: it trains the policy itself."""
+
+
+def the_engine(_: NoConfig, engine: Any) -> Any:
+    """The rollout engine itself as the collector."""
+    return engine
 
 
 def names(group: str) -> list[str]:

@@ -1,7 +1,8 @@
 """Configuration: Hydra composes YAML, one dataclass per component checks it, plain dataclasses come out.
 
-Every component group (``policy``, ``env``, ``reward``, ``algorithm``, ``critic``, ``actor``) has a ``type`` that names an
-entry of `vla_rl.build`; the other keys must fit that entry's config dataclass. The rest of the tree must fit `RunConfig`.
+Every component group (``policy``, ``env``, ``reward``, ``algorithm``, ``critic``, ``actor``, ``collector``) has a ``type``
+that names an entry of `vla_rl.build`; the other keys must fit that entry's config dataclass. The rest of the tree must fit
+`RunConfig`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ MACHINE_KEYS = (
     "rl.keep_checkpoints:", "rl.keep_best:", "rl.concurrent.threads:", "rl.concurrent.nice:", "rl.concurrent.restarts:",
 )  # fmt: skip
 _EXAMPLE = "Overrides look like run=quickstart seed=1 algorithm.learning_rate=1e-4"
-_GROUPS = ("policy", "env", "reward", "algorithm", "critic", "actor")
+_GROUPS = ("policy", "env", "reward", "algorithm", "critic", "actor", "collector")
 # Schemas that stand in several places: (where this one is, what its messages say, what they should say; *: that place).
 _MOVED = (
     ("reward.parts.", "reward", "*"),
@@ -85,6 +86,8 @@ class RunConfig:
     critic: Any = None
     actor_type: str = "none"
     actor: Any = None  # what RL trains on top of the policy, which then stays frozen
+    collector_type: str = "engine"
+    collector: Any = None  # where RL's episodes come from
 
     def __post_init__(self) -> None:
         self._check_phases()
@@ -185,7 +188,7 @@ def _require_key_value(overrides: Sequence[str]) -> None:
 
 def from_tree(tree: dict[str, Any]) -> RunConfig:
     """Check a composed tree (as `to_tree` writes it) against the schemas."""
-    tree = {"actor": {"type": "none"}, **tree}  # older runs have none
+    tree = {"actor": {"type": "none"}, "collector": {"type": "engine"}, **tree}  # older runs have none
     if isinstance(tree.get("wandb"), bool | str):  # as a YAML file may say it, and older runs do
         tree["wandb"] = {"mode": tree["wandb"]}
     groups: dict[str, Any] = {}

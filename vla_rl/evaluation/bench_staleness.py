@@ -72,8 +72,8 @@ class StaleRun(Run):
 
     lag: int = 0
 
-    def engine(self, policy: Any) -> Any:
-        return StaleCollector(super().engine(copy.deepcopy(policy)), policy, self.lag)
+    def collector(self, policy: Any) -> Collector:
+        return StaleCollector(super().collector(copy.deepcopy(policy)), policy, self.lag)
 
 
 @dataclass(frozen=True)

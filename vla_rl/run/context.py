@@ -22,7 +22,7 @@ from vla_rl.devices import pick_device
 from vla_rl.evaluation.evaluate import evaluate
 from vla_rl.evaluation.outcome import EvaluationResult
 from vla_rl.files import read_json
-from vla_rl.interfaces import Env
+from vla_rl.interfaces import Collector, Env
 from vla_rl.learning.spool import STATE
 from vla_rl.reporting.metrics import BEST_FILE, MetricsLogger, write_json
 from vla_rl.reporting.progress import Progress
@@ -80,6 +80,10 @@ class Run:
 
     def engine(self, policy: Any) -> RolloutEngine:
         return RolloutEngine(self.env, policy, self.config.rollout)
+
+    def collector(self, policy: Any) -> Collector:
+        """Where the episodes of RL come from."""
+        return build.implementation("collector", self.config.collector_type)(self.config.collector, self.engine(policy))
 
 
 def keep_best(run: Run, policy: Any, iteration: int, result: EvaluationResult) -> dict[str, Any]:

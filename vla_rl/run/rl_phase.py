@@ -59,9 +59,9 @@ def learner_of(run: Run, policy: Any) -> Learner:
 @contextlib.contextmanager
 def _learning(run: Run, policy: Any) -> Iterator[tuple[Learner, Collector]]:
     """Who learns and who collects, in this process or in two; the second one ends with the block."""
-    c, engine = run.config, run.engine(policy)
+    c, collector = run.config, run.collector(policy)
     if c.rl.rhythm == "alternate":
-        yield learner_of(run, policy), engine
+        yield learner_of(run, policy), collector
         return
     own = c.rl.concurrent
     job = {
@@ -75,7 +75,7 @@ def _learning(run: Run, policy: Any) -> Iterator[tuple[Learner, Collector]]:
     threads = torch.get_num_threads()
     torch.set_num_threads(max(1, threads - own.threads))  # the others are the learner's
     try:
-        yield ConcurrentLearner(process, c.algorithm, own.max_ahead), SwappingCollector(engine, process, own.swap_every)
+        yield ConcurrentLearner(process, c.algorithm, own.max_ahead), SwappingCollector(collector, process, own.swap_every)
     finally:
         process.stop()
         torch.set_num_threads(threads)
