@@ -253,7 +253,8 @@ def bench_against(
     if iterations < 1 or rounds < 1:
         raise ConfigError(f"bench learn needs --iterations >= 1 and --rounds >= 1, got {iterations} and {rounds}")
     words = (list(overrides), [*overrides, *against])
-    began = made("learn", [*overrides, "--against", ",".join(against), "--iterations", str(iterations), "--rounds", str(rounds)])
+    given = [*overrides, "--against", ",".join(against), "--iterations", str(iterations), "--rounds", str(rounds)]
+    began = made("learn", given)
     records: list[list[list[dict[str, Any]]]] = [[], []]  # by side, by round
     with tempfile.TemporaryDirectory(prefix="vla-rl-bench-") as name:
         sides = [side_config(given, Path(name), side) for given, side in zip(words, SIDES)]
