@@ -18,7 +18,8 @@ from vla_rl.paths import config_dir
 from vla_rl.run.preflight import check_run
 
 RUNS = sorted(path.stem for path in (config_dir() / "run").glob("*.yaml"))
-OPTIONS = sorted((path.parent.name, path.stem) for path in config_dir().glob("*/*.yaml") if path.parent.name != "run")
+_OTHERS = ("run", "limits")  # folders without options: whole runs; limits of robots, which are read as they are
+OPTIONS = sorted((path.parent.name, path.stem) for path in config_dir().glob("*/*.yaml") if path.parent.name not in _OTHERS)
 OWN = '''
     from dataclasses import dataclass
 

@@ -28,6 +28,38 @@ def add(command: Add) -> None:
     sim.add_argument("--workers", type=int, nargs="+", help="worker processes of the pool to measure (1 2; LIBERO: 1 2 4)")
     sim.add_argument("--json", type=Path, metavar="FILE")
 
+    _add_learning(kinds)
+    scoring = kinds.add_parser("reward", help="frames/s of reward models, and their share of a run's iterations")
+    scoring.set_defaults(function=run_bench_reward)
+    scoring.add_argument("overrides", nargs="*", metavar="key=value", help="reward=NAME ... (default: the usual ones)")
+    scoring.add_argument("--episodes", type=int, default=64)
+    scoring.add_argument("--decisions", type=int, default=6, help="decisions per episode")
+    scoring.add_argument("--size", type=int, default=84, help="pixels of the camera")
+    scoring.add_argument("--run", type=Path, help="a run with RL iterations to compare with")
+    scoring.add_argument("--json", type=Path, metavar="FILE")
+
+    policy = kinds.add_parser("policy", help="latency of acting and samples/s of learning")
+    policy.set_defaults(function=run_bench_policy)
+    policy.add_argument("--preset", default="nano", help="nano, small, 7b, openvla-nano or openvla-7b")
+    policy.add_argument("--device", default="cpu")
+    policy.add_argument("--compile", action="store_true", help="measure the heads with torch.compile too (minutes)")
+    policy.add_argument("--dry-run", action="store_true", help="only estimate an OpenVLA's memory (preset or run)")
+    policy.add_argument("--json", type=Path, metavar="FILE")
+    policy.add_argument("overrides", nargs="*", metavar="key=value", help="with --dry-run: the run, e.g. run=NAME")
+
+    replay = kinds.add_parser("replay", help="batches/s of the replay against shuffled tuples in RAM")
+    replay.set_defaults(function=run_bench_replay)
+    replay.add_argument("--steps", type=int, default=20_000, help="control steps")
+    replay.add_argument("--size", type=int, default=128, help="pixels of a camera")
+    replay.add_argument("--cameras", type=int, default=2)
+    replay.add_argument("--chunk", type=int, default=1, help="control steps per decision, each of which has a frame")
+    replay.add_argument("--folder", type=Path, help="where to make a temporary folder (default: the system's place)")
+    replay.add_argument("--json", type=Path, metavar="FILE")
+
+    _add_robot(kinds)
+
+
+def _add_learning(kinds: Any) -> None:
     learn = kinds.add_parser("learn", help="how soon runs reached a success rate, and where their seconds went")
     learn.set_defaults(function=run_bench_learn)
     learn.add_argument("overrides", nargs="*", metavar="RUN|key=value", help="run folders; with --against, a config")
@@ -57,35 +89,6 @@ def add(command: Add) -> None:
     rhythm.add_argument("--rounds", type=int, default=2, metavar="N")
     rhythm.add_argument("--as-given", action="store_true", help="keep algorithm.updates_per_decision, else balanced")
     rhythm.add_argument("--json", type=Path, metavar="FILE")
-
-    scoring = kinds.add_parser("reward", help="frames/s of reward models, and their share of a run's iterations")
-    scoring.set_defaults(function=run_bench_reward)
-    scoring.add_argument("overrides", nargs="*", metavar="key=value", help="reward=NAME ... (default: the usual ones)")
-    scoring.add_argument("--episodes", type=int, default=64)
-    scoring.add_argument("--decisions", type=int, default=6, help="decisions per episode")
-    scoring.add_argument("--size", type=int, default=84, help="pixels of the camera")
-    scoring.add_argument("--run", type=Path, help="a run with RL iterations to compare with")
-    scoring.add_argument("--json", type=Path, metavar="FILE")
-
-    policy = kinds.add_parser("policy", help="latency of acting and samples/s of learning")
-    policy.set_defaults(function=run_bench_policy)
-    policy.add_argument("--preset", default="nano", help="nano, small, 7b, openvla-nano or openvla-7b")
-    policy.add_argument("--device", default="cpu")
-    policy.add_argument("--compile", action="store_true", help="measure the heads with torch.compile too (minutes)")
-    policy.add_argument("--dry-run", action="store_true", help="only estimate an OpenVLA's memory (preset or run)")
-    policy.add_argument("--json", type=Path, metavar="FILE")
-    policy.add_argument("overrides", nargs="*", metavar="key=value", help="with --dry-run: the run, e.g. run=NAME")
-
-    replay = kinds.add_parser("replay", help="batches/s of the replay against shuffled tuples in RAM")
-    replay.set_defaults(function=run_bench_replay)
-    replay.add_argument("--steps", type=int, default=20_000, help="control steps")
-    replay.add_argument("--size", type=int, default=128, help="pixels of a camera")
-    replay.add_argument("--cameras", type=int, default=2)
-    replay.add_argument("--chunk", type=int, default=1, help="control steps per decision, each of which has a frame")
-    replay.add_argument("--folder", type=Path, help="where to make a temporary folder (default: the system's place)")
-    replay.add_argument("--json", type=Path, metavar="FILE")
-
-    _add_robot(kinds)
 
 
 def _add_robot(kinds: Any) -> None:
