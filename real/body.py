@@ -81,25 +81,25 @@ class Body:
                 "log": str(self.run / "arm.log"),
                 "episode": x.episode,
             }
-            self._python("arm", "real.robots.server", [self._config("arm", arm)])
+            self.process("arm", "real.robots.server", [self.write_config("arm", arm)])
             robot, options = "real.robots.remote:RemoteRobot", {"address": self.arm_socket}
         main = {"socket": self.socket, "robot": robot, "robot_options": options, "limits": x.limits}
         main |= {"supervisor": x.supervisor, "session": self.folder.name, "real_time": x.real_time}
         about = str(self.run / "robot.json")
         main |= {"report": str(self.run / "supervisor.json"), "about": about}
-        self._python("supervisor", "real.supervisor.loop", [self._config("supervisor", main)])
+        self.process("supervisor", "real.supervisor.loop", [self.write_config("supervisor", main)])
         if x.guard and not x.robot:
-            self._python("guard", "real.supervisor.guard", [self.socket, "real.robots.remote:stop_arm", self.arm_socket])
+            self.process("guard", "real.supervisor.guard", [self.socket, "real.robots.remote:stop_arm", self.arm_socket])
         if x.record:
-            self._python("recorder", "real.recorder", [self.socket, str(self.folder / "journal"), about])
+            self.process("recorder", "real.recorder", [self.socket, str(self.folder / "journal"), about])
 
-    def _config(self, name: str, values: dict[str, Any]) -> str:
+    def write_config(self, name: str, values: dict[str, Any]) -> str:
         path = self.run / f"{name}.config.json"
         path.write_text(json.dumps(values), encoding="utf-8")
         return str(path)
 
-    def _python(self, name: str, module: str, arguments: list[str], timeout: float = 120.0) -> None:
-        """Start a process and wait until it says that it is ready."""
+    def process(self, name: str, module: str, arguments: list[str], timeout: float = 120.0) -> str:
+        """Start a process in a session of its own, wait until it says "ready", and return what it has said."""
         log = self.run / f"{name}.log.txt"
         environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         with open(log, "wb") as out:
@@ -114,19 +114,49 @@ class Body:
                 end = log.read_text(encoding="utf-8", errors="replace")[-2000:]
                 raise StartError(f"the {name} did not start: {end.strip() or 'it said nothing'}")
             time.sleep(0.01)
+        return log.read_text(encoding="utf-8", errors="replace")
+
+    def ended(self) -> str:
+        """Which process has ended though the session goes on, with the end of its log; or ""."""
+        for name, process in self.processes.items():
+            if process.poll() is not None:
+                said = (self.run / f"{name}.log.txt").read_text(encoding="utf-8", errors="replace")[-2000:]
+                said = said.removeprefix("ready").strip() or "silently"
+                return f"the {name} has ended (status {process.returncode}): {said}"
+        return ""
 
     def close(self) -> None:
-        """Softly: the supervisor brings the arm to rest, the recorder closes its journal, then the arm's process ends."""
-        for name in ("supervisor", "guard", "recorder", "arm"):
-            process = self.processes.get(name)
-            if process is None:
-                continue
-            if process.poll() is None:
-                process.send_signal(signal.SIGCONT)
-                process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(10.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        """Softly: the supervisor brings the arm to rest, the recorder closes its journal, then the arm's process ends. A
+        Ctrl-C meanwhile ends everything at once."""
+        first = ("policy", "supervisor", "guard", "recorder")
+        rest = [name for name in self.processes if name not in (*first, "arm")]
+        try:
+            for name in (*first, *rest, "arm"):
+                if (process := self.processes.get(name)) is not None:
+                    _end(process, 10.0)
+        except KeyboardInterrupt:
+            self.kill()
+            raise
         self.processes.clear()
+
+    def kill(self) -> None:
+        """At once: the supervisor's second signal stops the arm where it is; half a second later who is left is killed."""
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 0.5
+        for process in self.processes.values():
+            _end(process, max(0.0, deadline - time.monotonic()))
+        self.processes.clear()
+
+
+def _end(process: subprocess.Popen, seconds: float) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGCONT)
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -9,39 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from real.console.server import run
 from real.console.settings import ConsoleConfig
 from real.link import LinkError
-from real.messages import Frame
-from real.ring import RingReader
+from real.ring import Rings
 from vla_rl.errors import ConfigError, UserError
-
-_RINGS = 16  # a camera's process that starts again has another ring
-
-
-class Rings:
-    """The picture of a `Frame`, copied out of its camera's ring; None where it is overwritten or its writer gone."""
-
-    def __init__(self) -> None:
-        self._open: dict[str, RingReader] = {}
-
-    def __call__(self, frame: Frame) -> np.ndarray | None:
-        shape = (frame.height, frame.width, frame.channels)
-        try:
-            if frame.ring not in self._open or self._open[frame.ring].shape != shape:
-                self._forget(frame.ring)
-                self._open[frame.ring] = RingReader(frame.ring, shape)
-            return self._open[frame.ring].read(frame.slot, frame.number)
-        except (OSError, ValueError):
-            self._forget(frame.ring)
-            return None
-
-    def _forget(self, ring: str) -> None:
-        while ring in self._open or len(self._open) >= _RINGS:
-            name = ring if ring in self._open else next(iter(self._open))
-            self._open.pop(name).close()
 
 
 def connected(path: str | Path) -> socket.socket:

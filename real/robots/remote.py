@@ -94,6 +94,41 @@ class RemoteRobot:
             self._socket.close()
 
 
+class Judge:
+    """What a simulated arm says of its episodes besides its measurements, for the label with source "simulator".
+
+    ``tasks`` are those of its world; empty for a driver's arm, which says nothing.
+    """
+
+    def __init__(self, address: str):
+        self._socket = _open(address)
+        self._socket.settimeout(10.0)
+        self._socket.send(msgpack.packb(["describe"]))
+        while (message := msgpack.unpackb(self._socket.recv(MAX_BYTES)))[0] != "described":
+            pass
+        self.tasks: dict[str, dict[str, Any]] = message[1]["tasks"]
+        self._socket.setblocking(False)
+
+    def news(self) -> list[str]:
+        """ "began" for each new start state, "success" once per episode, in order. Raises `RobotLost`."""
+        found = []
+        while True:
+            try:
+                packet = self._socket.recv(MAX_BYTES)
+            except BlockingIOError:
+                return found
+            except OSError as error:
+                raise RobotLost(f"the arm is gone ({error.strerror})") from None
+            if not packet:
+                raise RobotLost("the arm is gone")
+            kind = msgpack.unpackb(packet)[0]
+            if kind in ("began", "success"):
+                found.append(kind)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
 def stop_arm(address: str) -> None:
     """A guard's way: connect, stop, leave. Raises OSError where the arm's process is gone too."""
     with _open(address) as link:

@@ -53,6 +53,7 @@ class ArmServer:
         self._numbers: dict[str, int] = {}
         self._log = open(config["log"], "a", buffering=1, encoding="utf-8") if config.get("log") else None  # noqa: SIM115
         self._logged = [0.0, 0.0, 0.0]
+        self._good, self._judged = 0, False  # publications in a row that the world called a success; whether that was told
 
     def _simulate(self, config: dict[str, Any]) -> SimulatedRobot:
         defects = dict(config.get("defects", {}))
@@ -80,6 +81,7 @@ class ArmServer:
                 self.robot.stop()
                 self._heard = math.inf
             self._publish()
+            self._judge(hz)
             self._write_log()
             if camera_hz and time.monotonic() - shown >= 1.0 / camera_hz - 0.5 / hz:
                 shown = time.monotonic()
@@ -109,6 +111,8 @@ class ArmServer:
             robot.clear()
         elif kind == "begin" and self.simulated is not None:
             self.simulated.begin(message[1])
+            self._good, self._judged = 0, False
+            self._tell(msgpack.packb(["began", time.monotonic()]))
 
     def _description(self) -> dict[str, Any]:
         robot = self.robot
@@ -119,6 +123,7 @@ class ArmServer:
             "embodiment": robot.embodiment.to_dict(),
             "capabilities": capabilities,
             "limits": dataclasses.asdict(robot.limits),
+            "tasks": self.simulated.world.tasks if self.simulated is not None else {},
         }
 
     def _publish(self) -> None:
@@ -136,6 +141,15 @@ class ArmServer:
             list(m.errors),
         ]
         self._tell(msgpack.packb(["measured", *values]))
+
+    def _judge(self, hz: float) -> None:
+        """Tell of an episode's success, once, when it has lasted for a control step."""
+        if self.simulated is None or self._judged:
+            return
+        self._good = self._good + 1 if self.simulated.world.success() else 0
+        if self._good * self.robot.embodiment.control_hz >= hz:
+            self._judged = True
+            self._tell(msgpack.packb(["success", time.monotonic()]))
 
     def _tell(self, packet: bytes) -> None:
         for connection in list(self.server.connections):

@@ -57,6 +57,7 @@ class SimulatedRobot:
         self.limits = own_limits(world)
         self.log = Log()
         self.errors: set[str] = set()
+        self.begun = 0  # episodes
         self.script = list(defects.script)
         self._rng = np.random.default_rng(defects.seed)
         self._zero = self._time = clock()
@@ -119,6 +120,7 @@ class SimulatedRobot:
         self._rest()
         self._measured.clear()
         self._remember()
+        self.begun += 1
         self._event("reset")
 
     def advance_to(self, time: float) -> None:

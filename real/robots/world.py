@@ -7,7 +7,7 @@ provide one too, which is named in a config and never imported here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -17,12 +17,16 @@ from vla_rl.specs import CameraSpec, EmbodimentSpec
 
 
 class World(Protocol):
-    """``kind`` and ``gain`` are as in `Capabilities`, ``own`` as in `Robot.limits`, told as plain values."""
+    """``kind`` and ``gain`` are as in `Capabilities`, ``own`` as in `Robot.limits`, told as plain values.
+
+    ``tasks`` {name: {"instruction", "horizon" in control steps}} are what `reset` knows, the first one by default.
+    """
 
     embodiment: EmbodimentSpec
     kind: str
     gain: float
     own: dict[str, Any]
+    tasks: dict[str, dict[str, Any]]
 
     def reset(self, episode: dict[str, Any]) -> None:
         """Put arm and objects into a start state, at rest. ``episode`` holds what the world understands of a task."""
@@ -64,7 +68,7 @@ class PointConfig:
     """``gain`` above 0: an impedance with the critically damped rate 2 gain (1/s); 0: it follows its target with ``lag_s``.
 
     ``brake`` is the deceleration (1/s) of its brake; the walls are where the rails end (m). ``joints``: it is commanded by
-    its rails' positions instead of a pose.
+    its rails' positions instead of a pose. It succeeds above the height ``goal`` (m).
     """
 
     gain: float = 6.0
@@ -74,6 +78,7 @@ class PointConfig:
     image_size: int = 16
     control_hz: float = 20.0
     joints: bool = False
+    goal: float = 0.45
 
 
 _ENDS = np.array([[-0.5, -0.5, 0.0], [0.5, 0.5, 0.6]])
@@ -83,7 +88,9 @@ _DOWN = np.array([0.0, 1.0, 0.0, 0.0])
 
 
 class PointWorld:
-    """A point on three rails that reaches for nothing; its picture is a grey level of its height."""
+    """A point on three rails, to be raised; its picture is a grey level of its height."""
+
+    tasks: ClassVar[dict[str, dict[str, Any]]] = {"raise": {"instruction": "raise the point", "horizon": 60}}
 
     def __init__(self, config: PointConfig | None = None):
         self.config = config or PointConfig()
@@ -164,7 +171,7 @@ class PointWorld:
         }  # fmt: skip
 
     def success(self) -> bool:
-        return False
+        return bool(self.position[2] > self.config.goal)
 
     def pictures(self) -> dict[str, np.ndarray]:
         size = self.config.image_size

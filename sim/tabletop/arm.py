@@ -16,6 +16,7 @@ import numpy as np
 
 from sim.tabletop.controller import GRIPPER_SPEED, KP, _torques, actuate
 from sim.tabletop.simulator import TabletopConfig, TabletopSimulator
+from vla_rl.errors import ConfigError
 from vla_rl.specs import EpisodeSpec
 
 BRAKE = 40.0  # 1/s: the rate at which its brake takes speed away
@@ -24,13 +25,19 @@ SUBSTEP = 0.002
 
 @dataclass
 class ArmConfig:
-    """As `TabletopConfig`: the first of ``tasks`` is what a session begins with."""
+    """As `TabletopConfig`: the first of ``tasks`` is what a session begins with. ``split`` is that of its initial states
+    and instructions."""
 
     tasks: list[str] = field(default_factory=lambda: ["lift_cube"])
     controller: str = "osc_position"
     cameras: list[str] = field(default_factory=lambda: ["agentview", "robot0_eye_in_hand"])
     camera_size: int = 84
     look: str = "light"
+    split: str = "train"
+
+    def __post_init__(self) -> None:
+        if self.split not in ("train", "held_out"):
+            raise ConfigError(f"split={self.split!r} is unknown: use train or held_out")
 
 
 class TabletopArm:
@@ -47,6 +54,11 @@ class TabletopArm:
         self._mujoco = mujoco
         self._simulator = TabletopSimulator(TabletopConfig(x.tasks, x.controller, x.cameras, x.camera_size, x.look))
         self.embodiment = self._simulator.embodiment
+        held_out = x.split == "held_out"
+        self.tasks: dict[str, dict[str, Any]] = {
+            t.task_id: {"instruction": (t.held_out_instructions if held_out else t.instructions)[0], "horizon": t.horizon}
+            for t in self._simulator.tasks
+        }
         self._count = 0
         self.reset({})
         low, high = self._osc.model.jnt_range[self._osc.model.dof_jntid[self._osc.dofs]].T
@@ -59,13 +71,14 @@ class TabletopArm:
 
     # ----------------------------------------------------------------------------------------------------------- the world
     def reset(self, episode: dict[str, Any]) -> None:
-        """``task`` is "TASK" or "TASK/NUMBER": the number is the initial state's. Unknown ones keep the present task."""
-        name, _, number = str(episode.get("task", "")).partition("/")
-        names = [task.task_id for task in self._simulator.tasks]
-        chosen = name if name in names else names[0]
+        """``task`` is "TASK" or "TASK/NUMBER", and may go on with ": INSTRUCTION". The number is the initial state's,
+        without one they are counted up; another task than those of `tasks` stands for the first."""
+        place = str(episode.get("task", "")).partition(":")[0]
+        name, _, number = place.partition("/")
+        chosen = name if name in self.tasks else next(iter(self.tasks))
         if number.isdigit():
             self._count = int(number)
-        spec = EpisodeSpec(chosen, self._count, split=str(episode.get("split", "train")))
+        spec = EpisodeSpec(chosen, self._count, split=str(episode.get("split", self.config.split)))
         self._simulator.start(0, spec)
         self._count += 1
         self._task = self._simulator._task[chosen]

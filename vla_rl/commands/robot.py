@@ -1,18 +1,38 @@
-"""``vla-rl robot``: what can be done with a session's record."""
+"""``vla-rl robot``: sessions with an arm, and what can be done with their records."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vla_rl.commands.shared import Add
 from vla_rl.errors import UserError
 
+if TYPE_CHECKING:
+    from vla_rl.robot.session import Asked
+
 
 def add(command: Add) -> None:
-    """``vla-rl robot verify`` and ``export``."""
+    """``vla-rl robot run``, ``teach``, ``doctor``, ``verify`` and ``export``."""
     robot = command("robot", None, "sessions with a real or simulated arm")
     kinds = robot.add_subparsers(title="what to do", metavar="WHAT", required=True)
+
+    run = kinds.add_parser("run", help="a policy drives, a person watches and takes over in the browser")
+    run.set_defaults(function=run_run)
+    run.add_argument("--episodes", type=int, default=None, metavar="N", help="end after N episodes; default: at Ctrl-C")
+    run.add_argument("--no-policy", action="store_true", help="nobody but a person drives")
+    run.add_argument("--headless", action="store_true", help="without console: a simulated arm goes on by itself")
+    run.add_argument("--lockstep", action="store_true", help="in virtual time, as fast as it computes; no console")
+    run.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. robot=fake checkpoint=PATH")
+
+    teach = kinds.add_parser("teach", help="record demonstrations: a person drives in the browser")
+    teach.set_defaults(function=run_teach)
+    teach.add_argument("--episodes", type=int, default=None, metavar="N", help="end after N episodes; default: at Ctrl-C")
+    teach.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. robot=lerobot robot.limits=FILE")
+
+    doctor = kinds.add_parser("doctor", help="what this machine lacks for a session, and how to get it")
+    doctor.set_defaults(function=run_doctor)
 
     verify = kinds.add_parser("verify", help="name every gap of a session's journals")
     verify.set_defaults(function=run_verify)
@@ -25,6 +45,36 @@ def add(command: Add) -> None:
     export.add_argument("dataset", type=Path, metavar="DATASET", help="a new folder")
     export.add_argument("--video", action="store_true", help="H.264 files instead of exact pictures")
     export.add_argument("--discarded", action="store_true", help="with the episodes that the operator discarded")
+
+
+def run_run(arguments: argparse.Namespace) -> None:
+    from vla_rl.robot.session import Asked
+
+    headless = arguments.headless or arguments.lockstep
+    _session(arguments, Asked(arguments.episodes or 0, not arguments.no_policy, not headless, arguments.lockstep))
+
+
+def run_teach(arguments: argparse.Namespace) -> None:
+    from vla_rl.robot.session import Asked
+
+    _session(arguments, Asked(arguments.episodes or 0, policy=False))
+
+
+def _session(arguments: argparse.Namespace, asked: Asked) -> None:
+    from vla_rl.robot.session import run
+    from vla_rl.robot.settings import compose
+
+    folder = run(compose(arguments.overrides), asked, lambda text: print(text, flush=True))
+    print(f"recorded in {folder}; check it with: vla-rl robot verify {folder}")
+
+
+def run_doctor(arguments: argparse.Namespace) -> int:
+    """Exit status 1 where a simulated session cannot run."""
+    from vla_rl.robot.doctor import doctor, render
+
+    checks = doctor()
+    print(render(checks))
+    return int(any(check.core and check.status != "ok" for check in checks))
 
 
 def run_verify(arguments: argparse.Namespace) -> int:

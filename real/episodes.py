@@ -1,0 +1,216 @@
+"""Leads a session through its episodes: reset, start, success or time-out, label, end. No clock, no socket, no torch.
+
+It asks for control only while nobody else has it, and gives it up once an episode runs, so that a person may take over at
+any moment; while a person has control it waits. It clears no fault. Messages go in (`hear`, `judged`), requests come out
+(`due`), from two sources: "launcher", who leads, and "simulator", who labels.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from real.messages import Event, Grant, Lease, Message, Notice, Refused, State
+from real.modes import IN_EPISODE, Mode
+from real.tasks import Task, parse
+
+LEADER, JUDGE = "launcher", "simulator"
+AGAIN_S = 0.5  # until a request that has had no effect is made again
+RESET_S = 20.0  # as long may a simulator take to reset; twice would strike in the middle of the episode
+_IN = {m.value for m in IN_EPISODE}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a session is to do. ``episodes`` 0: until it is told to end.
+
+    ``leads``: arm, reset and start by itself (a simulated arm only); else a person does, and this only labels and ends.
+    ``policy``: episodes are started for the policy; else a person drives. ``alone``: nobody watches, so that after a pause
+    it goes on by itself (at most ``resumes`` times an episode), and a fault ends the session. ``judged``: the simulator
+    labels. An episode ends without success after its task's horizon, or ``patience`` times as many seconds as that takes.
+    """
+
+    tasks: tuple[Task, ...]
+    episodes: int = 0
+    leads: bool = True
+    policy: bool = True
+    alone: bool = False
+    judged: bool = True
+    resumes: int = 20
+    patience: float = 4.0
+
+
+@dataclass
+class Outcome:
+    """One episode. ``success`` None: nobody labelled it. Steps are control steps; ``pauses`` counts those of the machine."""
+
+    episode: int
+    task: Task
+    begun: float
+    success: bool | None = None
+    labelled_by: str = ""
+    steps: int = 0
+    human_steps: int = 0
+    pauses: int = 0
+    seconds: float = 0.0
+    reason: str = ""
+    discarded: bool = False
+
+
+class Conductor:
+    """See the module's text. ``control_hz`` is the robot's."""
+
+    def __init__(self, plan: Plan, control_hz: float):
+        self.plan, self.control_hz = plan, control_hz
+        self.outcomes: list[Outcome] = []
+        self.problem = ""  # why it had to give up
+        self.notes: list[str] = []  # for the person at the terminal
+        self._state: State | None = None
+        self._token = ""
+        self._current: Outcome | None = None
+        self._prepared = self._asked_reset = False
+        self._success = self._labelled = False
+        self._asked: dict[str, float] = {}
+
+    @property
+    def done(self) -> bool:
+        """Whether as many episodes have ended as were wanted, or it gave up."""
+        kept = sum(not o.discarded for o in self.outcomes)
+        return bool(self.problem) or (0 < self.plan.episodes <= kept)
+
+    # ------------------------------------------------------------------------------------------------------------ hearing
+    def judged(self, news: str) -> None:
+        """The simulator says "began" (its reset is done) or "success"."""
+        if news == "began":
+            self._prepared, self._success = self._asked_reset, False
+        elif news == "success":
+            self._success = self._current is not None
+
+    def hear(self, message: Message) -> None:
+        if isinstance(message, State):
+            self._state = message
+            if message.holder != LEADER:
+                self._token = ""
+            if self._current is not None and message.step_done:
+                self._current.steps += 1
+                self._current.human_steps += message.is_human
+        elif isinstance(message, Grant):
+            self._token = message.token if message.granted else ""
+        elif isinstance(message, Event) and message.name == "label" and self._current is not None:
+            if message.value in ("success", "failure"):
+                self._current.success = message.value == "success"
+                self._current.labelled_by = message.source.partition(".")[0]
+        elif isinstance(message, Refused):
+            self._asked_reset = False  # (whatever was refused: a reset that was not is asked for once more)
+        elif isinstance(message, Notice):
+            self._notice(message)
+
+    def _notice(self, n: Notice) -> None:
+        if n.name == "begin":
+            self._current = Outcome(n.episode, parse(n.value), n.stamp)
+            self._success = self._labelled = self._prepared = self._asked_reset = False
+        elif n.name in ("end_episode", "discard") and (ended := self._current) is not None:
+            ended.discarded, ended.seconds = n.name == "discard", n.stamp - ended.begun
+            ended.reason = ended.reason or n.value
+            self.outcomes.append(ended)
+            self._current = None
+        elif n.name == "pause" and self._current is not None and n.mode == "PAUSED":
+            self._current.pauses += 1
+            self.notes.append(f"paused: {n.value}")
+        elif n.name == "fault":
+            self.notes.append(f"fault: {n.value}")
+            if self.plan.alone:
+                self.problem = f"the session stopped with a fault: {n.value}"
+
+    # ------------------------------------------------------------------------------------------------------------- asking
+    def due(self, now: float) -> list[tuple[str, type[Message], dict[str, Any]]]:
+        """(source, kind, fields) of what is to be sent now."""
+        state = self._state
+        if state is None or self.done:
+            return []
+        if state.mode in _IN and self._current is not None:
+            return self._during(state, self._current, now)
+        if not self.plan.leads or state.holder not in ("", LEADER):
+            return []
+        if state.mode == Mode.IDLE.value:
+            return self._lead("arm", now)
+        if state.mode == Mode.READY.value:
+            return self._between(now)
+        return []
+
+    def _between(self, now: float) -> list[tuple[str, type[Message], dict[str, Any]]]:
+        if not self._prepared:
+            if self._asked_reset and now - self._asked.get("reset", -math.inf) < RESET_S:
+                return []
+            if not self._token:
+                return self._lead("reset", now)
+            task = self.plan.tasks[len(self.outcomes) % len(self.plan.tasks)]
+            self._asked_reset, self._asked["reset"] = True, -math.inf
+            return [self._event(LEADER, "task", now, task.text), *self._lead("reset", now)]
+        if not self.plan.policy:
+            return self._let_go()
+        return self._lead("start", now)
+
+    def _during(self, state: State, current: Outcome, now: float) -> list[tuple[str, type[Message], dict[str, Any]]]:
+        verdict = self._verdict(current, now)
+        if verdict:
+            return self._finish(state, current, verdict, now)
+        if state.mode == Mode.PAUSED.value and self.plan.alone:
+            if current.pauses > self.plan.resumes:
+                self.problem = f"an episode was paused {current.pauses} times; the last reason: {self.notes[-1]}"
+                return []
+            return self._lead("start", now)
+        return self._let_go()
+
+    def _verdict(self, current: Outcome, now: float) -> str:
+        if self.plan.judged and self._success:
+            return "success"
+        horizon = current.task.horizon or self._horizon(current.task.name)
+        if not self.plan.policy or not horizon:
+            return ""
+        late = now - current.begun > self.plan.patience * horizon / self.control_hz + 5.0
+        return "out of time" if current.steps >= horizon or late else ""
+
+    def _horizon(self, name: str) -> int:
+        return next((task.horizon for task in self.plan.tasks if task.name == name), 0)
+
+    def _finish(
+        self, state: State, current: Outcome, verdict: str, now: float
+    ) -> list[tuple[str, type[Message], dict[str, Any]]]:
+        """Label it first, so that the record holds that too; then end it, which in PAUSED takes control."""
+        found = []
+        current.reason = verdict
+        if not self._labelled and self.plan.judged:
+            self._labelled = True
+            found.append(self._event(JUDGE, "label", now, "success" if verdict == "success" else "failure"))
+        if state.mode == Mode.PAUSED.value:
+            return [*found, *(self._lead("end", now) if self.plan.leads and state.holder in ("", LEADER) else [])]
+        if self._may("end", now):
+            found.append(self._event(LEADER, "end", now, verdict))
+        return found
+
+    # -------------------------------------------------------------------------------------------------------------- words
+    def _lead(self, name: str, now: float) -> list[tuple[str, type[Message], dict[str, Any]]]:
+        """Ask for ``name``, for control first where it is not held."""
+        if not self._token:
+            if not self._may("lease", now):
+                return []
+            return [(LEADER, Lease, {"ask": "request", "token": "", "force": False})]
+        return [self._event(LEADER, name, now)] if self._may(name, now) else []
+
+    def _let_go(self) -> list[tuple[str, type[Message], dict[str, Any]]]:
+        if not self._token:
+            return []
+        token, self._token = self._token, ""
+        return [(LEADER, Lease, {"ask": "release", "token": token, "force": False})]
+
+    def _may(self, name: str, now: float) -> bool:
+        if now - self._asked.get(name, -math.inf) < AGAIN_S:
+            return False
+        self._asked[name] = now
+        return True
+
+    def _event(self, source: str, name: str, now: float, value: str = "") -> tuple[str, type[Message], dict[str, Any]]:
+        lease = self._token if source == LEADER else ""
+        return source, Event, {"name": name, "value": value, "at": now, "lease": lease}

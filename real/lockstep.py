@@ -1,0 +1,141 @@
+"""A session in virtual time, in one process: world, supervisor, policy, conductor and recorder take turns, tick by tick.
+
+Nothing is late, deciding takes one tick, and cameras show what the policy waits for at once: it does here what it can do at
+best, and twice the same, as fast as it computes. What this cannot show is what time does to a session: that is what the
+processes of `real.body` are for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from real import limits as limit_files
+from real.acting import Acting, ActingConfig, Decide
+from real.body import BodyConfig
+from real.episodes import JUDGE, LEADER, Conductor, Outcome, Plan
+from real.messages import Beat, Chunk, Frame, Hello, Message, Writer
+from real.named import make_world
+from real.recorder import Recorder
+from real.ring import Rings, RingWriter
+from real.robots.faults import Defects, Fault
+from real.robots.simulated import SimulatedRobot
+from real.supervisor.core import Supervisor
+from real.supervisor.settings import SupervisorConfig
+
+_ROLES = {"policy": "policy", LEADER: "launcher", JUDGE: "viewer", "guard": "guard", "recorder": "recorder"}
+_BEAT_S = 0.05
+
+
+class Lockstep:
+    """``config`` as for `real.body.Body`, of a simulated world. ``folder`` gets the journals, where they are wanted."""
+
+    def __init__(self, folder: str | Path, config: BodyConfig):
+        self.config, self.now = config, 1.0
+        defects = dict(config.defects)
+        script = tuple(Fault(**f) for f in defects.pop("script", ()))
+        self.world = make_world(config.world, config.options)
+        self.robot = SimulatedRobot(self.world, Defects(script=script, **defects), lambda: self.now)
+        self.robot.log.keep = 2000
+        spec, capabilities = self.robot.embodiment, self.robot.capabilities
+        keys = limit_files.needed(capabilities.kind, spec.rotation != "none", capabilities.force)
+        limits = limit_files.load(config.limits, self.robot.limits, keys)
+        options = {k: tuple(v) if isinstance(v, list) else v for k, v in config.supervisor.items()}
+        settings = SupervisorConfig(**options)
+        name = Path(folder).name
+        self.supervisor = Supervisor(self.robot, limits, settings, self.now, name)
+        about = {"session": name, "embodiment": spec.to_dict(), "limits": asdict(limits), "virtual_time": True}
+        about |= {"capabilities": asdict(capabilities), "supervisor": asdict(settings)}
+        self.recorder = Recorder(Path(folder) / "journal", about) if config.record else None
+        self._writers = {source: Writer(source, lambda: self.now) for source in (*_ROLES, "arm")}
+        self._rings = {c.name: RingWriter(c.name, (c.height, c.width, 3)) for c in spec.cameras}
+        self._pictures = Rings()
+        self._tick, self._shown, self._beaten = -1, -1.0, -1.0
+        self._resets = 0
+        self._good, self._told = 0, False
+
+    def run(
+        self, plan: Plan, decide: Decide | None, version: str, acting: ActingConfig, told: Callable[[Outcome], None]
+    ) -> Conductor:
+        """Until the plan is done; ``told`` hears of every episode. Without ``decide`` nobody acts."""
+        conductor = Conductor(plan, self.robot.embodiment.control_hz)
+        policy = Acting(decide, self._pictures, version, acting) if decide is not None else None
+        for source, role in _ROLES.items():
+            if source != "policy" or policy is not None:
+                self._send(source, Hello, role=role, pid=1)
+        self._spread(conductor, policy)
+        counted = 0
+        while not conductor.done:
+            self._step(conductor, policy)
+            for outcome in conductor.outcomes[counted:]:
+                told(outcome)
+            counted = len(conductor.outcomes)
+        return conductor
+
+    def close(self) -> None:
+        if self.recorder is not None:
+            self.recorder.close()
+        for ring in self._rings.values():
+            ring.close()
+        self.world.close()
+
+    def _step(self, conductor: Conductor, policy: Acting | None) -> None:
+        """One tick of the supervisor, and what everybody says to it before."""
+        self._tick += 1
+        now = self.now = 1.0 + self._tick / self.supervisor.config.hz
+        self.robot.advance_to(now)
+        self._judge(conductor)
+        wanted = policy is not None and policy.wants
+        if wanted or now - self._shown >= 1.0 / (self.config.camera_hz or 20.0) - 1e-6:
+            self._shown = now
+            self._show(now)
+        if now - self._beaten >= _BEAT_S:
+            self._beaten = now
+            for source in _ROLES:
+                self._send(source, Beat, 0.5, tick=self._tick)
+        for source, kind, fields in conductor.due(now):
+            self._send(source, kind, **fields)
+        self.supervisor.tick(self._tick, now)
+        self._spread(conductor, policy)
+        if policy is not None and policy.due and (row := policy.chunk(lambda: self.now)) is not None:
+            policy.sent(self._send("policy", Chunk, policy.config.valid_s, **row))
+            self._spread(conductor, policy)
+
+    def _judge(self, conductor: Conductor) -> None:
+        """As `real.robots.server` does."""
+        if self.robot.begun != self._resets:
+            self._resets, self._good, self._told = self.robot.begun, 0, False
+            conductor.judged("began")
+        self._good = self._good + 1 if self.world.success() else 0
+        lasted = self._good * self.robot.embodiment.control_hz >= self.supervisor.config.hz
+        if lasted and not self._told:
+            self._told = True
+            conductor.judged("success")
+
+    def _show(self, now: float) -> None:
+        for p in self.robot.pictures():
+            slot = self._rings[p.camera].write(p.image, p.device_no)
+            height, width, channels = p.image.shape
+            frame = self._writers["arm"].make(
+                Frame, camera=p.camera, ring=self._rings[p.camera].address, slot=slot, number=p.device_no,
+                device_no=p.device_no, capture=now, device_stamp=p.device_stamp, height=height, width=width,
+                channels=channels,
+            )  # fmt: skip
+            self.supervisor.see(frame)
+
+    def _send(self, source: str, kind: type[Message], valid_s: float = float("inf"), /, **fields: Any) -> Message:
+        message = self._writers[source].make(kind, valid_s, **fields)
+        self.supervisor.receive(source, message, self.now)
+        return message
+
+    def _spread(self, conductor: Conductor, policy: Acting | None) -> None:
+        outbox, self.supervisor.outbox = self.supervisor.outbox, []
+        for client, message in outbox:
+            if client in (None, LEADER):
+                conductor.hear(message)
+            if policy is not None and client in (None, "policy"):
+                policy.hear(message)
+            if self.recorder is not None and client is None:
+                self.recorder.take(message)

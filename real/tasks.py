@@ -1,0 +1,34 @@
+"""What an episode is about, as one text that messages, journals and the console show: ``NAME/NUMBER: INSTRUCTION``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Task:
+    """``name`` is the world's, ``number`` its initial state's (-1: it chooses); ``instruction`` is what the policy reads.
+
+    ``horizon`` (control steps; 0: none) is not part of the text.
+    """
+
+    name: str
+    instruction: str
+    number: int = -1
+    horizon: int = 0
+
+    @property
+    def text(self) -> str:
+        place = f"{self.name}/{self.number}" if self.number >= 0 else self.name
+        return f"{place}: {self.instruction}"
+
+
+def parse(text: str) -> Task:
+    """Any text is one: without ``NAME:`` in front, which has no space in it, all of it is name and instruction."""
+    place, colon, instruction = text.partition(": ")
+    if not colon or " " in place:
+        return Task(text, text)
+    name, slash, number = place.rpartition("/")
+    if slash and number.isdigit():
+        return Task(name, instruction, int(number))
+    return Task(place, instruction)

@@ -1,0 +1,310 @@
+"""``vla-rl robot run``: a policy in a session sees what it sees in the simulator, and sessions begin, go on and end."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from real_helpers import LIMITS
+from session_policy import Mover
+
+from real.acting import Acting, ActingConfig
+from real.body import BodyConfig
+from real.episodes import Plan
+from real.journal import journals, read
+from real.lockstep import Lockstep
+from real.messages import Chunk
+from real.robots.world import PointWorld
+from real.tasks import Task, parse
+from real.verify import verify
+from vla_rl.checkpoint import save_checkpoint
+from vla_rl.cli import main
+from vla_rl.data.session_export import export_session
+from vla_rl.errors import ConfigError, UserError
+from vla_rl.robot.doctor import FAIL, MISSING, OK, check_devices, check_port, doctor, render
+from vla_rl.robot.policy import make_decide
+from vla_rl.robot.session import Asked, default_checkpoint, run
+from vla_rl.robot.settings import compose
+
+TESTS = Path(__file__).resolve().parent
+RAISE = Task("raise", "raise the point", horizon=40)
+FAKE = BodyConfig(
+    limits=str(LIMITS / "fake_point.yaml"), camera_hz=20.0,
+    supervisor={"required": ["guard", "recorder"], "cameras": ["front"]},
+)  # fmt: skip
+
+
+def up(images, proprio, instruction, first):
+    return np.tile([[0.0, 0.0, 0.04, -1.0]], (6, 1))
+
+
+def lockstep(folder, decide, acting=None, episodes=2, config=FAKE, task=RAISE):
+    session = Lockstep(folder, config)
+    try:
+        plan = Plan((task,), episodes, alone=True)
+        return session.run(plan, decide, "v1", acting or ActingConfig(), lambda outcome: None)
+    finally:
+        session.close()
+
+
+# ------------------------------------------------------------------------------------------------ what a policy is shown
+def test_a_policy_acts_in_a_session_as_in_the_simulator(tmp_path):
+    pytest.importorskip("robosuite")
+    from policies.nano_vla import NanoVLA
+    from policies.settings import NanoVLAConfig
+    from vla_rl.types import Observation
+
+    torch.manual_seed(0)
+    settings = compose(["robot.tasks=[lift_cube]"]).robot
+    config = BodyConfig(
+        limits=settings.limits, world=settings.world, options=settings.options, camera_hz=settings.camera_hz,
+        supervisor=settings.supervisor, record=False,
+    )  # fmt: skip
+    session = Lockstep(tmp_path / "s", config)
+    policy = NanoVLA(NanoVLAConfig(chunk_length=4), session.robot.embodiment).eval()
+    acts, instructions = make_decide(policy, True), []
+
+    def decide(images, proprio, instruction, first):
+        """The simulator looks at the very state that the session's pictures and measurements are of."""
+        seen = session.world._simulator.observe(0)
+        assert set(images) == set(seen.images)
+        for name, image in images.items():
+            np.testing.assert_array_equal(image, seen.images[name])
+        np.testing.assert_array_equal(proprio, seen.proprio)
+        actions = acts(images, proprio, instruction, first)
+        wanted = policy.act(Observation.from_slots([seen]), deterministic=True).chunk
+        np.testing.assert_array_equal(actions, wanted.actions[0].detach().numpy())
+        instructions.append((instruction, seen.instruction))
+        return actions
+
+    task = Task("lift_cube", session.world.tasks["lift_cube"]["instruction"], 7, horizon=12)
+    try:
+        session.run(Plan((task,), 1, alone=True), decide, "v", ActingConfig(), lambda outcome: None)
+    finally:
+        session.close()
+    assert instructions == [("lift the red cube", "lift the red cube")] * 3
+
+
+def acted(tmp_path, kind, steps=0, rows=6):
+    """(rows sent, the journal's control steps) of an episode that counts its rows up in x."""
+    told: list[tuple[np.ndarray, bool]] = []
+
+    def count(images, proprio, instruction, first):
+        begin = 0.0001 * 10 * len(told)
+        told.append((proprio, first))
+        return np.array([[begin + 0.0001 * i, 0.0, 0.02, -1.0] for i in range(rows)])
+
+    lockstep(tmp_path / kind, count, ActingConfig(kind, steps), 1, task=dataclasses.replace(RAISE, horizon=24))
+    return told, read(journals(tmp_path / kind)[0]).steps
+
+
+def test_synchronous_acting_runs_the_rows_and_decides_again(tmp_path):
+    told, steps = acted(tmp_path, "synchronous", steps=4)
+    assert [first for _, first in told] == [True] + [False] * (len(told) - 1)
+    assert [(s["decision"], s["index"]) for s in steps] == [(i // 4, i % 4) for i in range(24)]
+    ticks = np.diff([s["tick"] for s in steps])
+    assert [int(t) for t in ticks] == [6 if i % 4 == 3 else 5 for i in range(23)], "one tick to decide in"
+    for decision, (proprio, _) in list(enumerate(told))[1:6]:
+        before = steps[4 * decision - 1]
+        assert 0 < proprio[2] - before["proprio"][2] < 0.01, "seen when the last row was over"
+    assert {s["policy_version"] for s in steps} == {"v1"}
+
+
+def test_asynchronous_acting_goes_on_from_the_observation(tmp_path):
+    _, steps = acted(tmp_path, "asynchronous", steps=3)
+    assert [(s["decision"], s["index"]) for s in steps][:3] == [(0, 0), (0, 1), (0, 2)]
+    later = [s for s in steps if s["decision"] > 0]
+    assert {s["index"] for s in later} <= set(range(6)) and len({s["decision"] for s in later}) > 4
+    assert (np.diff([s["tick"] for s in steps]) <= 5).all(), "no gap between chunks"
+
+
+def test_late_rows_of_an_asynchronous_chunk_are_dropped():
+    """A decision that takes 120 ms at 20 Hz: the rows of the first two control steps have passed when it comes."""
+    from real_helpers import Clock, Rig, point_robot
+
+    clock = Clock()
+    rig = Rig(point_robot(clock), clock)
+    rig.lease()
+    rig.event("arm")
+    rig.event("start")
+    rig.run(0.05)
+    seen = rig.states[-1]
+    rig.run(0.12)
+    row = (0.01, 0.0, 0.0, -1.0)
+    rig.send(
+        "policy", Chunk, 0.3, epoch=seen.epoch, start=seen.tick + 1, hz=20.0, decision=0, policy_version="v",
+        obs_stamp=seen.stamp, prefix=0, delay=3, actions=(row,) * 6,
+    )  # fmt: skip
+    rig.run(0.3)
+    assert [s.index for s in rig.states if s.step_done and s.decision == 0] == [3, 4, 5]
+
+
+def test_another_decision_waits_for_a_picture_from_after_the_last(tmp_path):
+    acting = Acting(up, lambda frame: None, "v", ActingConfig())
+    assert not acting.due
+    with pytest.raises(ConfigError, match="synchronous, asynchronous"):
+        ActingConfig("now and then")
+    with pytest.raises(UserError, match=r"\[2, 3\]; this robot takes \[steps, 4\]"):
+        lockstep(tmp_path / "s", lambda *_: np.zeros((2, 3)))
+
+
+# ------------------------------------------------------------------------------------------------------------- episodes
+def test_episodes_end_with_the_simulators_verdict_and_are_exported(tmp_path):
+    done = lockstep(tmp_path / "s", up, episodes=2)
+    assert [(o.success, o.labelled_by, o.reason) for o in done.outcomes] == [(True, "simulator", "success")] * 2
+    still = lockstep(tmp_path / "t", lambda *_: np.zeros((6, 4)), episodes=1)
+    assert [(o.success, o.reason, o.steps) for o in still.outcomes] == [(False, "out of time", 40)]
+    problems, lines = verify(tmp_path / "s")
+    assert problems == [] and len(lines) == 2 and all(line.endswith("success") for line in lines)
+    labels = [e for e in read(journals(tmp_path / "s")[0]).events if e["name"] == "label"]
+    assert [(e["value"], e["source"]) for e in labels] == [("success", "simulator")]
+    exported = export_session(tmp_path / "s", tmp_path / "data")
+    assert exported.episodes == 2 and not exported.left_out
+
+
+def test_a_world_that_faults_ends_a_session_that_nobody_watches(tmp_path):
+    script = [{"name": "reflex", "at": 0.6}]
+    config = dataclasses.replace(FAKE, defects={"script": script})
+    done = lockstep(tmp_path / "s", lambda *_: np.zeros((6, 4)), config=config)
+    assert "fault" in done.problem and len(done.outcomes) <= 1
+
+
+def test_the_task_of_an_episode_is_one_text():
+    for task in (Task("lift_cube", "lift the red cube", 12), Task("lift_cube", "lift: now"), Task("suite/a", "b", 3)):
+        assert parse(task.text) == task
+    assert parse("fold the towel: twice") == Task("fold the towel: twice", "fold the towel: twice")
+
+
+# ------------------------------------------------------------------------------------------------------- the whole thing
+@pytest.fixture
+def mover(tmp_path, monkeypatch):
+    """A checkpoint for the point robot, which the policy's process can load."""
+    monkeypatch.setenv("PYTHONPATH", f"{TESTS}{os.pathsep}{TESTS.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    save_checkpoint(tmp_path / "mover", Mover(PointWorld().embodiment))
+    return tmp_path / "mover"
+
+
+def overrides(tmp_path, mover, *more):
+    slow = ["robot.supervisor.silence_s=0.3", "robot.supervisor.frame_age_s=2.0", "threads=1"]
+    return [f"checkpoint={mover}", "robot=fake", f"output_dir={tmp_path}", "name=s", *slow, *more]
+
+
+def test_a_session_of_processes_runs_and_ends_by_itself(tmp_path, mover, capsys):
+    assert main(["robot", "run", "--headless", "--episodes", "2", *overrides(tmp_path, mover)]) == 0
+    said = capsys.readouterr().out
+    assert "autonomous: 2 of 2 episodes succeeded (100 %)" in said, said
+    episodes = [read(path) for path in journals(tmp_path / "s")]
+    assert len(episodes) == 2 and all(e.end is not None and not e.end["recovered"] for e in episodes)
+    assert {e.header["task"] for e in episodes} == {"raise: raise the point"}
+    assert all(step["policy_version"].startswith("mover@") for e in episodes for step in e.steps)
+    problems, _ = verify(tmp_path / "s")
+    assert [p for p in problems if "policy's action" in p or "damaged" in p or "end counts" in p] == []
+    assert main(["robot", "export", str(tmp_path / "s"), str(tmp_path / "data")]) == 0
+    assert not (tmp_path / "s" / "run" / "s").exists(), "its socket is gone"
+
+
+def test_the_console_is_announced_and_interrupts_end_everything(tmp_path, mover):
+    command = [sys.executable, "-c", "import sys; from vla_rl.cli import main; sys.exit(main())", "robot", "run"]
+    given = overrides(tmp_path, mover, "console.port=0", "robot.options.goal=0.6")
+    process = subprocess.Popen([*command, *given], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    said = []
+    assert process.stdout is not None
+    for text in process.stdout:
+        said.append(text)
+        if text.startswith("episode 1:"):
+            break
+    listed = subprocess.run(["ps", "--ppid", str(process.pid), "-o", "pid="], capture_output=True, text=True)
+    children = listed.stdout.split()
+    assert len(children) == 6, said  # arm, supervisor, guard, recorder, policy, console
+    process.send_signal(signal.SIGINT)
+    rest = process.communicate(timeout=60)[0]
+    assert process.returncode == 130, rest
+    assert any(text.startswith("console: http://") and "token=" in text for text in said), said
+    assert "failure (simulator)" in said[-1]
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in children) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+
+
+# ---------------------------------------------------------------------------------------------------------------- errors
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        (["robot=panda"], "there is no robot 'panda': use one of fake, lerobot, tabletop"),
+        (["robot.limits=none.yaml"], "robot.limits=none.yaml: there is no such file"),
+        (["robot=lerobot"], "robot.limits is empty: no robot moves without limits"),
+        (["robot.acing=synchronous"], "there is no key robot.acing. Did you mean robot.acting?"),
+        (["robot.horizon=soon"], "robot.horizon='soon' is of the wrong type"),
+        (["robot.driver=a:B"], "give one of them"),
+        (["tabletop"], "'tabletop' is no key=value"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(given, said):
+    with pytest.raises(ConfigError) as error:
+        compose(given)
+    assert said in str(error.value)
+
+
+def test_a_policy_of_another_robot_rate_or_camera_is_refused_before_anything_moves(tmp_path):
+    spec = PointWorld().embodiment
+    camera = dataclasses.replace(spec.cameras[0], name="wrist")
+    for i, (changed, said) in enumerate(
+        [
+            ({"name": "another"}, "name: "),
+            ({"control_hz": 10.0}, "control_hz: 20.0 != 10.0"),
+            ({"cameras": (camera,)}, "cameras: "),
+            ({"action_high": (0.1, 0.1, 0.1, 1.0)}, "action_high: "),
+        ]
+    ):
+        save_checkpoint(tmp_path / f"c{i}", Mover(dataclasses.replace(spec, **changed)))
+        settings = compose([f"checkpoint={tmp_path / f'c{i}'}", "robot=fake", f"output_dir={tmp_path}", f"name=s{i}"])
+        with pytest.raises(UserError, match="this session's robot") as error:
+            run(settings, Asked(1, console=False, lockstep=True))
+        assert said in str(error.value)
+
+
+def test_what_is_missing_is_said_with_a_remedy(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"vla-rl quickstart.*--no-policy"):
+        run(compose(["robot=fake"]), Asked(1, console=False))
+    for name in ("sft", "best"):
+        folder = tmp_path / "outputs" / "quickstart" / "checkpoints" / name
+        folder.mkdir(parents=True)
+        (folder / "config.json").touch()
+        os.utime(folder / "config.json", (1, 2 if name == "sft" else 1))
+    assert default_checkpoint().name == "sft", "the newest"
+    for asked, said in [
+        (Asked(policy=False, console=False), "somebody has to drive"),
+        (Asked(policy=False, console=False, lockstep=True, episodes=1), "somebody has to drive"),
+    ]:
+        with pytest.raises(ConfigError, match=said):
+            run(compose(["robot=fake"]), asked)
+
+
+def test_the_doctor_names_what_is_missing_and_the_remedy(tmp_path):
+    serial = ("serial ports", ("ttyACM*", "ttyUSB*"), "dialout", "arms")
+    assert check_devices(tmp_path, *serial).status == MISSING
+    (tmp_path / "ttyACM0").touch()
+    assert check_devices(tmp_path, *serial).status == OK
+    if os.geteuid():
+        (tmp_path / "ttyACM0").chmod(0)
+        assert "usermod -aG dialout" in check_devices(tmp_path, *serial).fix
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert check_port(taken.getsockname()[1]).status == FAIL
+    checks = doctor(tmp_path)
+    assert all(check.fix for check in checks if check.status != OK)
+    assert {"linux", "msgpack", "cores", "clock", "SCHED_FIFO", "disk", "policy"} <= {check.name for check in checks}
+    assert len(render(checks).splitlines()) >= len(checks)

@@ -1,0 +1,92 @@
+"""The policy's process: ``python -m vla_rl.robot.policy CONFIG.json`` with socket, checkpoint, embodiment, acting, steps,
+valid_s, instruction, deterministic, device and threads. It is told when to decide by `real.acting`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vla_rl import build
+from vla_rl.errors import UserError
+from vla_rl.specs import EmbodimentSpec, SlotObservation
+
+Decide = Callable[[dict[str, np.ndarray], np.ndarray, str, bool], np.ndarray]
+
+
+def make_decide(policy: Any, deterministic: bool, device: Any = None) -> Decide:
+    """How a policy decides in a session: on the `Observation` that the simulator's slots would yield."""
+    import torch
+
+    from vla_rl.interfaces import RememberingPolicy
+    from vla_rl.types import Observation
+
+    memory: list[Any] = []
+
+    def decide(images: dict[str, np.ndarray], proprio: np.ndarray, instruction: str, first: bool) -> np.ndarray:
+        """Actions float32 [h a]."""
+        observation = Observation.from_slots([SlotObservation(images, proprio, instruction)])
+        options: dict[str, Any] = {"deterministic": deterministic}
+        if isinstance(policy, RememberingPolicy):
+            if first or not memory:
+                memory[:] = [policy.initial_memory()]
+            options["memory"] = memory
+        with torch.inference_mode():
+            output = policy.act(observation if device is None else observation.to(device), **options)
+        if output.memory is not None:
+            memory[:] = output.memory
+        return output.chunk.actions[0][output.chunk.valid[0]].float().cpu().numpy()
+
+    return decide
+
+
+def load(checkpoint: str, embodiment: EmbodimentSpec, deterministic: bool, device: str = "auto") -> tuple[Decide, str]:
+    """(how it decides, its version for the record) of a checkpoint. Raises `UserError` for one of another robot."""
+    from vla_rl.checkpoint import fingerprint, load_policy
+    from vla_rl.devices import pick_device
+
+    path, place = Path(checkpoint), pick_device(device)
+    policy = load_policy(path, build.policy_class, expected_embodiment=embodiment)
+    decide = make_decide(policy.to(place), deterministic, place)
+    blank = {c.name: np.zeros((c.height, c.width, 3), np.uint8) for c in embodiment.cameras}
+    decide(blank, np.zeros(embodiment.proprio_dim, np.float32), "", True)  # the first decision is slow
+    return decide, f"{path.name}@{fingerprint(path)[:12]}"
+
+
+def main(config: dict[str, Any]) -> None:
+    """Until the session ends."""
+    if config.get("threads"):
+        import torch
+
+        torch.set_num_threads(int(config["threads"]))
+    embodiment = EmbodimentSpec.from_dict(config["embodiment"])
+    decide, version = load(config["checkpoint"], embodiment, bool(config["deterministic"]), config["device"])
+    how = build.attribute("real.acting:ActingConfig")(**config["acting"])
+    pictures = build.attribute("real.ring:Rings")()
+    acting = build.attribute("real.acting:Acting")(decide, pictures, version, how, config["instruction"])
+    client = build.attribute("real.link:Client")(config["socket"], "policy")
+    print("ready", flush=True)
+    try:
+        build.attribute("real.acting:serve")(client, acting)
+    finally:
+        times = sorted(acting.waited) or [0.0]
+        took = {"p50": 1e3 * times[len(times) // 2], "max": 1e3 * times[-1]}
+        Path(config["report"]).write_text(json.dumps({"decisions": acting.decisions, "ms": took}), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    build.attribute("real.scheduling:die_with_parent")()
+    try:
+        main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    except UserError as error:
+        print(f"error: {error}", flush=True)
+        sys.exit(2)

@@ -1,0 +1,243 @@
+"""``vla-rl robot run`` and ``teach``: starts what a session is made of, leads it through its episodes, ends everything.
+
+The arm and who watches it are up before a policy is; whatever goes wrong, the supervisor brings the arm to rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vla_rl import build
+from vla_rl.errors import ConfigError, UserError
+from vla_rl.files import check_checkpoint
+from vla_rl.robot.settings import SessionSettings
+from vla_rl.specs import EmbodimentSpec
+
+QUICKSTART = Path("outputs") / "quickstart" / "checkpoints"
+_CHOICES = ("best", "rl", "sft")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line asks for besides the settings. ``episodes`` 0: until Ctrl-C."""
+
+    episodes: int = 0
+    policy: bool = True
+    console: bool = True
+    lockstep: bool = False
+
+
+def default_checkpoint(folder: Path = QUICKSTART) -> Path:
+    """The newest of a quickstart's checkpoints. Raises `UserError` that says how to make one."""
+    found = [folder / name for name in _CHOICES if (folder / name / "config.json").is_file()]
+    if not found:
+        raise UserError(
+            f"there is no policy: {folder} holds none of {', '.join(_CHOICES)}. Make one with `vla-rl quickstart`, name one "
+            "with checkpoint=FOLDER, or leave it out with --no-policy and drive the arm yourself"
+        )
+    return max(found, key=lambda path: (path / "config.json").stat().st_mtime)
+
+
+def run(settings: SessionSettings, asked: Asked, say: Callable[[str], None] = print) -> Path:
+    """Returns the session's folder. Raises `UserError` where it cannot start, or came to an end that nobody wanted."""
+    checkpoint = None
+    if asked.policy:
+        checkpoint = Path(settings.checkpoint) if settings.checkpoint else default_checkpoint()
+        check_checkpoint(checkpoint)
+        _acting(settings)
+    _possible(settings, asked)
+    folder = settings.folder
+    if (folder / "journal").exists():
+        raise UserError(f"{folder} holds a session already: choose another name=")
+    (run_lockstep if asked.lockstep else run_processes)(settings, asked, checkpoint, folder, say)
+    return folder
+
+
+def _possible(settings: SessionSettings, asked: Asked) -> None:
+    if asked.lockstep and settings.robot.driver:
+        raise ConfigError("--lockstep is virtual time: only a simulated arm has that, not robot.driver")
+    if not asked.console and settings.robot.driver:
+        raise ConfigError("--headless lets the session start by itself, which only a simulated arm may: leave it out")
+    if not asked.policy and (not asked.console or asked.lockstep):
+        raise ConfigError("without a policy somebody has to drive: leave out --headless and --lockstep")
+    if asked.lockstep and not asked.episodes:
+        raise ConfigError("--lockstep runs as fast as it can, with nobody watching: say how long with --episodes N")
+
+
+# ------------------------------------------------------------------------------------------------------------- in real time
+def run_processes(
+    settings: SessionSettings, asked: Asked, checkpoint: Path | None, folder: Path, say: Callable[[str], None]
+) -> None:
+    """Each part in a process of its own, until the episodes are done, Ctrl-C, or one of them ends."""
+    body = build.attribute("real.body:Body")(folder, body_config(settings))
+    with body:
+        say(f"session {folder}; end it with Ctrl-C, at once with a second one")
+        about = json.loads((body.run / "robot.json").read_text(encoding="utf-8"))
+        embodiment = EmbodimentSpec.from_dict(about["embodiment"])
+        judge = build.attribute("real.robots.remote:Judge")(body.arm_socket)
+        plan = make_plan(settings, asked, judge.tasks)
+        if checkpoint is not None:
+            _require_same(embodiment, checkpoint)
+            say(f"loading {checkpoint}")
+            _start_policy(body, settings, checkpoint, about["embodiment"], plan.tasks[0].instruction)
+        if asked.console:
+            console = {"folder": str(folder), **settings.console}
+            said = body.process("console", "real.console.process", [_console_config(body, console)])
+            say(f"console: {said.splitlines()[1]}")
+            say(_hint(plan))
+        with contextlib.closing(judge):
+            _lead(body, plan, embodiment.control_hz, judge, say)
+
+
+def body_config(settings: SessionSettings) -> Any:
+    """What `real.body.Body` starts."""
+    robot = settings.robot
+    names = ("limits", "driver", "options", "defects", "supervisor", "arm_hz", "camera_hz", "real_time")
+    chosen = {name: getattr(robot, name) for name in names}
+    return build.attribute("real.body:BodyConfig")(world=robot.world or "fake", **chosen)
+
+
+def make_plan(settings: SessionSettings, asked: Asked, known: dict[str, dict[str, Any]]) -> Any:
+    """``known`` are the world's tasks; without a world the tasks are instructions."""
+    task = build.attribute("real.tasks:Task")
+    names = settings.robot.tasks or list(known) or ["teleoperated"]
+    unknown = [name for name in names if known and name not in known]
+    if unknown:
+        raise ConfigError(f"robot.tasks has {unknown[0]!r}, which this world does not know: {', '.join(known)}")
+    horizon = settings.robot.horizon
+    tasks = tuple(
+        task(n, known[n]["instruction"], horizon=horizon or known[n]["horizon"]) if known else task(n, n, horizon=horizon)
+        for n in names
+    )
+    return build.attribute("real.episodes:Plan")(
+        tasks, asked.episodes, leads=bool(known), policy=asked.policy, alone=not asked.console, judged=bool(known)
+    )
+
+
+def _require_same(embodiment: EmbodimentSpec, checkpoint: Path) -> None:
+    """Before the seconds that loading takes: robot, bounds, rate and cameras are those that the policy was made for."""
+    embodiment.require(check_checkpoint(checkpoint), "this session's robot", f"the checkpoint {checkpoint}")
+
+
+def _acting(settings: SessionSettings) -> Any:
+    robot = settings.robot
+    return build.attribute("real.acting:ActingConfig")(robot.acting, robot.steps, robot.valid_s)
+
+
+def _start_policy(
+    body: Any, settings: SessionSettings, checkpoint: Path, embodiment: dict[str, Any], instruction: str
+) -> None:
+    config = {
+        "socket": body.socket, "checkpoint": str(checkpoint), "embodiment": embodiment, "instruction": instruction,
+        "acting": dataclasses.asdict(_acting(settings)), "deterministic": settings.deterministic,
+        "device": settings.device, "threads": settings.threads, "report": str(body.run / "policy.json"),
+    }  # fmt: skip
+    body.process("policy", "vla_rl.robot.policy", [body.write_config("policy", config)], timeout=600.0)
+
+
+def _console_config(body: Any, console: dict[str, Any]) -> str:
+    """The file holds no token: the console makes its own."""
+    return body.write_config("console", {"socket": body.socket, "console": console})
+
+
+def _hint(plan: Any) -> str:
+    if not plan.leads:
+        return "there: C takes control, L arms, P starts; Enter success, Backspace failure; ` e-stop"
+    if not plan.policy:
+        return "there: C takes control, Shift with W A S D E Q drives; Enter success, Backspace failure; then O resets"
+    return "episodes start by themselves while nobody has control. There: Space pauses, C takes control, Shift drives"
+
+
+def _lead(body: Any, plan: Any, control_hz: float, judge: Any, say: Callable[[str], None]) -> None:
+    """The launcher's loop."""
+    client_class, link_error = build.attribute("real.link:Client"), build.attribute("real.link:LinkError")
+    conductor = build.attribute("real.episodes:Conductor")(plan, control_hz)
+    roles = {"launcher": "launcher", "simulator": "viewer"}
+    clients = {name: client_class(body.socket, role, name) for name, role in roles.items()}
+    told, noted = 0, 0
+    try:
+        while not conductor.done:
+            _hear(clients, conductor, judge)
+            for source, kind, fields in conductor.due(time.monotonic()):
+                clients[source].send(kind, **fields)
+            for outcome in conductor.outcomes[told:]:
+                say(line(outcome))
+            for note in conductor.notes[noted:]:
+                say(note)
+            told, noted = len(conductor.outcomes), len(conductor.notes)
+            if problem := body.ended():
+                raise UserError(problem)
+    except link_error as error:
+        raise UserError(body.ended() or str(error)) from None
+    finally:
+        for line_ in summary(conductor.outcomes):
+            say(line_)
+        for client in clients.values():
+            client.close()
+    if conductor.problem:
+        raise UserError(conductor.problem)
+
+
+def _hear(clients: dict[str, Any], conductor: Any, judge: Any) -> None:
+    message = clients["launcher"].receive(0.02)
+    while message is not None:
+        conductor.hear(message)
+        message = clients["launcher"].receive(0.0)
+    clients["simulator"].newest()  # what it does not read would wait for it
+    for news in judge.news():
+        conductor.judged(news)
+
+
+# ---------------------------------------------------------------------------------------------------------- in virtual time
+def run_lockstep(
+    settings: SessionSettings, asked: Asked, checkpoint: Path | None, folder: Path, say: Callable[[str], None]
+) -> None:
+    from vla_rl.robot.policy import load
+
+    session = build.attribute("real.lockstep:Lockstep")(folder, body_config(settings))
+    try:
+        assert checkpoint is not None
+        _require_same(session.robot.embodiment, checkpoint)
+        decide, version = load(str(checkpoint), session.robot.embodiment, settings.deterministic, settings.device)
+        plan = dataclasses.replace(make_plan(settings, asked, session.world.tasks), alone=True)
+        say(f"session {folder}, in virtual time")
+        conductor = session.run(plan, decide, version, _acting(settings), lambda outcome: say(line(outcome)))
+        for line_ in summary(conductor.outcomes):
+            say(line_)
+        if conductor.problem:
+            raise UserError(conductor.problem)
+    finally:
+        session.close()
+
+
+# ------------------------------------------------------------------------------------------------------------------- words
+def line(outcome: Any) -> str:
+    """One episode."""
+    judged = "discarded" if outcome.discarded else {True: "success", False: "failure", None: "no label"}[outcome.success]
+    by = f" ({outcome.labelled_by})" if outcome.labelled_by and not outcome.discarded else ""
+    human = f", {outcome.human_steps} by a person" if outcome.human_steps else ""
+    pauses = f", paused {outcome.pauses} times" if outcome.pauses else ""
+    took = f"after {outcome.steps} control steps{human}, {outcome.seconds:.1f} s{pauses}"
+    return f"episode {outcome.episode}: {judged}{by} {took}; {outcome.task.text}"
+
+
+def summary(outcomes: list[Any]) -> Iterator[str]:
+    """Success with and without a person's help, never mixed."""
+    kept = [o for o in outcomes if not o.discarded and o.success is not None]
+    for what, group in (
+        ("autonomous", [o for o in kept if not o.human_steps]),
+        ("with a person's help", [o for o in kept if o.human_steps]),
+    ):
+        if group:
+            good = sum(bool(o.success) for o in group)
+            yield f"{what}: {good} of {len(group)} episodes succeeded ({100 * good / len(group):.0f} %)"
+    unlabelled = sum(o.success is None and not o.discarded for o in outcomes)
+    if unlabelled:
+        yield f"{unlabelled} episodes without a label"

@@ -1,0 +1,132 @@
+"""Options of a session with an arm: ``vla-rl robot run robot=NAME robot.KEY=VALUE console.KEY=VALUE checkpoint=...``."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vla_rl.errors import ConfigError
+from vla_rl.paths import config_dir
+
+
+@dataclass
+class RobotSettings:
+    """A simulated arm (``world``) or a driver ("module:Class"), with ``options``; see `real.body.BodyConfig`.
+
+    ``limits`` is a file, as such or inside the config folder. ``acting`` is synchronous or asynchronous, ``steps`` of each
+    chunk are run before the next (0: all, or half where asynchronous). ``horizon`` (control steps) ends an episode, 0: the
+    task's own. ``tasks`` are done in turn: those of the world where it is empty; an instruction where there is no world.
+    """
+
+    world: str = ""
+    driver: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    defects: dict[str, Any] = field(default_factory=dict)
+    limits: str = ""
+    supervisor: dict[str, Any] = field(default_factory=dict)
+    arm_hz: float = 100.0
+    camera_hz: float = 20.0
+    real_time: int = 0
+    acting: str = "synchronous"
+    steps: int = 0
+    valid_s: float = 0.3
+    horizon: int = 0
+    tasks: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if bool(self.world) == bool(self.driver):
+            raise ConfigError(f"robot.world={self.world!r} and robot.driver={self.driver!r}: give one of them")
+        if self.horizon < 0 or self.camera_hz <= 0 or self.arm_hz <= 0:
+            raise ConfigError(
+                f"robot.horizon={self.horizon} must be 0 or more, robot.camera_hz={self.camera_hz} and "
+                f"robot.arm_hz={self.arm_hz} above 0"
+            )
+
+
+@dataclass
+class SessionSettings:
+    """``checkpoint`` empty: the newest of the quickstart's. ``name`` empty: the time. ``deterministic`` policies act with
+    their most likely action. ``threads`` are torch's in the policy's process (0: its own choice)."""
+
+    robot: RobotSettings
+    console: dict[str, Any] = field(default_factory=dict)
+    checkpoint: str = ""
+    name: str = ""
+    output_dir: str = "outputs/robot"
+    deterministic: bool = True
+    device: str = "auto"
+    threads: int = 0
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.output_dir) / (self.name or time.strftime("%Y-%m-%d_%H-%M-%S"))
+
+
+def compose(overrides: Sequence[str]) -> SessionSettings:
+    """The settings that the overrides ask for. Raises `ConfigError` that names the key."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    wrong = [o for o in overrides if "=" not in o or o.startswith("=")]
+    if wrong:
+        raise ConfigError(f"{wrong[0]!r} is no key=value, such as robot=fake, robot.acting=asynchronous or checkpoint=PATH")
+    chosen = [o.partition("=")[2] for o in overrides if o.startswith("robot=")]
+    try:
+        robot = OmegaConf.load(_robot_file(chosen[-1] if chosen else "tabletop"))
+        given = OmegaConf.from_dotlist([o for o in overrides if not o.startswith("robot=")])
+        tree = OmegaConf.to_container(OmegaConf.merge({"robot": robot}, given), resolve=True)
+    except (OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(f"the overrides {' '.join(overrides)} cannot be read: {error}") from None
+    assert isinstance(tree, dict)
+    values: dict[str, Any] = {str(k): v for k, v in tree.items()}
+    values["robot"] = _checked(RobotSettings, values["robot"], "robot.")
+    settings: SessionSettings = _checked(SessionSettings, values, "")
+    settings.robot.limits = str(limits_file(settings.robot.limits))
+    return settings
+
+
+def _robot_file(name: str) -> Path:
+    folder = config_dir() / "robot"
+    known = sorted(p.stem for p in folder.glob("*.yaml"))
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        raise ConfigError(f"there is no robot {name!r}: use one of {', '.join(known)}.{hint}")
+    return folder / f"{name}.yaml"
+
+
+def limits_file(name: str) -> Path:
+    """Raises `ConfigError` where there is none: no robot moves without limits."""
+    if not name:
+        raise ConfigError(
+            "robot.limits is empty: no robot moves without limits. Write a file with this robot's own, like "
+            f"{config_dir() / 'limits' / 'tabletop.yaml'}, and name it"
+        )
+    for place in (Path(name), config_dir() / name):
+        if place.is_file():
+            return place
+    raise ConfigError(f"robot.limits={name}: there is no such file, and no robot moves without its limits")
+
+
+_KINDS: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float), "bool": (bool,)}
+
+
+def _checked(kind: Any, values: Any, place: str) -> Any:
+    """``values`` as the dataclass ``kind``."""
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{place.rstrip('.')} is {values!r}, and keys are expected, such as {place}limits=FILE")
+    fields = {f.name: str(f.type) for f in dataclasses.fields(kind)}
+    for name, value in values.items():
+        if name not in fields:
+            close = difflib.get_close_matches(str(name), fields, n=1)
+            hint = f" Did you mean {place}{close[0]}?" if close else ""
+            raise ConfigError(f"there is no key {place}{name}.{hint} Known are {', '.join(place + n for n in fields)}")
+        expected = _KINDS.get(fields[name], (dict,) if fields[name].startswith("dict") else (list, kind, RobotSettings))
+        if not isinstance(value, expected) or (isinstance(value, bool) and bool not in expected):
+            raise ConfigError(f"{place}{name}={value!r} is of the wrong type: {fields[name]} is expected")
+    return kind(**values)
