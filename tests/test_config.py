@@ -18,7 +18,7 @@ from vla_rl.paths import config_dir
 from vla_rl.run.preflight import check_run
 
 RUNS = sorted(path.stem for path in (config_dir() / "run").glob("*.yaml"))
-_OTHERS = ("run", "limits")  # folders without options: whole runs; limits of robots, which are read as they are
+_OTHERS = ("run", "robot", "limits")  # no options of a run: whole runs; sessions with a robot and their limits
 OPTIONS = sorted((path.parent.name, path.stem) for path in config_dir().glob("*/*.yaml") if path.parent.name not in _OTHERS)
 OWN = '''
     from dataclasses import dataclass
