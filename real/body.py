@@ -111,8 +111,9 @@ class Body:
         deadline = time.monotonic() + timeout
         while not log.read_bytes().startswith(b"ready"):
             if process.poll() is not None or time.monotonic() > deadline:
-                end = log.read_text(encoding="utf-8", errors="replace")[-2000:]
-                raise StartError(f"the {name} did not start: {end.strip() or 'it said nothing'}")
+                end = log.read_text(encoding="utf-8", errors="replace")[-2000:].strip()
+                end = end.rpartition("error: ")[2] if "\nerror: " in f"\n{end}" else end
+                raise StartError(f"the {name} did not start: {end or 'it said nothing'}")
             time.sleep(0.01)
         return log.read_text(encoding="utf-8", errors="replace")
 

@@ -70,7 +70,7 @@ class Conductor:
         self._token = ""
         self._current: Outcome | None = None
         self._prepared = self._asked_reset = False
-        self._success = self._labelled = False
+        self._success = False
         self._asked: dict[str, float] = {}
 
     @property
@@ -109,7 +109,8 @@ class Conductor:
     def _notice(self, n: Notice) -> None:
         if n.name == "begin":
             self._current = Outcome(n.episode, parse(n.value), n.stamp)
-            self._success = self._labelled = self._prepared = self._asked_reset = False
+            self._success = self._prepared = self._asked_reset = False
+            self._asked.pop("label", None)
         elif n.name in ("end_episode", "discard") and (ended := self._current) is not None:
             ended.discarded, ended.seconds = n.name == "discard", n.stamp - ended.begun
             ended.reason = ended.reason or n.value
@@ -131,8 +132,8 @@ class Conductor:
             return []
         if state.mode in _IN and self._current is not None:
             return self._during(state, self._current, now)
-        if not self.plan.leads or state.holder not in ("", LEADER):
-            return []
+        if self._current is not None or not self.plan.leads or state.holder not in ("", LEADER):
+            return []  # (where an episode has begun, this state is older than that)
         if state.mode == Mode.IDLE.value:
             return self._lead("arm", now)
         if state.mode == Mode.READY.value:
@@ -178,17 +179,15 @@ class Conductor:
     def _finish(
         self, state: State, current: Outcome, verdict: str, now: float
     ) -> list[tuple[str, type[Message], dict[str, Any]]]:
-        """Label it first, so that the record holds that too; then end it, which in PAUSED takes control."""
-        found = []
+        """Label it, and end it once the supervisor has told everybody: labels come over a link of their own, and a record
+        that has ended takes none. In PAUSED ending needs control."""
         current.reason = verdict
-        if not self._labelled and self.plan.judged:
-            self._labelled = True
-            found.append(self._event(JUDGE, "label", now, "success" if verdict == "success" else "failure"))
+        if self.plan.judged and not current.labelled_by:
+            value = "success" if verdict == "success" else "failure"
+            return [self._event(JUDGE, "label", now, value)] if self._may("label", now) else []
         if state.mode == Mode.PAUSED.value:
-            return [*found, *(self._lead("end", now) if self.plan.leads and state.holder in ("", LEADER) else [])]
-        if self._may("end", now):
-            found.append(self._event(LEADER, "end", now, verdict))
-        return found
+            return self._lead("end", now) if self.plan.leads and state.holder in ("", LEADER) else []
+        return [self._event(LEADER, "end", now, verdict)] if self._may("end", now) else []
 
     # -------------------------------------------------------------------------------------------------------------- words
     def _lead(self, name: str, now: float) -> list[tuple[str, type[Message], dict[str, Any]]]:

@@ -23,7 +23,7 @@ from real.ring import Rings, RingWriter
 from real.robots.faults import Defects, Fault
 from real.robots.simulated import SimulatedRobot
 from real.supervisor.core import Supervisor
-from real.supervisor.settings import SupervisorConfig
+from real.supervisor.settings import from_options
 
 _ROLES = {"policy": "policy", LEADER: "launcher", JUDGE: "viewer", "guard": "guard", "recorder": "recorder"}
 _BEAT_S = 0.05
@@ -42,8 +42,7 @@ class Lockstep:
         spec, capabilities = self.robot.embodiment, self.robot.capabilities
         keys = limit_files.needed(capabilities.kind, spec.rotation != "none", capabilities.force)
         limits = limit_files.load(config.limits, self.robot.limits, keys)
-        options = {k: tuple(v) if isinstance(v, list) else v for k, v in config.supervisor.items()}
-        settings = SupervisorConfig(**options)
+        settings = from_options(config.supervisor)
         name = Path(folder).name
         self.supervisor = Supervisor(self.robot, limits, settings, self.now, name)
         about = {"session": name, "embodiment": spec.to_dict(), "limits": asdict(limits), "virtual_time": True}

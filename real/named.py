@@ -33,7 +33,11 @@ def named(path: str) -> Any:
 def make_world(name: str, options: dict[str, Any]) -> Any:
     """A `World` by a short name of `WORLDS` or a "module:Class" (which then takes the options as keywords)."""
     if name in WORLDS:
-        return named(WORLDS[name])(named(WORLD_CONFIGS[name])(**options))
+        try:
+            config = named(WORLD_CONFIGS[name])(**options)
+        except TypeError as error:
+            raise ConfigError(f"the options of the simulated robot {name!r} are wrong: {error}") from None
+        return named(WORLDS[name])(config)
     if ":" not in name:
         raise ConfigError(f"there is no simulated robot {name!r}: use one of {', '.join(WORLDS)}, or package.module:Class")
     return named(name)(**options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import signal
 import subprocess
@@ -13,15 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from real_helpers import LIMITS
+from real_helpers import LIMITS, Clock, Rig, point_robot
 from session_policy import Mover
 
 from real.acting import Acting, ActingConfig
 from real.body import BodyConfig
-from real.episodes import Plan
+from real.episodes import Conductor, Plan
 from real.journal import journals, read
 from real.lockstep import Lockstep
-from real.messages import Chunk
+from real.messages import Chunk, Event, Notice, Writer
 from real.robots.world import PointWorld
 from real.tasks import Task, parse
 from real.verify import verify
@@ -90,7 +91,7 @@ def test_a_policy_acts_in_a_session_as_in_the_simulator(tmp_path):
         session.run(Plan((task,), 1, alone=True), decide, "v", ActingConfig(), lambda outcome: None)
     finally:
         session.close()
-    assert instructions == [("lift the red cube", "lift the red cube")] * 3
+    assert len(instructions) >= 3 and set(instructions) == {("lift the red cube", "lift the red cube")}
 
 
 def acted(tmp_path, kind, steps=0, rows=6):
@@ -128,8 +129,6 @@ def test_asynchronous_acting_goes_on_from_the_observation(tmp_path):
 
 def test_late_rows_of_an_asynchronous_chunk_are_dropped():
     """A decision that takes 120 ms at 20 Hz: the rows of the first two control steps have passed when it comes."""
-    from real_helpers import Clock, Rig, point_robot
-
     clock = Clock()
     rig = Rig(point_robot(clock), clock)
     rig.lease()
@@ -175,6 +174,33 @@ def test_a_world_that_faults_ends_a_session_that_nobody_watches(tmp_path):
     config = dataclasses.replace(FAKE, defects={"script": script})
     done = lockstep(tmp_path / "s", lambda *_: np.zeros((6, 4)), config=config)
     assert "fault" in done.problem and len(done.outcomes) <= 1
+
+
+def test_an_episode_ends_once_its_label_is_known_and_none_is_reset_that_runs():
+    """Label and end go over two connections, and a notice comes before the state that shows what it says."""
+    clock = Clock(10.0)
+    told = Writer("supervisor", clock)
+    conductor = Conductor(Plan((RAISE,), 1), 20.0)
+    rig = Rig(point_robot(clock), clock)
+    ready = rig.run(0.01)[-1]
+
+    def notice(name, mode):
+        return told.make(Notice, name=name, value="raise: raise the point", by="x", mode=mode, epoch=1, tick=1, episode=1)
+
+    def asked():
+        return [(source, fields.get("name", fields.get("ask"))) for source, _, fields in conductor.due(clock())]
+
+    conductor.hear(dataclasses.replace(ready, mode="READY"))
+    conductor.hear(notice("begin", "AUTO"))
+    assert asked() == [], "not a reset"
+    conductor.hear(dataclasses.replace(ready, mode="AUTO"))
+    conductor.judged("success")
+    assert asked() == [("simulator", "label")] and asked() == []
+    label = Event(5, "simulator", clock(), math.inf, "label", "success", clock(), "")
+    conductor.hear(label)
+    assert asked() == [("launcher", "end")]
+    conductor.hear(notice("end_episode", "READY"))
+    assert conductor.done and conductor.outcomes[0].labelled_by == "simulator"
 
 
 def test_the_task_of_an_episode_is_one_text():
@@ -252,6 +278,25 @@ def test_settings_that_cannot_be_are_refused(given, said):
     with pytest.raises(ConfigError) as error:
         compose(given)
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        (["robot.options={gaol: 1}"], "options of the simulated robot 'fake'"),
+        (["robot.world=tabletop", "robot.options={cameras: [nose]}"], "nose"),
+        (["robot.supervisor.hz=33"], "whole multiple"),
+        (["robot.supervisor.colour=red"], "robot.supervisor: "),
+    ],
+)
+def test_a_robot_or_camera_that_is_not_there_is_one_line(tmp_path, given, said):
+    if "robot.world=tabletop" in given:
+        pytest.importorskip("robosuite")
+    save_checkpoint(tmp_path / "c", Mover(PointWorld().embodiment))
+    settings = compose(["robot=fake", f"checkpoint={tmp_path / 'c'}", f"output_dir={tmp_path}", "name=s", *given])
+    with pytest.raises(UserError) as error:
+        run(settings, Asked(1, console=False))
+    assert said in str(error.value) and "Traceback" not in str(error.value)
 
 
 def test_a_policy_of_another_robot_rate_or_camera_is_refused_before_anything_moves(tmp_path):

@@ -28,6 +28,7 @@ from real.robots.faults import Defects, Fault
 from real.robots.protocol import Reference, RobotLost
 from real.robots.simulated import SimulatedRobot
 from real.scheduling import Deadlines, die_with_parent, freeze_garbage
+from vla_rl.errors import UserError
 
 SILENCE_S = 0.3  # of the supervisor, after which a driver's arm is stopped; a simulated one may have a watchdog of its own
 
@@ -196,7 +197,10 @@ def main() -> None:
     die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    server = ArmServer(config)
+    try:
+        server = ArmServer(config)
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from None
     freeze_garbage()
     print("ready", flush=True)
     server.run()

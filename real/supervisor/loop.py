@@ -25,7 +25,8 @@ from real.robots.protocol import Robot
 from real.robots.remote import RemoteRobot
 from real.scheduling import Deadlines, die_with_parent, freeze_garbage, real_time
 from real.supervisor.core import Supervisor
-from real.supervisor.settings import SupervisorConfig
+from real.supervisor.settings import from_options
+from vla_rl.errors import UserError
 
 _RESTING_S = 0.6  # how long a soft stop may take
 
@@ -40,7 +41,7 @@ class Loop:
         keys = limit_files.needed(self.robot.capabilities.kind, spec.rotation != "none", self.robot.capabilities.force)
         limits = limit_files.load(config["limits"], self.robot.limits, keys)
         options = config.get("supervisor", {})
-        settings = SupervisorConfig(**{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
+        settings = from_options(options)
         if config.get("about"):  # for the recorder's headers
             about = {"session": config.get("session", ""), "embodiment": spec.to_dict(), "limits": asdict(limits)}
             about |= {"capabilities": asdict(self.robot.capabilities), "supervisor": asdict(settings)}
@@ -123,7 +124,10 @@ class Loop:
 def main() -> None:
     with open(sys.argv[1], encoding="utf-8") as file:
         config = json.load(file)
-    loop = Loop(config)
+    try:
+        loop = Loop(config)
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from None
     signal.signal(signal.SIGTERM, loop.interrupt)
     signal.signal(signal.SIGINT, loop.interrupt)
     if config.get("die_with_parent", True):

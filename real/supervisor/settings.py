@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from vla_rl.errors import ConfigError
 
@@ -43,3 +45,11 @@ class SupervisorConfig:
             raise ConfigError(f"supervisor.hz={self.hz}: use 10 to 1000")
         if self.silence_s > 0.3:
             raise ConfigError(f"supervisor.silence_s={self.silence_s}: at most 0.3, or a dead policy drives on for too long")
+
+
+def from_options(options: Mapping[str, Any]) -> SupervisorConfig:
+    """Of a file, where lists stand for tuples. Raises `ConfigError` for a key that there is not."""
+    try:
+        return SupervisorConfig(**{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
+    except TypeError as error:
+        raise ConfigError(f"robot.supervisor: {error}") from None

@@ -107,6 +107,7 @@ def _episode(episode: Any, rows: list[tuple[dict, dict]], spec: EmbodimentSpec, 
 
     flags = [[float(end[name]) for name in _FLAGS] for _, end in rows]
     start = episode.ticks[0]["stamp"]
+    task = build.attribute("real.tasks:parse")(str(episode.header.get("task") or "teleoperated"))
     stamps = [[begun["stamp"] - start, end["stamp"] - start] for begun, end in rows]
     images = {}
     for camera in spec.camera_names:
@@ -118,9 +119,9 @@ def _episode(episode: Any, rows: list[tuple[dict, dict]], spec: EmbodimentSpec, 
         "images": images,
         "proprio": np.array([begun["proprio"] for begun, _ in rows], np.float32),
         "actions": vectors("sent"),
-        "instruction": str(episode.header.get("task") or "teleoperated"),
+        "instruction": task.instruction,
         "success": bool(judged) and judged[-1] == "success",
-        "task_id": str(episode.header.get("task") or "session"),
+        "task_id": task.name,
         "init_state_id": int(episode.header["episode"]),
         "extra": {
             "policy_action": vectors("policy"),
