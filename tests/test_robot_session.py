@@ -239,7 +239,7 @@ def test_a_session_of_processes_runs_and_ends_by_itself(tmp_path, mover, capsys)
 
 def test_the_console_is_announced_and_interrupts_end_everything(tmp_path, mover):
     command = [sys.executable, "-c", "import sys; from vla_rl.cli import main; sys.exit(main())", "robot", "run"]
-    given = overrides(tmp_path, mover, "console.port=0", "robot.options.goal=0.6")
+    given = overrides(tmp_path, mover, "console.port=0", "robot.horizon=6")
     process = subprocess.Popen([*command, *given], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     said = []
     assert process.stdout is not None
