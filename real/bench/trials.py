@@ -151,8 +151,11 @@ def _judged(log: dict[str, list[tuple[float, Any]]], when: float) -> tuple[float
     window = slice(max(0, start - 15), start)
     span = times[window][-1] - times[window][0]
     speed = float(np.linalg.norm(places[window][-1] - places[window][0]) / span) if span > 0 else 0.0
-    stops = [t for t, name in log["event"] if t > when and name in ("hold", "stop", "watchdog")]
-    hold = stops[0] - when if stops else float("inf")
+    stops = [t for t, name in log["event"] if name in ("hold", "stop", "watchdog")]
+    later_stops = [t for t in stops if t > when]
+    hold = later_stops[0] - when if later_stops else float("inf")
+    if stops and not later_stops and all(t <= stops[-1] for t, _ in log["target"]):
+        hold = 0.0  # a late supervisor's arm had begun to hold by itself, and was told nothing since
     after, later = places[start:], times[start:]
     step = max(1, int(0.01 / 0.002) - 1)
     speeds = np.linalg.norm(after[step:] - after[:-step], axis=1) / np.maximum(later[step:] - later[:-step], 1e-6)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -75,7 +76,11 @@ def _possible(settings: SessionSettings, asked: Asked) -> None:
 def run_processes(
     settings: SessionSettings, asked: Asked, checkpoint: Path | None, folder: Path, say: Callable[[str], None]
 ) -> None:
-    """Each part in a process of its own, until the episodes are done, Ctrl-C, or one of them ends."""
+    """Each part in a process of its own, until the episodes are done, Ctrl-C, or one of them ends.
+
+    SIGINT ends it even where the shell that started it had it ignored, as it does for background jobs: an arm moves.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     body = build.attribute("real.body:Body")(folder, body_config(settings))
     with body:
         say(f"session {folder}; end it with Ctrl-C, at once with a second one")
