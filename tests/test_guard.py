@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from vla_rl import cli
+from vla_rl.algorithms.settings import FilteredBCConfig, PPOConfig
 from vla_rl.config import compose
+from vla_rl.diagnostics import Movement
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.learning.guard import NO_SUCCESS, STILL, Guard, advice, image_figures, judge
 from vla_rl.reporting.metrics import MetricsLogger
@@ -18,7 +20,7 @@ from vla_rl.run.settings import RLConfig
 
 def window(count: int = 5, episodes: int = 128, successes: int = 0, first: int = 3, **figures: float) -> list[dict]:
     """Rows of ``count`` iterations that went alike; by default the policy moves and nothing succeeds."""
-    moving = {"updates": 12.0, "skipped": 0.0, "ppo/approx_kl": 4e-3}
+    moving = {"updates": 12.0, "skipped": 0.0, "approx_kl": 4e-3}
     row = {"episodes": episodes, "successes": successes}
     return [{"iteration": first + i} | row | moving | figures for i in range(count)]
 
@@ -48,11 +50,11 @@ def test_a_reward_that_pays_without_success_is_not_warned_about():
 
 
 STANDING_STILL = [
-    ({"ppo/zero_advantage_fraction": 1.0}, "every advantage was 0"),
-    ({"rollout/learned_share": 0.0}, "rollout/learned_share 0"),
+    ({"zero_advantages": 1.0}, "every advantage was 0"),
+    ({"learned_share": 0.0}, "rollout/learned_share 0"),
     ({"updates": 0.0, "skipped": 12.0}, "all 60 updates were skipped"),
     ({"updates": 0.0}, "no update was made"),
-    ({"ppo/approx_kl": 1e-8}, "at most 1.0e-08"),
+    ({"approx_kl": 1e-8}, "at most 1.0e-08"),
 ]
 
 
@@ -71,7 +73,7 @@ def test_one_iteration_that_moves_is_enough(figures, _):
 
 def test_the_kl_of_a_single_update_says_nothing():
     """It is measured before the step, so it is 0 however far the step goes."""
-    assert judge(window(successes=60, updates=1.0, **{"ppo/approx_kl": 0.0}), threshold=0.03) is None
+    assert judge(window(successes=60, updates=1.0, approx_kl=0.0), threshold=0.03) is None
 
 
 def test_an_algorithm_that_logs_neither_is_judged_by_success_alone():
@@ -80,6 +82,9 @@ def test_an_algorithm_that_logs_neither_is_judged_by_success_alone():
 
 
 # ----------------------------------------------------------------------------------------------------------- while RL runs
+PPO, FILTERED = PPOConfig.movement, FilteredBCConfig.movement
+
+
 def logged(total: float, success: float = 0.0, warmup: float = 0.0) -> dict[str, float]:
     """What an iteration logs, with ``total`` optimiser steps since the start."""
     return {
@@ -89,7 +94,7 @@ def logged(total: float, success: float = 0.0, warmup: float = 0.0) -> dict[str,
 
 
 def test_the_guard_speaks_once_after_its_window():
-    guard = Guard(RLConfig(guard_iterations=2), advice={NO_SUCCESS: "What helps: a stronger start."})
+    guard = Guard(RLConfig(guard_iterations=2), PPO, advice={NO_SUCCESS: "What helps: a stronger start."})
     assert guard.look(1, 128, logged(0, success=0.5, warmup=1.0)) == (None, {})  # the critic's warm-up does not count
     assert guard.look(2, 128, logged(10)) == (None, {})
     found, figures = guard.look(3, 128, logged(22))
@@ -101,20 +106,29 @@ def test_the_guard_speaks_once_after_its_window():
     assert guard.look(4, 128, logged(30)) == (None, {}) and guard.finding == found
 
 
+def test_an_algorithm_says_itself_what_moves_its_policy():
+    """Filtered BC logs its updates per iteration, and those that were skipped as a running count; one that declares nothing
+    is judged by success alone."""
+    still = {"rollout/success": 0.5, "filtered_bc/updates": 0.0, "filtered_bc/skipped_updates": 4.0}
+    found, _ = Guard(RLConfig(guard_iterations=1), FILTERED).look(1, 128, still)
+    assert found.kind == STILL and "all 4 updates were skipped" in found.text
+    assert Guard(RLConfig(guard_iterations=1), Movement()).look(1, 128, still)[0] is None
+
+
 def test_nothing_is_said_of_a_run_that_learns():
-    guard = Guard(RLConfig(guard_iterations=1))
+    guard = Guard(RLConfig(guard_iterations=1), PPO)
     found, figures = guard.look(1, 128, logged(10, success=0.25))
     assert found is None and figures["guard/no_success"] == 0.0 and guard.finding is None
     guard.enforce(Path("rl"))
 
 
 def test_a_window_goes_on_after_a_resume():
-    first, second = Guard(RLConfig(guard_iterations=2)), Guard(RLConfig(guard_iterations=2))
+    first, second = Guard(RLConfig(guard_iterations=2), PPO), Guard(RLConfig(guard_iterations=2), PPO)
     first.look(1, 128, logged(10))
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert second.look(2, 128, logged(22)) == first.look(2, 128, logged(22))
     assert second.state_dict() == first.state_dict() and second.finding.kind == NO_SUCCESS
-    third = Guard(RLConfig(guard_iterations=2, guard="stop"))
+    third = Guard(RLConfig(guard_iterations=2, guard="stop"), PPO)
     third.load_state_dict(second.state_dict())
     with pytest.raises(UserError, match=r"0 of 256.*checkpoints/rl.*rl\.guard=warn"):
         third.enforce(Path("run/checkpoints/rl"))
@@ -122,10 +136,10 @@ def test_a_window_goes_on_after_a_resume():
 
 def test_a_fallback_stands_in_for_stopping():
     rl = RLConfig(guard_iterations=1, guard="stop", fallback="progress")
-    guard = Guard(rl)
+    guard = Guard(rl, PPO)
     guard.look(1, 128, logged(10))
     guard.enforce(Path("rl"))
-    still = Guard(rl)  # which no reward mends
+    still = Guard(rl, PPO)  # which no reward mends
     still.look(1, 128, logged(0, success=0.5))
     with pytest.raises(UserError, match="no update was made"):
         still.enforce(Path("rl"))

@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
+from vla_rl.diagnostics import Diagnostic, Movement
+
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from vla_rl.diagnostics import Diagnostic
 
 _Asked = TypeVar("_Asked", bound="DataclassInstance")
 
@@ -53,9 +54,11 @@ class AlgorithmOptions:
 
 @dataclass(frozen=True)
 class AlgorithmFigures:
-    """Of the class of an algorithm's options: what the report draws of what it logs, and when it warns."""
+    """Of the class of an algorithm's options: what the report draws of what it logs, when it warns, and what the guard
+    reads of it."""
 
     diagnostics: Sequence[Diagnostic] = ()
+    movement: Movement = field(default_factory=Movement)
 
 
 @dataclass(frozen=True)

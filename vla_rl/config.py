@@ -160,6 +160,12 @@ def compose(overrides: Sequence[str] = (), directory: Path | None = None) -> Run
     return with_policy_changes(config, overrides) if config.checkpoint else config
 
 
+def with_run(overrides: Sequence[str], otherwise: Sequence[str]) -> list[str]:
+    """``overrides``, after ``otherwise`` where they choose no ``run`` themselves."""
+    named = any(o.partition("=")[0].lstrip("~+") == "run" for o in overrides)
+    return [*(() if named else otherwise), *overrides]
+
+
 def with_policy_changes(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     """The ``policy.*`` among the overrides noted as changes of the policy that a checkpoint holds.
 

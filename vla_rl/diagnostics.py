@@ -1,7 +1,7 @@
 """What a reader should look at while something learns, and when it is alarming: declared by who logs it, for the report.
 
 Phases declare theirs in their row (`vla_rl.run.phases`), algorithms in the class of their options
-(`vla_rl.asked.AlgorithmFigures`). Nothing here needs torch.
+(`vla_rl.asked.AlgorithmFigures`), and with them what tells whether they move the policy. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -37,3 +37,20 @@ class Diagnostic:
     smooth: bool = False
     beside: tuple[str, str, str] | None = None
     alarm: Alarm | None = None
+
+
+@dataclass(frozen=True)
+class Movement:
+    """The metrics that tell the guard of RL whether an algorithm moves the policy ("" for those that it does not log).
+
+    ``updates``: optimiser steps of this iteration; ``updates_total`` and ``skipped_total``: of the run so far, and those
+    that were left out as not finite. ``approx_kl``: per entry, between the policy before and within the iteration.
+    ``zero_advantages``: the share of decisions whose advantage is 0. ``critic_alone``: 1 while only the critic learns.
+    """
+
+    updates: str = ""
+    updates_total: str = ""
+    skipped_total: str = ""
+    approx_kl: str = ""
+    zero_advantages: str = ""
+    critic_alone: str = ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from vla_rl.asked import AdvantageClass, AlgorithmOptions, NoiseOptions, asked
-from vla_rl.diagnostics import Alarm, Diagnostic
+from vla_rl.diagnostics import Alarm, Diagnostic, Movement
 from vla_rl.errors import ConfigError
 
 STRATEGIES = ("uniform", "vla_rl", "vla_rl_power", "frontier", "thompson")
@@ -239,6 +239,10 @@ class PPOConfig:
     """
 
     diagnostics: ClassVar = _PPO_FIGURES
+    movement: ClassVar = Movement(
+        updates_total="ppo/updates_total", skipped_total="ppo/skipped_updates", approx_kl="ppo/approx_kl",
+        zero_advantages="ppo/zero_advantage_fraction", critic_alone="ppo/critic_warmup",
+    )  # fmt: skip
 
     advantage: str = "gae"
     gamma: float = 0.99
@@ -370,6 +374,7 @@ class FilteredBCConfig:
         Diagnostic("filtered_bc/loss", "Loss on successes", "How well the policy repeats what succeeded."),
         Diagnostic("filtered_bc/entropy", "Entropy", "Randomness of the actions. A collapse to 0 ends exploration."),
     )
+    movement: ClassVar = Movement(updates="filtered_bc/updates", skipped_total="filtered_bc/skipped_updates")
 
     learning_rate: float = 1e-4
     epochs: int = 2

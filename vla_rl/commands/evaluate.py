@@ -117,5 +117,4 @@ def config_of_checkpoint(checkpoint: Path, suite: str | None, overrides: Sequenc
         # Cameras and control stay those it has learnt with.
         if suite is None or (chosen and config.env_type == env):
             return configs.override(config, [*chosen, *overrides])
-    plain = [] if any(o.startswith("run=") for o in overrides) else ["~run"]
-    return configs.compose([*plain, f"env={env}", *chosen, *overrides])
+    return configs.compose(configs.with_run([f"env={env}", *chosen, *overrides], ["~run"]))

@@ -34,13 +34,13 @@ def add(command: Add) -> None:
 
 def _reward_sources(arguments: argparse.Namespace) -> tuple[Any, list[Any]]:
     """The composed config of a reward command, and the sources that it names."""
-    from vla_rl.config import compose
+    from vla_rl.config import compose, with_run
 
     folders = list(_sources_from(arguments.overrides))
     if not folders:
         raise UserError("name what to read: a dataset, a run or rollouts (vla-rl reward score FOLDER reward=NAME)")
     options = [o for o in arguments.overrides if "=" in o and not o.startswith("data=")]
-    config = compose([*([] if any(o.startswith("run=") for o in options) else ["~run"]), *options])
+    config = compose(with_run(options, ["~run"]))
     from vla_rl.rewards.sources import load_source
 
     reading = {"limit": arguments.limit, "episodes": arguments.episodes, "checkpoint": arguments.policy}

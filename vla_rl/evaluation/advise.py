@@ -16,7 +16,7 @@ from typing import Any
 
 from vla_rl.algorithms.settings import advantage_of
 from vla_rl.algorithms.validation import BLIND, WEAK
-from vla_rl.asked import EnvOptions, PolicyOptions, asked
+from vla_rl.asked import AlgorithmFigures, EnvOptions, PolicyOptions, asked
 from vla_rl.config import RunConfig
 from vla_rl.data.lerobot_reader import episode_lengths
 from vla_rl.errors import ConfigError, UserError
@@ -302,13 +302,14 @@ def read_figures(config: RunConfig, folder: Path) -> Figures:
 
 def _read_rl(figures: Figures, config: RunConfig, folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Success of the start in RL's own episodes (until the policy's first update), and what the guard says."""
-    guard = Guard(config.rl, is_sparse(config), advice(config, folder))
+    movement = asked(config.algorithm, AlgorithmFigures).movement
+    guard = Guard(config.rl, movement, is_sparse(config), advice(config, folder))
     before, start, changed = 0, Rate(0, 0), False
     for row in rows:
         episodes, before = int(row["episodes"]) - before, int(row["episodes"])
         if not changed:
             start = Rate(start.successes + round(row["rollout/success"] * episodes), start.episodes + episodes)
-            changed = not row.get("ppo/critic_warmup")
+            changed = not row.get(movement.critic_alone)
         numbers = {k: v for k, v in row.items() if isinstance(v, int | float)}
         guard.look(int(row["step"]), episodes, numbers)
     if start.episodes and figures.sampled is None:

@@ -27,7 +27,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vla_rl.config import RunConfig, compose
+from vla_rl.config import RunConfig, compose, with_run
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.bench_learn import hardware, made
 from vla_rl.interfaces import Collector
@@ -106,8 +106,7 @@ def bench_staleness(
     Fresh episodes (lag 0) are learned from in the first way alone: there the ways differ by rounding. Raises `ConfigError`
     where the config's algorithm has no such ways or no SFT comes before it.
     """
-    named = any(o.partition("=")[0].lstrip("~+") == "run" for o in overrides)
-    given = list(overrides) if named else [*DEFAULT, *overrides]
+    given = with_run(overrides, DEFAULT)
     cases = [(lag, way) for lag in sorted(set(lags)) for way in (ways if lag else ways[:1])]
     configs = {way: compose([*given, *WAYS[way]]) for way in ways}  # a wrong one is named before hours of work
     if not {"sft", "rl"} <= set(configs[ways[0]].phases):

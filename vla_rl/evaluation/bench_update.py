@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from vla_rl import build
-from vla_rl.config import RunConfig, compose
+from vla_rl.config import RunConfig, compose, with_run
 from vla_rl.data.bench_replay import Sizes, robot, synthetic_episodes
 from vla_rl.data.demonstrations import short_statistics
 from vla_rl.data.lerobot_writer import feature_statistics
@@ -43,8 +43,7 @@ def bench_update(
     pixels). Both `WAYS` make ``rounds`` turns of ``updates``; medians count. Raises `ConfigError` where the config's actor
     reads no kept features.
     """
-    named = any(o.partition("=")[0].lstrip("~+") == "run" for o in overrides)
-    config = compose([*([] if named else [DEFAULT]), *overrides, f"algorithm.batch_size={batch}"])
+    config = compose([*with_run(overrides, (DEFAULT,)), f"algorithm.batch_size={batch}"])
     if config.actor_type in ("none", "own"):
         raise ConfigError(f"actor={config.actor_type} reads no kept features: name a run with residual, direct or steered")
     document = made("update", [*overrides, "--batch", str(batch), "--size", str(size)])

@@ -15,6 +15,7 @@ from typing import Any
 from vla_rl.algorithms.validation import verdict
 from vla_rl.asked import AlgorithmOptions, PolicyOptions, asked
 from vla_rl.config import RunConfig
+from vla_rl.diagnostics import Movement
 from vla_rl.errors import UserError
 from vla_rl.evaluation.statistics import wilson_interval
 from vla_rl.reporting.metrics import METRICS_FILE, read_metrics
@@ -23,8 +24,7 @@ from vla_rl.run.settings import RLConfig
 
 NO_SUCCESS, STILL = "no_success", "still"
 STILL_KL = 1e-6  # per entry: an update of any use moves the policy by more, and float32 noise by less
-_KEPT = ("rollout/learned_share", "ppo/zero_advantage_fraction", "ppo/approx_kl")
-_COUNTS = ("ppo/updates_total", "ppo/skipped_updates", "filtered_bc/skipped_updates")  # running totals
+_LEARNED_SHARE = "rollout/learned_share"  # of any algorithm
 
 
 # ---------------------------------------------------------------------------------------------------------- the decision
@@ -39,9 +39,9 @@ class Finding:
 def judge(rows: Sequence[Mapping[str, float]], *, threshold: float, sparse: bool = True) -> Finding | None:
     """What is wrong in a window of iterations, None for nothing.
 
-    A row holds ``iteration``, ``episodes``, ``successes`` and, where the algorithm logs them, ``updates`` and ``skipped`` of
-    this iteration and the metrics `_KEPT`. Almost no success: the upper end of the pooled 95 % Wilson interval lies below
-    ``threshold``; only where success is all that is paid for (``sparse``).
+    A row holds ``iteration``, ``episodes``, ``successes`` and, where the algorithm logs them (`Movement`), ``updates`` and
+    ``skipped`` of this iteration, ``approx_kl``, ``zero_advantages`` and ``learned_share``. Almost no success: the upper end
+    of the pooled 95 % Wilson interval lies below ``threshold``; only where success is all that is paid for (``sparse``).
     """
     successes, episodes = (int(sum(r[name] for r in rows)) for name in ("successes", "episodes"))
     low, high = wilson_interval(successes, episodes)
@@ -68,17 +68,17 @@ def _why_still(rows: Sequence[Mapping[str, float]]) -> str:
     def throughout(name: str) -> list[float]:
         return [r[name] for r in rows] if all(name in r for r in rows) else []
 
-    share, zero, kl = (throughout(name) for name in _KEPT)
+    share, zero, kl = (throughout(name) for name in ("learned_share", "zero_advantages", "approx_kl"))
     updates, skipped = throughout("updates"), sum(r.get("skipped", 0.0) for r in rows)
     if share and max(share) == 0:
-        return "no group of episodes differed enough to be learned from (rollout/learned_share 0)"
+        return f"no group of episodes differed enough to be learned from ({_LEARNED_SHARE} 0)"
     if zero and min(zero) > 0.999:
         return "every advantage was 0, as the episodes of each group were rewarded alike"
     if updates and max(updates) == 0:
         return f"all {skipped:.0f} updates were skipped, as they were not finite" if skipped else "no update was made"
     # The KL is measured before each step: of one update an iteration it is 0 whatever the update does.
     if kl and updates and min(updates) >= 2 and max(kl) < STILL_KL:
-        return f"the KL between the policy before and after an iteration was at most {max(kl):.1e} (ppo/approx_kl)"
+        return f"the KL between the policy before and after an iteration was at most {max(kl):.1e}"
     return ""
 
 
@@ -87,10 +87,12 @@ def _why_still(rows: Sequence[Mapping[str, float]]) -> str:
 class Guard:
     """Watches ``rl.guard_iterations`` iterations after the critic's warm-up, and speaks once, at their end.
 
-    ``advice`` {kind: remedies} ends what it says. ``sparse``: success is all that the algorithm learns from.
+    ``advice`` {kind: remedies} ends what it says. ``sparse``: success is all that the algorithm learns from. ``movement``
+    names what it logs of the policy's movement.
     """
 
     rl: RLConfig
+    movement: Movement
     sparse: bool = True
     advice: Mapping[str, str] = field(default_factory=dict)
     rows: list[dict[str, float]] = field(default_factory=list)
@@ -102,17 +104,18 @@ class Guard:
     ) -> tuple[Finding | None, dict[str, float]]:
         """Take in iteration ``iteration`` (from 1) of so many ``episodes``: (what is wrong, in the one iteration in which
         the guard speaks; the metrics ``guard/…``, in the one in which it decides)."""
-        counts = {name: metrics[name] for name in _COUNTS if name in metrics}
+        seen = {name: metrics[key] for name, key in asdict(self.movement).items() if key in metrics}
+        counts = {name: seen[f"{name}_total"] for name in ("updates", "skipped") if f"{name}_total" in seen}
         made = {name: value - self.totals.get(name, 0.0) for name, value in counts.items()}
         self.totals |= counts
-        if len(self.rows) >= self.rl.guard_iterations or metrics.get("ppo/critic_warmup"):
+        if len(self.rows) >= self.rl.guard_iterations or seen.get("critic_alone"):
             return None, {}
         row: dict[str, float] = {"iteration": iteration, "episodes": episodes}
         row["successes"] = round(metrics["rollout/success"] * episodes)
-        row |= {name: metrics[name] for name in _KEPT if math.isfinite(metrics.get(name, math.nan))}
-        if "ppo/updates_total" in made or "filtered_bc/updates" in metrics:
-            row["updates"] = made.get("ppo/updates_total", metrics.get("filtered_bc/updates", 0.0))
-            row["skipped"] = sum(value for name, value in made.items() if name.endswith("skipped_updates"))
+        seen["learned_share"] = metrics.get(_LEARNED_SHARE, math.nan)
+        seen |= made
+        shown = ("learned_share", "zero_advantages", "approx_kl", "updates", "skipped")
+        row |= {name: seen[name] for name in shown if math.isfinite(seen.get(name, math.nan))}
         self.rows.append(row)
         if len(self.rows) < self.rl.guard_iterations:
             return None, {}

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+from vla_rl.asked import AlgorithmFigures, asked
 from vla_rl.learning.guard import NO_SUCCESS, Finding, Guard, advice
 from vla_rl.reporting.metrics import write_json
 from vla_rl.rewards.build import RewardContext, build_reward, fit_updates, load_reward, reads_policy, save_reward
@@ -100,7 +101,7 @@ def rl_guard(run: Run, policy: Any, reward: Any) -> tuple[Guard | None, Callable
 
     if c.rl.guard == "off" or not c.rl.guard_iterations:
         return None, on_finding
-    return Guard(c.rl, is_sparse(c), advice(c, run.dir)), on_finding
+    return Guard(c.rl, asked(c.algorithm, AlgorithmFigures).movement, is_sparse(c), advice(c, run.dir)), on_finding
 
 
 def reward_demonstrations(run: Run) -> list[Trajectory]:
