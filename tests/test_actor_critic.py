@@ -367,6 +367,35 @@ def test_a_corrections_own_share_grows_with_practice():
     assert explored.tolist() == [[0.5, -0.5]]  # noise needs no practice
 
 
+@pytest.mark.parametrize("kind", ["residual", "direct"])
+def test_deterministic_decisions_are_those_of_the_averaged_actor(kind):
+    """After n updates the average keeps min(average, n / (n + 10)) of itself: here 1/11 and 1/6 of weights 0, 1 and 0.5."""
+    make, config = {"residual": (ResidualPolicy, ResidualConfig), "direct": (DirectActor, DirectConfig)}[kind]
+    policy = make(config(hidden=[8], average=0.999), Base())
+    for bias in (1.0, 0.5):
+        with torch.no_grad():
+            policy.actor[-1].bias.fill_(bias)
+        policy.practised()
+    assert policy.steady[1][-1].bias.tolist() == pytest.approx([10 / 11 / 6 + 0.5 * 5 / 6] * 4)
+    unaveraged = make(config(hidden=[8]), Base())
+    own = {name: w for name, w in policy.state_dict().items() if not name.startswith("steady") and name != "averaged"}
+    assert set(own) == set(unaveraged.state_dict())
+    unaveraged.load_state_dict(own)
+    chunks = {
+        mode: [p.act(seen(0, 1), deterministic=mode, seeds=[3]).chunk.actions for p in (policy, unaveraged)]
+        for mode in (True, False)
+    }
+    assert torch.equal(*chunks[False]) and not torch.equal(*chunks[True])
+    with torch.no_grad():
+        unaveraged.actor[-1].bias.copy_(policy.steady[1][-1].bias)
+    assert torch.equal(chunks[True][0], unaveraged.act(seen(0, 1), deterministic=True).chunk.actions)
+    again = make(policy.config, Base())
+    again.load_state_dict(policy.state_dict())
+    assert torch.equal(again.act(seen(0, 1), deterministic=True).chunk.actions, chunks[True][0])
+    with pytest.raises(ConfigError, match=r"actor\.average is 1\.0, it must lie in \[0, 1\)"):
+        config(average=1.0)
+
+
 def test_a_correction_is_bounded_and_only_in_its_dimensions():
     policy = ResidualPolicy(
         ResidualConfig(hidden=[8], distribution="deterministic", scale=0.2, dimensions=[SPEC.action_names[1]]), Base()

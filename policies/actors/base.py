@@ -83,7 +83,10 @@ class Actor(nn.Module):
 
     def propose(self, encoded: Tensor, frames: Mapping[str, Tensor], noise: Tensor | None) -> tuple[Tensor, Tensor]:
         """Latent action [b l] in (−1, 1) and its log-prob [b] (0 of a deterministic actor); see `ActorPolicy`."""
-        out = self.actor(self.actor_inputs(encoded, frames))
+        return self.meant(self.actor(self.actor_inputs(encoded, frames)), noise)
+
+    def meant(self, out: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What `propose` returns, of what the actor's network gave."""
         if not self.stochastic:
             latent = self.reach * out.tanh()
             if noise is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -26,10 +27,15 @@ class GripperActor(FrozenBaseActor):
 
     config: GripperConfig
     choices: nn.Module | None
+    steady: nn.ModuleList | None  # the running averages of encoder and actor
     _at: int
 
     def _build_actor(self, inputs: int) -> None:
         super()._build_actor(inputs)
+        self.steady = None
+        if self.config.average:
+            self.steady = copy.deepcopy(nn.ModuleList([self.encoder, self.actor])).requires_grad_(False)
+            self.register_buffer("averaged", torch.zeros((), dtype=torch.int64))
         self.choices, self._at = None, (*_grippers(self.embodiment), 0)[0]
         if self.config.gripper == "discrete":
             self.choices = network(inputs, self.config.hidden, 3, from_zero=True)  # the first choice is to keep
@@ -56,6 +62,17 @@ class GripperActor(FrozenBaseActor):
             )
 
     # -------------------------------------------------------------------------------------------------------- learning
+    @torch.no_grad()
+    def practised(self) -> None:
+        """See `vla_rl.optional.PractisingActor`. The average forgets the first weights faster, as it is of few."""
+        if self.steady is None:
+            return
+        self.averaged += 1
+        kept = min(self.config.average, float(self.averaged) / (float(self.averaged) + 10.0))
+        present = nn.ModuleList([self.encoder, self.actor])
+        for average, now in zip(self.steady.parameters(), present.parameters()):
+            average.lerp_(now, 1.0 - kept)
+
     def without_gripper(self, unit: Tensor) -> Tensor:
         """[b … a] in half-ranges → flat, without the gripper where that is decided apart."""
         if self.choices is None:
@@ -100,7 +117,11 @@ class GripperActor(FrozenBaseActor):
     def decide(self, frames: dict[str, Tensor], deterministic: bool, seeds: Sequence[int] | None) -> PolicyOutput:
         """The decision on present frames, with the gripper's choice."""
         encoded = self.encode(frames)
-        latent = self.latents(encoded, frames, deterministic, seeds)
+        if deterministic and self.steady is not None:
+            encoder, actor = self.steady
+            latent = self.meant(actor(self.actor_inputs(encoder(frames), frames)), None)[0]
+        else:
+            latent = self.latents(encoded, frames, deterministic, seeds)
         unit = self.realize(latent, frames)
         if self.choices is not None:
             unit = unit.view(len(unit), self.chunk_length, -1)

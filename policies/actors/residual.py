@@ -67,6 +67,7 @@ class ResidualPolicy(GripperActor):
 
     def practised(self) -> None:
         """See `vla_rl.optional.PractisingActor`."""
+        super().practised()
         self.practice += 1
 
     def actor_inputs(self, encoded: Tensor, frames: Mapping[str, Tensor]) -> Tensor:

@@ -35,12 +35,16 @@ class ActorConfig:
 
 @dataclass
 class GripperConfig(ActorConfig):
-    """``gripper`` continuous: an action as the others. discrete: one of three choices (keep, either end) by values of its
+    """``average``: deterministic decisions are those of a running average of the actor's weights over its updates, which
+    keeps this share of itself at each (0: of the present weights); it learns and explores with the present ones.
+
+    ``gripper`` continuous: an action as the others. discrete: one of three choices (keep, either end) by values of its
     own, which an algorithm learns beside the rest (HIL-SERL); of exploring decisions a share ``gripper_noise`` chooses at
     random (HIL-SERL: 0, people's corrections explore)."""
 
     gripper: str = "continuous"
     gripper_noise: float = 0.0
+    average: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,6 +52,8 @@ class GripperConfig(ActorConfig):
             raise ConfigError(f"actor.gripper is {self.gripper!r}, choose one of continuous, discrete")
         if not 0.0 <= self.gripper_noise <= 1.0:
             raise ConfigError(f"actor.gripper_noise is {self.gripper_noise}, it must lie in [0, 1]: a share of decisions")
+        if not 0.0 <= self.average < 1.0:
+            raise ConfigError(f"actor.average is {self.average}, it must lie in [0, 1): 0 for none, such as 0.999")
 
 
 @dataclass
