@@ -1,8 +1,8 @@
-"""Recording a demonstration: what a scripted expert sees and says, while something else may be executed."""
+"""Recording a demonstration: what a scripted expert sees and says, while something else may be executed; its figures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,3 +42,9 @@ def record_demonstration(
         "task_id": episode.task_id,
         "init_state_id": episode.init_state_id,
     }
+
+
+def expert_figures(runs: Sequence[dict[str, Any]]) -> tuple[int, float, int]:
+    """Of `record_demonstration`'s ``runs``: how many succeeded, and those' mean and largest number of control steps."""
+    lengths = [len(run["actions"]) for run in runs if run["success"]] or [0]
+    return sum(run["success"] for run in runs), float(np.mean(lengths)), max(lengths)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from sim.recording import record_demonstration
+from sim.slots import instruction
 from vla_rl import splits
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.specs import CameraSpec, EmbodimentSpec, EpisodeSpec, SlotObservation, SlotStep, TaskSpec
@@ -123,9 +124,8 @@ class ToyReach:
             raise ConfigError(f"toy task {episode.task_id!r} is unknown: use one of {', '.join(names)}.")
         target = names.index(episode.task_id)
         task = self.tasks[target]
-        texts = task.instructions if episode.split == "train" else task.held_out_instructions
         agent, *goals = _placement(episode)
-        self._slots[slot] = _Slot(episode, target, texts[episode.instruction_index % len(texts)], agent, np.stack(goals))
+        self._slots[slot] = _Slot(episode, target, instruction(task, episode), agent, np.stack(goals))
         if self.config.fault_control_step < 0:
             self._fault(episode)
         return self._observe(slot)

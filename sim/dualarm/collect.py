@@ -15,7 +15,7 @@ from sim.dualarm.kinematics import JOINTS
 from sim.dualarm.settings import CONTROLS, DualArmConfig
 from sim.dualarm.simulator import MAX_STEP, DualArmSimulator
 from sim.dualarm.tasks import TASKS
-from sim.recording import record_demonstration
+from sim.recording import expert_figures, record_demonstration
 from vla_rl.specs import EpisodeSpec, SlotStep
 
 
@@ -56,8 +56,7 @@ def measure_expert(
     specs = [EpisodeSpec(task, i, split=split, seed=i) for i in range(episodes)]
     runs = [collect_episode(simulator, spec, noise_std=noise, speed=speed) for spec in specs]
     simulator.close()
-    lengths = [len(run["actions"]) for run in runs if run["success"]] or [0]
-    return sum(run["success"] for run in runs), float(np.mean(lengths)), max(lengths)
+    return expert_figures(runs)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

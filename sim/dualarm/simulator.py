@@ -17,10 +17,10 @@ from sim.dualarm.kinematics import ARMS, JOINTS
 from sim.dualarm.settings import DualArmConfig
 from sim.dualarm.shapes import THINGS
 from sim.dualarm.tasks import MAX_THINGS, PRIVILEGED_DIM, TASKS, Task, place_things
+from sim.slots import checked_actions, instruction, lasting, running, task_named
 from sim.vulkan import ensure_driver, quiet_import
 from vla_rl import splits
-from vla_rl.errors import ConfigError
-from vla_rl.specs import CameraSpec, EmbodimentSpec, EpisodeSpec, SlotObservation, SlotStep, TaskSpec
+from vla_rl.specs import CameraSpec, EmbodimentSpec, EpisodeSpec, SlotObservation, SlotStep
 
 if TYPE_CHECKING:
     from sim.dualarm.judge import Judge, View
@@ -40,10 +40,7 @@ class DualArmSimulator:
         quiet_import("The dual-arm suite")
         self.config = config
         self._task = {name: TASKS[name] for name in config.tasks}
-        self.tasks = tuple(
-            TaskSpec(t.task_id, t.spec.instructions, t.spec.held_out_instructions, config.horizon or t.spec.horizon)
-            for t in self._task.values()
-        )
+        self.tasks = lasting((task.spec for task in self._task.values()), config.horizon)
         self._horizon = {t.task_id: t.horizon for t in self.tasks}
         self.embodiment = _embodiment(config)
         self.privileged_dim = PRIVILEGED_DIM
@@ -60,9 +57,7 @@ class DualArmSimulator:
         from sim.dualarm.judge import Judge
         from sim.dualarm.physics import World
 
-        task = self._task.get(episode.task_id)
-        if task is None:
-            raise ConfigError(f"task {episode.task_id!r} is not configured: use one of {', '.join(self._task)}.")
+        task = task_named(self._task, episode.task_id)
         rng = splits.rng(task.task_id, episode.init_state_id, episode.split)
         world = World(place_things(task, rng, episode.split), self._home)
         self._slots[slot] = _Slot(task, episode, world, Judge(task, world))
@@ -70,13 +65,8 @@ class DualArmSimulator:
 
     def step(self, slot: int, actions: np.ndarray) -> SlotStep:
         """Run ``actions`` [h 14] until they are over or the episode ends; observe once."""
-        s = self._running(slot)
-        actions = np.asarray(actions, dtype=np.float64)
-        if actions.ndim != 2 or actions.shape[1] != len(self._low):
-            raise ValueError(f"slot {slot}: actions must be [h, {len(self._low)}], got {list(actions.shape)}")
-        if not np.isfinite(actions).all():
-            bad = actions[~np.isfinite(actions).all(axis=1)][0]
-            raise ValueError(f"slot {slot}: actions must be finite, got {bad}")
+        s = running(self._slots, slot)
+        actions = checked_actions(slot, actions, len(self._low))
         rewards = np.zeros(len(actions), dtype=np.float32)
         executed, horizon = 0, self._horizon[s.task.task_id]
         for row in np.clip(actions, self._low, self._high):
@@ -104,27 +94,26 @@ class DualArmSimulator:
     # -------------------------------------------------------------------------------------------------------- beyond it
     def observe(self, slot: int) -> SlotObservation:
         """What the slot shows now; draws every configured camera."""
-        s = self._running(slot, over=True)
-        texts = s.task.spec.held_out_instructions if s.episode.split == "held_out" else s.task.spec.instructions
+        s = running(self._slots, slot, over=True)
         return SlotObservation(
             images=self._draw(s.world),
             proprio=self._proprio(s),
-            instruction=texts[s.episode.instruction_index % len(texts)],
+            instruction=instruction(s.task.spec, s.episode),
             privileged=s.judge.privileged(1.0 - s.elapsed / self._horizon[s.task.task_id]),
         )
 
     def demonstrator(self, slot: int, speed: float = 1.0) -> Demonstrator:
         """A fresh scripted expert for the episode that just started in ``slot``; feed it `state` at each control step."""
-        s = self._running(slot)
+        s = running(self._slots, slot)
         return make_demonstrator(s.task.task_id, s.judge.view, speed)
 
     def state(self, slot: int) -> View:
         """What the scripted experts read."""
-        return self._running(slot, over=True).judge.view
+        return running(self._slots, slot, over=True).judge.view
 
     def world(self, slot: int) -> World:
         """The slot's physics."""
-        return self._running(slot, over=True).world
+        return running(self._slots, slot, over=True).world
 
     def action(self, slot: int, command: np.ndarray) -> np.ndarray:
         """The action [14] (physical units, within its bounds) that asks for ``command`` [2, 7], as experts give it."""
@@ -166,12 +155,6 @@ class DualArmSimulator:
             c = self.config
             self._pictures = Pictures(c.pictured, c.camera_size, c.camera_width or c.camera_size, c.look)
         return self._pictures.take(world)
-
-    def _running(self, slot: int, over: bool = False) -> _Slot:
-        s = self._slots.get(slot)
-        if s is None or (s.over and not over):
-            raise ValueError(f"slot {slot} has no running episode: call start first")
-        return s
 
 
 class _Slot:

@@ -17,7 +17,8 @@ from sim.libero.perturb import PerturbedLibero
 from sim.libero.settings import LiberoConfig
 from sim.libero.simulator import LiberoSimulator
 from sim.libero.tasks import SUITES
-from sim.recording import record_demonstration
+from sim.recording import expert_figures, record_demonstration
+from sim.slots import running
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.specs import EpisodeSpec, SlotObservation, SlotStep
 
@@ -66,7 +67,7 @@ class Blind(PerturbedLibero):
 
     def observe(self, slot: int) -> SlotObservation:
         """No images and no privileged state."""
-        s = self._running(slot, over=True)
+        s = running(self._slots, slot, over=True)
         return SlotObservation({}, s.scene.proprio(s.seen), self.instruction_of(s.episode))
 
 
@@ -83,8 +84,7 @@ def measure_expert(
     """(successes, mean and largest control steps of a success) over initial states 0, 1, 2 … of ``split``."""
     specs = [EpisodeSpec(task_id, i, split=split, seed=i, perturbation=perturbation) for i in range(episodes)]
     runs = [collect_episode(simulator, spec, noise_std=noise, speed=speed) for spec in specs]
-    lengths = [len(run["actions"]) for run in runs if run["success"]] or [0]
-    return sum(run["success"] for run in runs), float(np.mean(lengths)), max(lengths)
+    return expert_figures(runs)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -42,8 +42,8 @@ from sim.libero.tasks import (
     Task,
     find_tasks,
 )
+from sim.slots import checked_actions, running, task_named
 from vla_rl import splits
-from vla_rl.errors import ConfigError
 from vla_rl.specs import CameraSpec, EmbodimentSpec, EpisodeSpec, SlotObservation, SlotStep, TaskSpec
 
 if TYPE_CHECKING:
@@ -131,20 +131,16 @@ class LiberoSimulator:
         """Put ``slot`` into the episode's settled initial state. `ConfigError` for a task that is not configured."""
         scene = self.scene(episode.task_id)
         snapshot = self.edit_initial_state(episode, scene, self.initial_state(episode))
-        s = self._slots.setdefault(slot, _Slot())
+        s = self._slots.get(slot) or _Slot()
         s.begin(episode, scene, snapshot, self._horizon[episode.task_id])
+        self._slots[slot] = s
         self._drop_scenes()  # the slot may have left the last use of one
         return self.observe(slot)
 
     def step(self, slot: int, actions: np.ndarray) -> SlotStep:
         """Run ``actions`` [h 7] until they are over or the episode ends; observe once."""
-        s = self._running(slot)
-        actions = np.asarray(actions, dtype=np.float64)
-        if actions.ndim != 2 or actions.shape[1] != len(self._low):
-            raise ValueError(f"slot {slot}: actions must be [h, {len(self._low)}], got {list(actions.shape)}")
-        if not np.isfinite(actions).all():
-            bad = actions[~np.isfinite(actions).all(axis=1)][0]
-            raise ValueError(f"slot {slot}: actions must be finite, got {bad}")
+        s = running(self._slots, slot)
+        actions = checked_actions(slot, actions, len(self._low))
         actions = np.clip(actions, self._low, self._high)
         rewards = np.zeros(len(actions), dtype=np.float32)
         executed, scene = 0, s.scene
@@ -189,7 +185,7 @@ class LiberoSimulator:
     # -------------------------------------------------------------------------------------------------------- beyond it
     def observe(self, slot: int) -> SlotObservation:
         """What the slot shows now; renders every configured camera."""
-        s = self._running(slot, over=True)
+        s = running(self._slots, slot, over=True)
         edits = s.scene.picture_edits(s.snapshot, s.seen.lit)
         images = s.scene.world.render(s.seen.qpos, edits, self.config.rotate_images)
         state = s.scene.privileged(s.wrapped, 1.0 - s.elapsed / s.horizon)
@@ -203,23 +199,20 @@ class LiberoSimulator:
 
     def state(self, slot: int) -> LiberoView:
         """What scripted experts read."""
-        s = self._running(slot, over=True)
+        s = running(self._slots, slot, over=True)
         return LiberoView(s.scene, s.wrapped)
 
     def physics(self, slot: int) -> mujoco.MjData:
         """The slot's MuJoCo state."""
-        return self._running(slot, over=True).data
+        return running(self._slots, slot, over=True).data
 
     def episode(self, slot: int) -> EpisodeSpec:
         """What runs, or ran last, in the slot."""
-        return self._running(slot, over=True).episode
+        return running(self._slots, slot, over=True).episode
 
     def task(self, task_id: str) -> Task:
         """A configured task. `ConfigError` for another one."""
-        try:
-            return self._tasks[task_id]
-        except KeyError:
-            raise ConfigError(f"task {task_id!r} is not configured: use one of {', '.join(self._tasks)}.") from None
+        return task_named(self._tasks, task_id)
 
     def problem(self, task_id: str) -> Problem:
         """The task's BDDL file, parsed."""
@@ -293,7 +286,7 @@ class LiberoSimulator:
 
     def _drop_scenes(self) -> None:
         """Keep to ``built_scenes``: drop scenes that no slot is in, and worlds that no scene is left of."""
-        busy = {s.scene.task.task_id for s in self._slots.values() if s.scene is not None}
+        busy = {s.scene.task.task_id for s in self._slots.values()}
         for task_id in list(self._scenes)[:-1]:
             if len(self._scenes) <= self.config.built_scenes:
                 break
@@ -307,13 +300,7 @@ class LiberoSimulator:
 
     def slot(self, slot: int) -> _Slot:
         """What a slot runs, or ran last, for benchmarks."""
-        return self._running(slot, over=True)
-
-    def _running(self, slot: int, over: bool = False) -> _Slot:
-        s = self._slots.get(slot)
-        if s is None or s.scene is None or (s.over and not over):
-            raise ValueError(f"slot {slot} has no running episode: call start first")
-        return s
+        return running(self._slots, slot, over=True)
 
 
 def _free_worlds(worlds: dict[str, Any], contexts: list[Any]) -> None:
@@ -334,7 +321,6 @@ class _Slot:
 
     def __init__(self) -> None:
         self._wrapped: dict[str, Any] = {}
-        self.scene: TaskScene | None = None
 
     def begin(self, episode: EpisodeSpec, scene: TaskScene, snapshot: Snapshot, horizon: int) -> None:
         self.episode, self.scene, self.snapshot, self.horizon = episode, scene, snapshot, horizon

@@ -22,9 +22,10 @@ from sim.robotwin.checkout import Checkout
 from sim.robotwin.seeds import SeedFile, raw_seed
 from sim.robotwin.settings import RoboTwinConfig
 from sim.robotwin.tasks import step_limit
+from sim.slots import checked_actions, running, task_named
 from sim.vulkan import ensure_driver
 from vla_rl import splits
-from vla_rl.errors import ConfigError, UserError
+from vla_rl.errors import UserError
 from vla_rl.specs import CameraSpec, EmbodimentSpec, EpisodeSpec, SlotObservation, SlotStep, TaskSpec
 
 SAVE_EVERY = 15  # physics steps between the frames of RoboTwin's own demonstrations, which sets the nominal rate
@@ -54,8 +55,7 @@ class RoboTwinSimulator:
     # ------------------------------------------------------------------------------------------ the Simulator interface
     def start(self, slot: int, episode: EpisodeSpec) -> SlotObservation:
         """Set the episode's scene up; `UserError` for a seed whose scene does not come to rest."""
-        if episode.task_id not in self._limit:
-            raise ConfigError(f"task {episode.task_id!r} is not configured: use one of {', '.join(self._limit)}.")
+        task_named(self._limit, episode.task_id)
         old = self._slots.pop(slot, None)
         if old is not None:
             old.task.close_env()
@@ -66,14 +66,8 @@ class RoboTwinSimulator:
 
     def step(self, slot: int, actions: np.ndarray) -> SlotStep:
         """Run ``actions`` [h a] as one path, until it is over or the task is done; observe once."""
-        s = self._slots.get(slot)
-        if s is None or s.over:
-            raise ValueError(f"slot {slot} has no running episode: call start first")
-        actions = np.asarray(actions, dtype=np.float64)
-        if actions.ndim != 2 or actions.shape[1] != len(self._low):
-            raise ValueError(f"slot {slot}: actions must be [h, {len(self._low)}], got {list(actions.shape)}")
-        if not np.isfinite(actions).all():
-            raise ValueError(f"slot {slot}: actions must be finite, got {actions[~np.isfinite(actions).all(axis=1)][0]}")
+        s = running(self._slots, slot)
+        actions = checked_actions(slot, actions, len(self._low))
         limit = self._limit[s.episode.task_id]
         asked = np.clip(actions[: limit - s.elapsed], self._low, self._high)
         success, share = self._run(s, asked)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.recording import record_demonstration
+from sim.recording import expert_figures, record_demonstration
 from sim.tabletop.demonstrator import Demonstrator
 from sim.tabletop.simulator import TabletopConfig, TabletopSimulator
 from sim.tabletop.tasks import TASKS
@@ -63,8 +63,7 @@ def measure_experts(
     for task in tasks:
         specs = [EpisodeSpec(task, i, split=split, seed=i) for i in range(episodes)]
         runs = [collect_episode(simulator, spec, noise_std=noise) for spec in specs]
-        lengths = [len(run["actions"]) for run in runs if run["success"]] or [0]
-        result[task] = (sum(run["success"] for run in runs), float(np.mean(lengths)), max(lengths))
+        result[task] = expert_figures(runs)
     simulator.close()
     return result
 

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.gl import ensure_backend, free_context, make_context, require_packages
+from sim.slots import checked_actions, instruction, lasting, running, task_named
 from sim.tabletop.demonstrator import Demonstrator, make_demonstrator
 from sim.tabletop.tasks import PRIVILEGED_DIM, SCENES, TASKS, Task, place_objects
 from vla_rl import splits
 from vla_rl.errors import ConfigError
-from vla_rl.specs import CameraSpec, EmbodimentSpec, EpisodeSpec, Mirror, SlotObservation, SlotStep, TaskSpec
+from vla_rl.specs import CameraSpec, EmbodimentSpec, EpisodeSpec, Mirror, SlotObservation, SlotStep
 
 if TYPE_CHECKING:
     import mujoco
@@ -95,10 +96,7 @@ class TabletopSimulator:
 
         self.config = config
         self._task = {name: TASKS[name] for name in config.tasks}
-        self.tasks = tuple(
-            TaskSpec(t.task_id, t.spec.instructions, t.spec.held_out_instructions, config.horizon or t.spec.horizon)
-            for t in self._task.values()
-        )
+        self.tasks = lasting((task.spec for task in self._task.values()), config.horizon)
         self._horizon = {t.task_id: t.horizon for t in self.tasks}
         self.embodiment = _embodiment(config)
         self._half_range = np.array(self.embodiment.action_high)
@@ -115,9 +113,7 @@ class TabletopSimulator:
     # ------------------------------------------------------------------------------------------ the Simulator interface
     def start(self, slot: int, episode: EpisodeSpec) -> SlotObservation:
         """Put ``slot`` into the episode's settled initial state. `ConfigError` for a task that is not configured."""
-        task = self._task.get(episode.task_id)
-        if task is None:
-            raise ConfigError(f"task {episode.task_id!r} is not configured: use one of {', '.join(self._task)}.")
+        task = task_named(self._task, episode.task_id)
         scene = self._scene(task.scene)
         s = self._slots.setdefault(slot, _Slot())
         s.begin(task, episode, scene)
@@ -127,13 +123,8 @@ class TabletopSimulator:
 
     def step(self, slot: int, actions: np.ndarray) -> SlotStep:
         """Run ``actions`` [h a] (physical units) until they are over or the episode ends; observe once."""
-        s = self._running(slot)
-        actions = np.asarray(actions, dtype=np.float64)
-        if actions.ndim != 2 or actions.shape[1] != len(self._half_range):
-            raise ValueError(f"slot {slot}: actions must be [h, {len(self._half_range)}], got {list(actions.shape)}")
-        if not np.isfinite(actions).all():
-            bad = actions[~np.isfinite(actions).all(axis=1)][0]
-            raise ValueError(f"slot {slot}: actions must be finite, got {bad}")
+        s = running(self._slots, slot)
+        actions = checked_actions(slot, actions, len(self._half_range))
         scaled = np.clip(actions / self._half_range, -1.0, 1.0)
         rewards = np.zeros(len(actions), dtype=np.float32)
         horizon = self._horizon[s.task.task_id]
@@ -165,7 +156,7 @@ class TabletopSimulator:
     # -------------------------------------------------------------------------------------------------------- beyond it
     def observe(self, slot: int) -> SlotObservation:
         """What the slot shows now; renders every configured camera."""
-        s = self._running(slot, over=True)
+        s = running(self._slots, slot, over=True)
         data = s.data(s.scene)
         render = s.scene.render if self.timed is None else self.timed("rendering", s.scene.render)
         images = render(data, self.config.cameras)
@@ -173,7 +164,7 @@ class TabletopSimulator:
         return SlotObservation(
             images=images,
             proprio=s.scene.proprio(data),
-            instruction=_instruction(s.task, s.episode),
+            instruction=instruction(s.task.spec, s.episode),
             privileged=s.scene.privileged(s.task, data, fraction),
         )
 
@@ -183,14 +174,8 @@ class TabletopSimulator:
 
     def state(self, slot: int) -> Any:
         """Positions that the scripted experts read (see `sim.tabletop.demonstrator.SceneState`)."""
-        s = self._running(slot, over=True)
+        s = running(self._slots, slot, over=True)
         return s.scene.view(s.data(s.scene))
-
-    def _running(self, slot: int, over: bool = False) -> _Slot:
-        s = self._slots.get(slot)
-        if s is None or (s.over and not over):
-            raise ValueError(f"slot {slot} has no running episode: call start first")
-        return s
 
     def _scene(self, name: str) -> Any:
         if name not in self._scenes:
@@ -228,7 +213,7 @@ class TabletopSimulator:
 
     def physics(self, slot: int) -> mujoco.MjData:
         """The slot's MuJoCo state."""
-        s = self._running(slot, over=True)
+        s = running(self._slots, slot, over=True)
         return s.data(s.scene)
 
 
@@ -258,11 +243,6 @@ class _Slot:
         if scene.name not in self._data:
             self._data[scene.name] = scene.new_data()
         return self._data[scene.name]
-
-
-def _instruction(task: Task, episode: EpisodeSpec) -> str:
-    texts = task.spec.held_out_instructions if episode.split == "held_out" else task.spec.instructions
-    return texts[episode.instruction_index % len(texts)]
 
 
 def _embodiment(config: TabletopConfig) -> EmbodimentSpec:
