@@ -79,6 +79,58 @@ def test_gae_limits():
     torch.testing.assert_close(monte_carlo, adv.discounted_returns(with_bootstrap, discounts, lengths) - values)
 
 
+def test_vtrace_by_hand():
+    """Two decisions that terminate and one that runs out of time; w = 1/2, 2, 3 with ρ̄ = 2 and c̄ = 1."""
+    rewards, values = t(0.0, 1.0, 0.0), t(0.5, 0.25, 1.0)
+    lengths, terminated, w = torch.tensor([2, 1]), torch.tensor([True, False]), t(0.5, 2.0, 3.0)
+    truncated = adv.Truncated(w.clamp(max=2.0), w.clamp(max=1.0))
+    a, targets = adv.vtrace(rewards, values, t(9.0, 1.5), terminated, torch.full((3,), 0.5), 1.0, lengths, truncated)
+    # δ = 0.5·0.25 − 0.5 = −0.375, 1 − 0.25 = 0.75, 0.5·1.5 − 1 = −0.25; v − V from behind: 2·0.75 = 1.5,
+    # 0.5·(−0.375) + 0.5·0.5·1.5 = 0.1875, and 2·(−0.25)
+    torch.testing.assert_close(targets, t(0.6875, 1.75, 0.5))
+    torch.testing.assert_close(a, t(0.0 + 0.5 * 1.75 - 0.5, 0.75, -0.25))  # r + γ·v' − V
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.floats(0, 1), st.integers(0, 10_000))
+def test_vtrace_equals_the_sum_of_its_definition_and_gae_on_fresh_data(lengths, lam, seed):
+    g = torch.Generator().manual_seed(seed)
+    lengths = torch.tensor(lengths)
+    n, m = int(lengths.sum()), len(lengths)
+    rewards, values, logs = (torch.randn(n, generator=g, dtype=torch.float64) for _ in range(3))
+    final, discounts = torch.randn(m, generator=g, dtype=torch.float64), torch.rand(n, generator=g, dtype=torch.float64)
+    terminated = torch.rand(m, generator=g) < 0.5
+    given_ = (rewards, values, final, terminated, discounts, lam, lengths)
+    rho, c = logs.exp().clamp(max=1.5), logs.exp().clamp(max=1.0)
+    _, targets = adv.vtrace(*given_, adv.Truncated(rho, c))
+    end = 0
+    for j, length in enumerate(lengths.tolist()):
+        first, end = end, end + length
+        for s in range(first, end):
+            total, factor = float(values[s]), 1.0  # Σ_t Π_{i<t} (γ_i λ c_i) · ρ_t δ_t
+            for i in range(s, end):
+                after = values[i + 1] if i + 1 < end else torch.zeros(()) if terminated[j] else final[j]
+                total += factor * float(rho[i] * (rewards[i] + discounts[i] * after - values[i]))
+                factor *= float(discounts[i] * lam * c[i])
+            assert float(targets[s]) == pytest.approx(total, abs=1e-9)
+    ones = torch.ones(n, dtype=torch.float64)
+    for found, expected in zip(adv.vtrace(*given_, adv.Truncated(ones, ones)), adv.gae(*given_), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(("cap", "value"), [(1.0, 5 / 6), (100.0, 0.9)])
+def test_vtrace_values_the_policy_that_learns_and_not_the_one_that_acted(cap, value):
+    """Two arms that pay 1 and 0, tried equally often; the policy that learns takes the first in 9 of 10 cases. Its value is
+    0.9; with ρ̄ = 1 the fixed point is that of the policy ∝ min(μ, π) = (1/2, 1/10) (Espeholt et al. 2018, eq. 2). GAE's
+    targets say 1/2, what the policy that acted earned."""
+    rewards, w, ones = t(1.0, 0.0), t(0.9 / 0.5, 0.1 / 0.5), torch.ones(2, dtype=torch.int64)
+    weights, ended = adv.Truncated(w.clamp(max=cap), w.clamp(max=1.0)), torch.tensor([True, True])
+    given_ = (torch.zeros(2), ended, torch.ones(2), 1.0, ones)
+    _, targets = adv.vtrace(rewards, torch.full((2,), value), *given_, weights)
+    assert float(targets.mean()) == pytest.approx(value)  # it stays where it is
+    assert float(adv.gae(rewards, torch.full((2,), value), *given_)[1].mean()) == 0.5
+
+
 def test_gae_of_a_perfect_critic_is_zero_and_ignores_what_follows_termination():
     lengths = torch.tensor([3])
     values, rewards, discounts = t(0.81, 0.9, 1.0), t(0.0, 0.0, 1.0), torch.full((3,), 0.9)

@@ -38,11 +38,11 @@ def test_episodes_act_with_the_weights_of_lag_iterations_ago(lag, acted):
 def test_the_command_trains_each_way_at_each_lag(tmp_path, capsys):
     """At lag 0 it is the plain run: same episodes, same success. With lag, and only then, another policy has acted."""
     target = tmp_path / "out.json"
-    options = ["--lags", "0", "2", "--ways", "none", "truncate", "coupled", "--seeds", "1", "--json", str(target)]
+    options = ["--lags", "0", "2", "--ways", "none", "truncate", "coupled", "vtrace", "--seeds", "1", "--json", str(target)]
     assert cli.main(["bench", "staleness", *TOY, *options]) == 0
     found = json.loads(target.read_text())
     cells = {(c["lag"], c["way"]): c for c in found["cells"]}
-    assert list(cells) == [(0, "none"), (2, "none"), (2, "truncate"), (2, "coupled")]
+    assert list(cells) == [(0, "none"), (2, "none"), (2, "truncate"), (2, "coupled"), (2, "vtrace")]
     assert all(c["seed"] == 1 and c["episodes"] == 8 and c["success"] == c["successes"] / 8 for c in cells.values())
     assert abs(cells[0, "none"]["behavior_kl"]) < 1e-9 and cells[2, "coupled"]["behavior_kl"] is None
     assert cells[2, "none"]["behavior_kl"] > 1e-6 and cells[2, "truncate"]["behavior_kl"] > 1e-6

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from vla_rl import build
 from vla_rl.cluster import group as groups
+from vla_rl.cluster import workplace
 from vla_rl.cluster.collector import job_of, parallel_stats
 from vla_rl.cluster.group import RolloutGroup
 from vla_rl.cluster.packing import packed, packed_weights, unpacked, unpacked_weights
@@ -249,7 +250,7 @@ def test_what_a_user_can_mend_is_not_tried_again(ray_here, start, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_node_with_other_code_is_named(ray_here, start, monkeypatch):
-    monkeypatch.setattr(groups, "versions", lambda: {"python": "3.11", "vla-rl": "another"})
+    monkeypatch.setattr(workplace, "versions", lambda: {"python": "3.11", "vla-rl": "another"})
     with group_of(ray_here, start) as (group, _), pytest.raises(UserError, match="another vla-rl than this machine"):
         gathered(group, specs(1))
 

@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from pathlib import Path
@@ -18,8 +19,9 @@ import torch
 from test_cluster import TOY, start  # noqa: F401 - a fixture
 from test_replay_store import episode
 
-from vla_rl.cluster.collector import parallel_stats, staleness
+from vla_rl.cluster.collector import AheadRayCollector, parallel_stats, staleness
 from vla_rl.cluster.group import RolloutGroup, _Worker
+from vla_rl.cluster.rollout_actor import Job, RolloutActor
 from vla_rl.config import compose, override
 from vla_rl.learning.ahead import Plans
 from vla_rl.reporting.metrics import read_metrics
@@ -161,6 +163,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.given: list[int] = []
+        self.kinds: list[bool] = []
         self.add = self
 
     def options(self, **_):
@@ -168,13 +171,14 @@ class Recorder:
 
     def remote(self, specs, deterministic) -> None:
         self.given.append(len(specs))
+        self.kinds.append(deterministic)
 
 
 @pytest.mark.parametrize("streams, given", [(True, [[4], [4], [3]]), (False, [[6], [5], []])])
 def test_no_actor_takes_what_others_could_begin_at_once(streams, given):
     """Eleven episodes and three actors with room for six each: even parts where they stream, else what the limit says."""
     group = object.__new__(RolloutGroup)
-    group._job, group.limit, group.deterministic = SimpleNamespace(streams=streams), 6, False
+    group._job, group.limit, group._sure = SimpleNamespace(streams=streams), 6, set()
     group._workers = [_Worker(i, Recorder(), None, None, ready=True) for i in range(3)]
     group._waiting, group._weights = deque(proposals(0, 0) + proposals(1, 0)[:5]), None
     group._assign()
@@ -185,6 +189,34 @@ def test_no_actor_takes_what_others_could_begin_at_once(streams, given):
     assert [spec for worker in group._workers for spec in worker.open] == [s.rollout_id for s in proposals(0, 0)] + [
         s.rollout_id for s in proposals(1, 0)[:5]
     ]
+
+
+def test_sampled_and_most_likely_actions_are_lists_of_their_own():
+    """Two sampled episodes, then three with the most likely actions, then one more: an actor goes on to the next list of
+    its kind alone, and a plan that is under way with sampled actions cannot be had without."""
+    group = object.__new__(RolloutGroup)
+    group._job, group.limit, group._sure, group._known = SimpleNamespace(streams=True), 6, set(), set()
+    group._workers = [_Worker(0, Recorder(), None, None)]
+    group._waiting, group._weights = deque(), (0, None, 0, 0)
+    group._changed = threading.Condition()
+    plan = proposals(0, 0)
+    for part, sure in ((plan[:2], False), (plan[2:5], True), (plan[5:], False)):
+        group.submit(part, sure)
+    group._workers[0].ready = True
+    group._assign()
+    handle = group._workers[0].handle
+    assert (handle.given, handle.kinds) == ([2, 3, 1], [False, True, False]) and group._workers[0].lists == 3
+
+    actor = RolloutActor(Job(None, True, streams=True))
+    actor.add(plan[2:5], True)
+    assert actor._more() == [] and len(actor._lists) == 1  # those under way are sampled
+    actor._deterministic = True
+    assert actor._more() == plan[2:5]
+
+    collector = object.__new__(AheadRayCollector)
+    collector.group, collector._ready = group, {}
+    with pytest.raises(ValueError, match="6 episodes of this plan are under way with sampled actions"):
+        collector.collect(plan, deterministic=True)
 
 
 # ----------------------------------------------------------------------------------------------------------- with Ray

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vla_rl.algorithms import losses
 from vla_rl.algorithms.advantages import discounted_returns
 from vla_rl.algorithms.critic import CriticConfig, PrivilegedCritic
-from vla_rl.algorithms.estimators import Estimate
+from vla_rl.algorithms.estimators import GAE, Estimate
 from vla_rl.algorithms.optim import adapted_rate, load_optimizer_state, optimizer_state
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.algorithms.surrogate import behavior_weights
@@ -542,7 +542,10 @@ def test_missing_capabilities_name_both_sides():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"advantage": "vtrace"}, "'vtrace'.*gae, grpo, rloo, reinforce"),
+        ({"advantage": "upgo"}, "'upgo'.*gae, vtrace, grpo, rloo, reinforce"),
+        ({"vtrace_rho_cap": 0.0}, "vtrace_rho_cap=0.0"),
+        ({"vtrace_c_cap": 2.0}, r"vtrace_c_cap=2.*vtrace_rho_cap=1"),
+        ({"advantage": "vtrace", "recompute_old_log_prob": False}, "recompute_old_log_prob=true"),
         ({"ratio_level": "word"}, "token, step, chunk"),
         ({"gamma": 1.5}, "gamma=1.5"),
         ({"minibatch_size": 0}, "minibatch_size=0"),
@@ -631,14 +634,16 @@ def test_behaviour_weights_against_hand_computed_numbers():
     torch.testing.assert_close(masked[0, :3], torch.tensor([1.0, 0.0, 0.0]) / mean)
 
 
+def tilted() -> BanditPolicy:
+    """Another policy than the one that acted."""
+    policy = BanditPolicy()
+    with torch.no_grad():
+        policy.net.bias.copy_(torch.linspace(-1.0, 1.0, len(policy.net.bias)))
+    return policy
+
+
 def test_fresh_data_weighs_one_and_stale_data_does_not_drop_the_behaviour_policy():
     """On fresh data the correction changes nothing; on stale data the first step is the importance-weighted gradient."""
-
-    def tilted() -> BanditPolicy:
-        policy = BanditPolicy()
-        with torch.no_grad():
-            policy.net.bias.copy_(torch.linspace(-1.0, 1.0, len(policy.net.bias)))
-        return policy
 
     def first_gradient(batch, **options) -> Tensor:
         policy = tilted()
@@ -654,6 +659,37 @@ def test_fresh_data_weighs_one_and_stale_data_does_not_drop_the_behaviour_policy
     assert not torch.allclose(plain, decoupled, rtol=1e-2)
     fresh = rollout(tilted(), 0)
     torch.testing.assert_close(first_gradient(fresh), first_gradient(fresh, behavior_weight="truncate"))
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_vtrace_weighs_what_an_older_policy_did_once(decoupled):
+    """ρ = min(1, exp of the mean log-ratio over a decision's executed tokens), which is in the targets always and in the
+    advantage where the loss has no weight of its own; on fresh data it is GAE."""
+    options = {"behavior_weight": "truncate"} if decoupled else {}
+    config = PPOConfig(advantage="vtrace", gae_lambda=0.8, epochs=1, **options)
+    batch = rollout(BanditPolicy(), 0)
+    ppo, seen = PPO(config, tilted(), critic()), []
+    plain = ppo.estimator.estimate
+    ppo.estimator.estimate = lambda scored: (seen.append(scored), plain(scored))[1]
+    metrics = ppo.update(batch)
+    with torch.no_grad():
+        gap = tilted().evaluate(batch.observations, batch.replay).log_prob - batch.behavior_log_prob
+    executed = batch.valid[:, :, None].expand_as(gap)
+    by_hand = torch.stack([row[mask].mean().exp() for row, mask in zip(gap, executed, strict=True)])
+    torch.testing.assert_close(seen[0].log_weights.double(), by_hand.log(), atol=1e-5, rtol=1e-5)
+    assert metrics["ppo/vtrace_rho_mean"] == pytest.approx(float(by_hand.clamp(max=1.0).mean()), rel=1e-5)
+    assert 0.0 < metrics["ppo/vtrace_truncated"] < 1.0 and ("ppo/behavior_weight_min" in metrics) is decoupled
+    found, scored = plain(seen[0]), seen[0]
+    rho = by_hand.clamp(max=1.0).float()
+    last = torch.cumsum(batch.lengths, 0) - 1  # r + γV − V there, and V + ρ·(that)
+    error = scored.total[last] + scored.discounts[last] * scored.final_values - scored.values[last]
+    torch.testing.assert_close(found.returns[last], scored.values[last] + rho[last] * error)
+    torch.testing.assert_close(found.advantages[last], error if decoupled else rho[last] * error)
+
+    fresh = dataclasses.replace(scored, log_weights=torch.zeros(len(rho)))
+    expected = GAE(config).estimate(fresh)
+    torch.testing.assert_close(plain(fresh).advantages, expected.advantages)
+    torch.testing.assert_close(plain(fresh).returns, expected.returns)
 
 
 class CentredReturns:

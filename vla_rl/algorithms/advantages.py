@@ -4,10 +4,10 @@ Letters: n decisions of a batch in trajectory order, m trajectories, h control s
 of time here: it earns a reward [n] and discounts the next decision's value by its own factor [n]. Trajectories lie one
 after another in the flat arrays (`RolloutBatch`), so nothing is padded at the borders of this module.
 
-Followed: GAE (Schulman et al. 2016, eq. 16), GRPO (Shao et al. 2024, DeepSeekMath §4.1), Dr. GRPO (Liu et al. 2025: no
-division by the standard deviation), MC-GRPO (Kim 2026: median centre), NGRPO (Nan et al. 2025: a virtual best sample),
-RLOO (Ahmadian et al. 2024), REINFORCE++ (Hu 2025: one normalisation over the whole batch), GDPO (Liu et al. 2026:
-normalise each reward on its own).
+Followed: GAE (Schulman et al. 2016, eq. 16), V-trace (Espeholt et al. 2018, IMPALA §4.1), GRPO (Shao et al. 2024,
+DeepSeekMath §4.1), Dr. GRPO (Liu et al. 2025: no division by the standard deviation), MC-GRPO (Kim 2026: median centre),
+NGRPO (Nan et al. 2025: a virtual best sample), RLOO (Ahmadian et al. 2024), REINFORCE++ (Hu 2025: one normalisation over the
+whole batch), GDPO (Liu et al. 2026: normalise each reward on its own).
 """
 
 from __future__ import annotations
@@ -82,13 +82,52 @@ def gae(
     the last decision, ``terminated`` bool [m], ``lengths`` int64 [m] decisions per trajectory. A terminated trajectory
     ends with value 0 (whatever ``final_values`` says); a truncated one bootstraps from ``final_values``.
     """
-    last = torch.cumsum(lengths, 0) - 1
-    next_values = torch.empty_like(values)
-    next_values[:-1] = values[1:]
-    next_values[last] = torch.where(terminated, torch.zeros_like(final_values), final_values).to(values.dtype)
-    deltas = rewards + discounts * next_values - values
+    deltas = rewards + discounts * _following(values, final_values, terminated, lengths) - values
     advantages = _reverse_scan(deltas, discounts * lam, lengths)
     return advantages, advantages + values
+
+
+def _following(values: Tensor, final_values: Tensor, terminated: Tensor, lengths: Tensor) -> Tensor:
+    """What comes after each decision [n]: the next one's of ``values`` [n], or at a trajectory's end ``final_values`` [m],
+    or 0 where it terminated."""
+    following = torch.empty_like(values)
+    following[:-1] = values[1:]
+    last = torch.cumsum(lengths, 0) - 1
+    following[last] = torch.where(terminated, torch.zeros_like(final_values), final_values).to(values.dtype)
+    return following
+
+
+@dataclasses.dataclass(frozen=True)
+class Truncated:
+    """How much likelier the policy that learns makes each decision than the one that acted, w = π_p/μ [n], truncated:
+    ``rho`` = min(w, ρ̄) bounds the value that is learned, ``c`` = min(w, c̄) how far back what is seen is believed."""
+
+    rho: Tensor
+    c: Tensor
+
+
+def vtrace(
+    rewards: Tensor,
+    values: Tensor,
+    final_values: Tensor,
+    terminated: Tensor,
+    discounts: Tensor,
+    lam: float,
+    lengths: Tensor,
+    weights: Truncated,
+) -> tuple[Tensor, Tensor]:
+    """V-trace over decisions (Espeholt et al. 2018, arXiv 1802.01561, eq. 1 and remark 2); arguments as of `gae`. Returns
+    (advantages, targets of the values) [n].
+
+    The target is v_s = V_s + ρ_s·(r_s + γ_s·V_{s+1} − V_s) + γ_s·λ·c_s·(v_{s+1} − V_{s+1}). The advantage, before it is
+    weighed by ρ_s, is r_s + γ_s·(V_{s+1} + λ·(v_{s+1} − V_{s+1})) − V_s: with λ = 1 that is the paper's, and where all
+    weights are 1 it is `gae`'s for every λ.
+    """
+    following = _following(values, final_values, terminated, lengths)
+    deltas = rewards + discounts * following - values
+    beyond = _reverse_scan(weights.rho * deltas, discounts * lam * weights.c, lengths)  # v − V
+    nothing = torch.zeros_like(final_values)
+    return deltas + discounts * lam * _following(beyond, nothing, terminated, lengths), values + beyond
 
 
 def discounted_returns(rewards: Tensor, discounts: Tensor, lengths: Tensor) -> Tensor:

@@ -25,7 +25,8 @@ class Scored:
     """A batch and its rewards per decision: ``named`` {name: [n]}, their weighted sum ``total`` [n], ``discounts`` [n].
 
     ``values`` [n] and ``final_values`` [m] (of what was seen after each trajectory; 0 where nothing is bootstrapped) are
-    None for an estimator that needs none.
+    None for an estimator that needs none. ``log_weights`` [n]: log π_p/μ of each decision, the policy at the start of the
+    update against the one that acted, the mean over its log-prob entries; None where the policy is not asked.
     """
 
     batch: RolloutBatch
@@ -35,6 +36,7 @@ class Scored:
     discounts: Tensor
     values: Tensor | None = None
     final_values: Tensor | None = None
+    log_weights: Tensor | None = None
 
     def score(self, rewards: Tensor) -> Tensor:
         """Sum [m] of rewards [n] over each trajectory."""
@@ -81,6 +83,30 @@ class GAE(_Stateless):
             scored.total, values, final, batch.terminated, scored.discounts, self.config.gae_lambda, batch.lengths
         )
         return Estimate(advantages, returns)
+
+
+class VTrace(_Stateless):
+    """V-trace: values of the policy that learns, from episodes that an older one played.
+
+    A decision's weight is the geometric mean over its log-prob entries: the product of the many entries of a chunk would be
+    at one of its bounds nearly always. ρ weighs the advantage here only where the loss does not weigh its entries itself
+    (``behavior_weight``, decoupled PPO), so that no weight counts twice.
+    """
+
+    def estimate(self, scored: Scored) -> Estimate:
+        config, batch, values, final = self.config, scored.batch, scored.values, scored.final_values
+        assert values is not None and final is not None
+        logs = torch.zeros_like(values) if scored.log_weights is None else scored.log_weights.to(values)
+        ratio = logs.exp()
+        weights = adv.Truncated(ratio.clamp(max=config.vtrace_rho_cap), ratio.clamp(max=config.vtrace_c_cap))
+        advantages, targets = adv.vtrace(
+            scored.total, values, final, batch.terminated, scored.discounts, config.gae_lambda, batch.lengths, weights
+        )
+        if config.behavior_weight == "none":
+            advantages = weights.rho * advantages
+        truncated = float((ratio > config.vtrace_rho_cap).float().mean())
+        figures = {"ppo/vtrace_rho_mean": float(weights.rho.mean()), "ppo/vtrace_truncated": truncated}
+        return Estimate(advantages, targets, figures)
 
 
 class Given(_Stateless):

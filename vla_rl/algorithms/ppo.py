@@ -134,7 +134,7 @@ class PPO:
         if self._critic_trainer is not None:
             self._critic_trainer.observe(batch.observations)
         values = self._reader.values(batch, head_values)
-        estimate = self._estimate(batch, rewards, values, metrics)
+        estimate = self._estimate(batch, rewards, values, old_log_prob, metrics)
         advantages, returns = estimate.advantages, estimate.returns
         if values is not None and returns is not None:
             metrics["ppo/explained_variance"] = losses.explained_variance(values, returns)
@@ -162,12 +162,14 @@ class PPO:
         batch: RolloutBatch,
         rewards: Tensor | Mapping[str, Tensor] | None,
         values: Tensor | None,
+        old_log_prob: Tensor | None,
         metrics: dict[str, float],
     ) -> Estimate:
         """Advantages before normalisation, and returns; their figures go into ``metrics``."""
         given = scored(batch, self.config, rewards, metrics)
         if values is not None:
-            given = dataclasses.replace(given, values=values, final_values=self._reader.final_values(batch))
+            logs, final = self._surrogate.log_weights(old_log_prob, batch), self._reader.final_values(batch)
+            given = dataclasses.replace(given, values=values, final_values=final, log_weights=logs)
         found = self.estimator.estimate(given)
         metrics |= found.metrics
         # (the ranks' critics may differ in their last digits; what counts is one opinion)

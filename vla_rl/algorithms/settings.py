@@ -33,6 +33,7 @@ class AdvantageEntry:
 
 ADVANTAGES = {
     "gae": AdvantageEntry("vla_rl.algorithms.estimators:GAE", needs_value=True),
+    "vtrace": AdvantageEntry("vla_rl.algorithms.estimators:VTrace", needs_value=True),
     "grpo": AdvantageEntry("vla_rl.algorithms.estimators:GRPO", grouped=True),
     "rloo": AdvantageEntry("vla_rl.algorithms.estimators:RLOO", grouped=True),
     "reinforce++": AdvantageEntry("vla_rl.algorithms.estimators:ReinforcePlusPlus"),
@@ -210,7 +211,8 @@ _PPO_FIGURES = (
 class PPOConfig:
     """Settings of `PPO`. Sizes are in decisions unless ``minibatch_unit`` is "trajectory".
 
-    Advantage: ``advantage`` one of gae, grpo, rloo, reinforce++; ``gamma`` and ``gae_lambda`` (λ per decision);
+    Advantage: ``advantage`` one of gae, vtrace, grpo, rloo, reinforce++; ``gamma`` and ``gae_lambda`` (λ per decision);
+    ``vtrace_rho_cap`` and ``vtrace_c_cap`` are ρ̄ and c̄ of V-trace, for data of older policies (`estimators.VTrace`);
     ``bootstrap_truncated`` False makes running out of time worth nothing: right where success within the time limit is the
     task and the critic sees the time left; a critic that predicts value beyond the limit would reward being slow.
     ``gamma_per_control_step`` discounts by gamma**executed steps. Groups: ``group_center``, ``group_scale``,
@@ -247,6 +249,8 @@ class PPOConfig:
     advantage: str = "gae"
     gamma: float = 0.99
     gae_lambda: float = 0.95
+    vtrace_rho_cap: float = 1.0
+    vtrace_c_cap: float = 1.0
     bootstrap_truncated: bool = True
     gamma_per_control_step: bool = False
     group_center: str = "mean"
@@ -312,6 +316,7 @@ class PPOConfig:
         require_choice(own, "kl_kind", self.kl_kind, KL_KINDS)
         require_choice(own, "behavior_weight", self.behavior_weight, ("none", "truncate", "mask"))
         require_range(own, "behavior_cap", self.behavior_cap, 1.0)
+        self._check_vtrace()
         require_choice(own, "minibatch_unit", self.minibatch_unit, ("decision", "trajectory"))
         for name in ("gamma", "gae_lambda"):
             require_range(own, name, getattr(self, name), 0.0, 1.0)
@@ -344,6 +349,21 @@ class PPOConfig:
             raise ConfigError(f"{own}.decouple_rewards cannot share one running_std between rewards; use group_scale='std'")
         if self.adaptive_learning_rate and self.target_kl is None:
             raise ConfigError(f"{own}.adaptive_learning_rate needs target_kl; set it (0.01 is a usual start)")
+
+    def _check_vtrace(self) -> None:
+        own = "algorithm"
+        for name in ("vtrace_rho_cap", "vtrace_c_cap"):
+            require_above_zero(own, name, getattr(self, name))
+        if self.vtrace_c_cap > self.vtrace_rho_cap:
+            raise ConfigError(
+                f"{own}.vtrace_c_cap={self.vtrace_c_cap:g} must be at most vtrace_rho_cap={self.vtrace_rho_cap:g}, or what "
+                f"comes later would be believed more than what was seen"
+            )
+        if self.advantage == "vtrace" and not self.recompute_old_log_prob:
+            raise ConfigError(
+                f"{own}.advantage=vtrace weighs decisions by how likely they are now, which "
+                f"{own}.recompute_old_log_prob=false does not ask: use recompute_old_log_prob=true, or advantage=gae"
+            )
 
     def check_policy(self, policy: Any) -> None:
         """Raise `ConfigError` where the ratio would join entries that ``policy`` (or its config) samples together.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vla_rl.algorithms import losses
 from vla_rl.algorithms.settings import PPOConfig
-from vla_rl.types import PolicyEvaluation
+from vla_rl.types import PolicyEvaluation, RolloutBatch
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,16 @@ class Surrogate:
         """Log-probs [b *k] as the ratio takes them: ([b e], mask [b e])."""
         c = self.config
         return losses.reduce_log_prob(log_prob, self.axes, learn, c.ratio_level, reduction or c.ratio_reduction)
+
+    def log_weights(self, log_prob: Tensor | None, batch: RolloutBatch) -> Tensor | None:
+        """log π/μ [n] on the CPU of each decision, π having these log-probs [n *k] (None: not asked) and μ having acted: the
+        mean over its entries (0 for a decision without any, such as a person's)."""
+        if log_prob is None:
+            return None
+        learn = (batch.valid & ~batch.is_human).to(log_prob.device)
+        now, mask = losses.reduce_log_prob(log_prob, self.axes, learn, "token", "sum")
+        acted = losses.reduce_log_prob(batch.behavior_log_prob.to(log_prob), self.axes, learn, "token", "sum")[0]
+        return (torch.where(mask, now - acted, 0.0).sum(1) / mask.sum(1).clamp(min=1)).float().cpu()
 
     def losses(self, out: PolicyEvaluation, rows: Rows, totals: Totals, *, value_only: bool) -> Losses:
         """All terms of these rows' share of the minibatch's loss; ``value_only`` leaves the value's alone."""

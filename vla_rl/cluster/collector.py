@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,11 +10,11 @@ from typing import Any
 import torch
 
 from vla_rl import build
-from vla_rl import config as configs
 from vla_rl.cluster.group import RolloutGroup
 from vla_rl.cluster.rollout_actor import Job
 from vla_rl.cluster.session import dashboard, ray_session, require_room
 from vla_rl.cluster.status import STATUS_FILE, StatusFile
+from vla_rl.cluster.workplace import Workplace
 from vla_rl.config import RunConfig
 from vla_rl.data.codec import trajectory_from_state, trajectory_state
 from vla_rl.learning.spool import learned_weights
@@ -77,9 +75,8 @@ class RayCollector:
         on_trajectory: Callable[[Trajectory], None] | None = None,
     ) -> RolloutResult:
         started = time.perf_counter()
-        self.group.deterministic = deterministic
         self.group.limit = -(-len(plan) // self.group.size)
-        self.group.submit(plan)
+        self.group.submit(plan, deterministic)
         trajectories = self._await(plan, progress, on_trajectory)
         rounds = self.group.await_rounds()
         seconds = time.perf_counter() - started
@@ -137,13 +134,17 @@ class AheadRayCollector(RayCollector):
         progress: Callable[[int, int, int], None] | None = None,
         on_trajectory: Callable[[Trajectory], None] | None = None,
     ) -> RolloutResult:
+        """Raises ``ValueError`` for ``deterministic`` where the plan was issued before: those are sampled."""
         started = time.perf_counter()
+        issued = [s for s in plan if s.rollout_id in self._ready or self.group.knows(s.rollout_id)]
+        if deterministic and issued:
+            raise ValueError(f"{len(issued)} episodes of this plan are under way with sampled actions")
         kept = {spec.rollout_id: self._ready.pop(spec.rollout_id) for spec in plan if spec.rollout_id in self._ready}
         for trajectory in kept.values():
             if on_trajectory is not None:
                 on_trajectory(trajectory)
         rest = [spec for spec in plan if spec.rollout_id not in kept]
-        self.group.submit([spec for spec in rest if not self.group.knows(spec.rollout_id)])
+        self.group.submit([spec for spec in rest if not self.group.knows(spec.rollout_id)], deterministic)
         kept |= {t.rollout_id: t for t in self._await(rest, progress, on_trajectory)}
         now = time.perf_counter()
         seconds, self._left = now - self._left, now
@@ -177,13 +178,10 @@ def staleness(trajectories: Sequence[Trajectory], version: int, most: int) -> di
 
 def job_of(config: RunConfig) -> Job:
     """What a rollout actor of this run does."""
-    tree = configs.to_tree(config)
-    tree["cluster"] = {"type": "local"}
     entry, cluster = build.entry("algorithm", config.algorithm_type), config.cluster
     needs = entry.needs if isinstance(entry, build.AlgorithmEntry) else "likelihood"  # (of a user's own nothing is known)
-    threads = cluster.threads or max(1, torch.get_num_threads() // cluster.rollouts)
-    prepared = needs in ("likelihood", "imitation")
-    return Job(tree, os.getcwd(), prepared, threads, cluster.ahead > 0, tuple(path for path in sys.path if path))
+    place = Workplace.of(config, cluster.rollouts, cluster.threads)
+    return Job(place, needs in ("likelihood", "imitation"), cluster.ahead > 0)
 
 
 def parallel_stats(rounds: Sequence[dict[str, float]], seconds: float) -> dict[str, float]:

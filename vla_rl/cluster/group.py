@@ -8,6 +8,7 @@ episodes run again, and nothing is lost or there twice.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 import time
 from collections import deque
@@ -19,9 +20,10 @@ from torch import Tensor
 
 from vla_rl import errors
 from vla_rl.cluster.packing import packed_weights, unpacked
-from vla_rl.cluster.rollout_actor import Job, RolloutActor, Taken, versions
+from vla_rl.cluster.rollout_actor import Job, RolloutActor, Taken
 from vla_rl.cluster.session import log_tail
 from vla_rl.cluster.settings import RayConfig
+from vla_rl.cluster.workplace import require_same_code
 from vla_rl.data.codec import trajectory_from_state
 from vla_rl.errors import UserError, first_line
 from vla_rl.types import EpisodeSpec, Trajectory
@@ -89,13 +91,13 @@ class RolloutGroup:
     ) -> None:
         self._ray, self._config, self._job, self._say, self._look = ray, config, job, say, look
         self.limit = 1
-        self.deterministic = False
         self.tally = Tally()
         self._losses: list[str] = []  # what was said of them
         self._weights: tuple[int, Any, int, int] | None = None  # version, reference, checksum, bytes
         self._waiting: deque[EpisodeSpec] = deque()
         self._finished: dict[str, tuple[EpisodeSpec, Any, int]] = {}  # … → reference to a packed list, place in it
         self._known: set[str] = set()  # open or finished
+        self._sure: set[str] = set()  # of these, those with the policy's most likely actions
         self._rounds: list[dict[str, float]] = []
         self._error: UserError | None = None
         self._stopping = False
@@ -119,13 +121,14 @@ class RolloutGroup:
                     self._send_weights(worker)
             self._assign()  # (without weights nothing starts)
 
-    def submit(self, specs: Sequence[EpisodeSpec]) -> None:
+    def submit(self, specs: Sequence[EpisodeSpec], deterministic: bool = False) -> None:
         """Have these run. Raises ``ValueError`` for one that is under way."""
         with self._changed:
             ids = [spec.rollout_id for spec in specs]
             if len({*ids}) < len(ids) or self._known & {*ids}:
                 raise ValueError("a rollout_id is used twice: each episode of a plan needs its own")
             self._known |= {*ids}
+            self._sure |= {*ids} if deterministic else set()
             self._waiting.extend(specs)
             self._assign()
 
@@ -142,7 +145,8 @@ class RolloutGroup:
             states[reference] = self._unpacked(reference)
         with self._changed:
             lost = [spec for spec, reference, _ in found if states[reference] is None]
-            self._known -= {spec.rollout_id for spec, _, _ in found} - {spec.rollout_id for spec in lost}
+            ended = {spec.rollout_id for spec, _, _ in found} - {spec.rollout_id for spec in lost}
+            self._known, self._sure = self._known - ended, self._sure - ended
             self._waiting.extendleft(reversed(lost))
             self._assign()
         return [trajectory_from_state(states[r][place]) for _, r, place in found if states[r] is not None]
@@ -336,9 +340,10 @@ class RolloutGroup:
             specs = [self._waiting.popleft() for _ in range(room)]
             if not worker.open:
                 worker.alive = time.monotonic()
-            worker.lists += 1
             worker.open |= {spec.rollout_id: spec for spec in specs}
-            worker.handle.add.options(concurrency_group="orders").remote(specs, self.deterministic)
+            for sure, alike in itertools.groupby(specs, lambda spec: spec.rollout_id in self._sure):
+                worker.lists += 1
+                worker.handle.add.options(concurrency_group="orders").remote(list(alike), sure)
 
     def _send_weights(self, worker: _Worker) -> None:
         assert self._weights is not None
@@ -387,17 +392,6 @@ def _cause(ray: Any, error: Exception) -> Exception:
     if isinstance(cause, UserError):
         raise cause from None
     return cause
-
-
-def require_same_code(hello: Mapping[str, Any]) -> None:
-    """Raise `UserError` where the process that says ``hello`` is made of other code than this one."""
-    own = versions()
-    for name in own:
-        if hello["versions"].get(name) != own[name]:
-            raise UserError(
-                f"the node {hello['host']} has another {name} than this machine: {hello['versions'].get(name)} there, "
-                f"{own[name]} here. Install the same versions on all nodes, and start Ray there again"
-            )
 
 
 def _started(ray: Any, config: RayConfig, job: Job, number: int) -> _Worker:

@@ -10,19 +10,17 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from vla_rl import config as configs
-from vla_rl.cluster.group import require_same_code, store_full
+from vla_rl.cluster.group import store_full
 from vla_rl.cluster.learner_actor import LearnerActor, LearnerJob
 from vla_rl.cluster.packing import packed, unpacked
 from vla_rl.cluster.session import log_tail
+from vla_rl.cluster.workplace import Workplace, require_same_code
 from vla_rl.data.codec import trajectory_state
 from vla_rl.errors import ConfigError, UserError, first_line
 from vla_rl.learning.spool import learned_weights, take_weights
@@ -113,13 +111,10 @@ class GroupLearner:
     def _begin(self) -> None:
         """Start all ranks, and have them build what they learn with."""
         c = self._run.config
-        tree = configs.to_tree(c)
-        tree["cluster"] = {"type": "local"}
         size = c.cluster.learners
         job = LearnerJob(
-            tree, os.getcwd(), tuple(path for path in sys.path if path), self._run.env.embodiment.to_dict(),
-            self._run.env.privileged_dim, 0, size, c.cluster.learner_mode,
-            max(1, torch.get_num_threads() // size), c.cluster.hang_timeout,
+            Workplace.of(c, size), self._run.env.embodiment.to_dict(), self._run.env.privileged_dim, 0, size,
+            c.cluster.learner_mode, c.cluster.hang_timeout,
         )  # fmt: skip
         make = self._ray.remote(
             max_restarts=0, num_cpus=c.cluster.learner_cpus, num_gpus=c.cluster.learner_gpus

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import socket
-import sys
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, cast
@@ -14,17 +11,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from vla_rl import config as configs
+from vla_rl.cluster import workplace
 from vla_rl.cluster.packing import packed, unpacked
 from vla_rl.cluster.ranks import Ranks, gathered, load_full_state, shard
-from vla_rl.cluster.rollout_actor import versions
 from vla_rl.data.codec import trajectory_from_state
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import Env
 from vla_rl.learning.learners import BatchLearner
 from vla_rl.learning.spool import learned_weights
-from vla_rl.reporting.progress import Progress
-from vla_rl.run.context import Run
 from vla_rl.run.learner_main import Described
 from vla_rl.run.rl_phase import learner_of, trained_policy
 from vla_rl.types import EmbodimentSpec
@@ -32,18 +26,14 @@ from vla_rl.types import EmbodimentSpec
 
 @dataclass(frozen=True)
 class LearnerJob:
-    """What a rank is to do; ``config``, ``folder`` and ``paths`` as of `rollout_actor.Job`. ``timeout`` seconds the ranks
-    wait for each other, ``mode`` is that of `ranks.shard`."""
+    """What a rank is to do. ``timeout`` seconds the ranks wait for each other, ``mode`` is that of `ranks.shard`."""
 
-    config: dict[str, Any]
-    folder: str
-    paths: tuple[str, ...]
+    place: workplace.Workplace
     embodiment: dict[str, Any]
     privileged_dim: int
     index: int
     size: int
     mode: str
-    threads: int
     timeout: float
 
 
@@ -61,28 +51,24 @@ class LearnerActor:
             free.bind(("", 0))
             port = free.getsockname()[1]
         host = ray.util.get_node_ip_address()
-        return {"pid": os.getpid(), "host": platform.node(), "versions": versions(), "address": f"tcp://{host}:{port}"}
+        return workplace.hello() | {"address": f"tcp://{host}:{port}"}
 
     def open(self, address: str) -> None:
         """Meet the other ranks at ``address`` and build what learns. Raises `UserError` for what the user can mend."""
         job = self._job
-        os.chdir(job.folder)
-        sys.path += [path for path in job.paths if path not in sys.path]
-        torch.set_num_threads(job.threads)
-        config = configs.from_tree(job.config)
-        run = Run(config, cast(Any, None), Progress(), {})
+        run = job.place.enter()
         run.env = cast(Env, Described(EmbodimentSpec.from_dict(job.embodiment), (), job.privileged_dim))
         backend = "nccl" if run.device.type == "cuda" else "gloo"
         dist.init_process_group(
             backend, init_method=address, rank=job.index, world_size=job.size, timeout=timedelta(seconds=job.timeout)
         )
         self._ranks = Ranks.present()
-        torch.manual_seed(config.seed)
+        torch.manual_seed(run.config.seed)
         self._policy = shard(trained_policy(run), self._ranks, job.mode)
         learner = learner_of(run, self._policy)
         if not isinstance(learner, BatchLearner):
             raise ConfigError(
-                f"cluster.learners={job.size}: algorithm.type={config.algorithm_type} learns from a replay, which one "
+                f"cluster.learners={job.size}: algorithm.type={run.config.algorithm_type} learns from a replay, which one "
                 f"process has: use cluster.learners=0"
             )
         self._learner = learner

@@ -7,55 +7,38 @@ what is done (`take`, which waits). An order is a few words or a reference, a re
 from __future__ import annotations
 
 import dataclasses
-import functools
-import hashlib
-import importlib.metadata
-import importlib.util
-import os
-import platform
-import sys
 import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 
 from vla_rl import build
-from vla_rl import config as configs
+from vla_rl.cluster import workplace
 from vla_rl.cluster.packing import packed, unpacked_weights
 from vla_rl.data.codec import trajectory_state
 from vla_rl.errors import UserError
 from vla_rl.interfaces import Collector
 from vla_rl.learning.spool import take_weights
 from vla_rl.optional import PreparedPolicy
-from vla_rl.reporting.progress import Progress
 from vla_rl.rollout.engine import RolloutEngine
-from vla_rl.run.context import Run
 from vla_rl.run.rl_phase import trained_policy
 from vla_rl.types import EpisodeSpec, Trajectory
-
-_PACKAGES = ("vla_rl", "sim", "policies", "reward_models", "real")
 
 
 @dataclass(frozen=True)
 class Job:
-    """What an actor is to do. ``config`` as `vla_rl.config.to_tree`; paths in it are relative to ``folder``, which every
-    node must see. ``prepared``: the algorithm prepares its policy for RL. ``streams``: lists follow each other without a
-    pause, and weights change in the middle of episodes. ``paths`` are where the driver finds modules, such as the run's own
-    env."""
+    """What an actor is to do. ``prepared``: the algorithm prepares its policy for RL. ``streams``: lists follow each other
+    without a pause, and weights change in the middle of episodes."""
 
-    config: dict[str, Any]
-    folder: str
+    place: workplace.Workplace
     prepared: bool
-    threads: int
     streams: bool = False
-    paths: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -85,20 +68,18 @@ class RolloutActor:
         self._decisions = 0
         self._running = 0.0
         self._since: float | None = None  # when the list under way began
+        self._deterministic = False  # the kind of that list
         self._changed = threading.Condition()
 
     # ---------------------------------------------------------------------------------------------------------- orders
     def hello(self) -> dict[str, Any]:
         """Where it runs and with what: said before anything that takes long or can fail."""
-        return {"pid": os.getpid(), "host": platform.node(), "versions": versions()}
+        return workplace.hello()
 
     def open(self) -> None:
         """Open the env and the policy. Raises `UserError` for what the run's user can mend."""
-        os.chdir(self._job.folder)
-        sys.path += [path for path in self._job.paths if path not in sys.path]
-        torch.set_num_threads(self._job.threads)
-        config = configs.from_tree(self._job.config)
-        run = Run(config, cast(Any, None), Progress(), {})
+        run = self._job.place.enter()
+        config = run.config
         policy = trained_policy(run)
         if self._job.prepared and isinstance(policy, PreparedPolicy):
             policy.prepare_for_rl()
@@ -148,13 +129,13 @@ class RolloutActor:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._lists)
-                specs, deterministic = self._lists.popleft()
+                specs, self._deterministic = self._lists.popleft()
                 self._since = time.perf_counter()
             options: dict[str, Any] = {"more": self._more} if self._job.streams else {}
             try:
                 self._swap()
                 result = self._collector.collect(
-                    specs, deterministic=deterministic, on_trajectory=self._ended, **options
+                    specs, deterministic=self._deterministic, on_trajectory=self._ended, **options
                 )
             except BaseException as error:
                 mendable = isinstance(error, UserError)
@@ -171,9 +152,9 @@ class RolloutActor:
                 self._changed.notify_all()
 
     def _more(self) -> list[EpisodeSpec]:
-        """For a slot that has nothing to do."""
+        """For a slot that has nothing to do: none of another kind than those under way."""
         with self._changed:
-            return self._lists.popleft()[0] if self._lists else []
+            return self._lists.popleft()[0] if self._lists and self._lists[0][1] == self._deterministic else []
 
     def _ended(self, trajectory: Trajectory) -> None:
         with self._changed:
@@ -195,22 +176,3 @@ class RolloutActor:
 
 def _floats(stats: Mapping[str, float]) -> dict[str, float]:
     return {name: float(value) for name, value in stats.items()}
-
-
-@functools.cache
-def versions() -> dict[str, str]:
-    """What must be alike on all nodes: packages, and the code of this project itself."""
-    found = {"python": ".".join(platform.python_version_tuple()[:2])}
-    found |= {name: importlib.metadata.version(name) for name in ("ray", "torch", "numpy", "safetensors")}
-    return found | {"vla-rl": _fingerprint()}
-
-
-def _fingerprint() -> str:
-    """A hash of this project's code as it is imported here."""
-    digest = hashlib.sha256()
-    for package in _PACKAGES:
-        spec = importlib.util.find_spec(package)
-        for root in (spec.submodule_search_locations or ()) if spec is not None else ():
-            for path in sorted(Path(root).rglob("*.py")):
-                digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
-    return digest.hexdigest()[:12]

@@ -10,7 +10,7 @@ from vla_rl.asked import AlgorithmOptions, PolicyOptions, asked
 from vla_rl.commands.shared import Add, write_result
 from vla_rl.errors import ConfigError
 
-WAYS = ("none", "coupled", "truncate", "mask")  # of `vla_rl.evaluation.bench_staleness`
+WAYS = ("none", "coupled", "truncate", "mask", "vtrace")  # of `vla_rl.evaluation.bench_staleness`
 
 
 def add(command: Add) -> None:

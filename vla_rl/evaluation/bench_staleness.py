@@ -7,6 +7,7 @@ weights of ``lag`` iterations ago (with those of the start, before there are so 
     coupled   the recorded log-probs are the old ones, so the clip range lies around the policy that acted
     truncate  recomputed, and each entry is weighed by min(π_p/μ, cap): decoupled PPO
     mask      as truncate, and entries beyond the cap either way are left out
+    vtrace    as truncate, and the critic learns V-trace's targets
 
 All ways and lags of a seed start from one SFT and meet the same held-out episodes.
 """
@@ -46,6 +47,7 @@ WAYS: dict[str, tuple[str, ...]] = {
     "coupled": ("algorithm.recompute_old_log_prob=false",),
     "truncate": ("algorithm.behavior_weight=truncate",),
     "mask": ("algorithm.behavior_weight=mask",),
+    "vtrace": ("algorithm.behavior_weight=truncate", "algorithm.advantage=vtrace"),
 }
 
 
