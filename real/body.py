@@ -53,6 +53,7 @@ class Body:
         self.socket = str(self.run / "s")
         self.arm_socket = str(self.run / "a")
         self.processes: dict[str, subprocess.Popen] = {}
+        self._spare: set[str] = set()
         if len(self.socket) > 100:
             raise UserError(f"the session's folder {self.folder} is too long a name for a socket: at most 90 characters")
 
@@ -98,8 +99,13 @@ class Body:
         path.write_text(json.dumps(values), encoding="utf-8")
         return str(path)
 
-    def process(self, name: str, module: str, arguments: list[str], timeout: float = 120.0) -> str:
-        """Start a process in a session of its own, wait until it says "ready", and return what it has said."""
+    def process(
+        self, name: str, module: str, arguments: list[str], timeout: float = 120.0, may_end: bool = False
+    ) -> str:
+        """Start a process in a session of its own, wait until it says "ready", and return what it has said. ``may_end``: the
+        session goes on without it."""
+        if may_end:
+            self._spare.add(name)
         log = self.run / f"{name}.log.txt"
         environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         with open(log, "wb") as out:
@@ -120,7 +126,7 @@ class Body:
     def ended(self) -> str:
         """Which process has ended though the session goes on, with the end of its log; or ""."""
         for name, process in self.processes.items():
-            if process.poll() is not None:
+            if name not in self._spare and process.poll() is not None:
                 said = (self.run / f"{name}.log.txt").read_text(encoding="utf-8", errors="replace")[-2000:]
                 said = said.removeprefix("ready").strip() or "silently"
                 return f"the {name} has ended (status {process.returncode}): {said}"

@@ -11,6 +11,7 @@ cuts what a kill left behind at the last record whose CRC is right, and marks it
 | frame | camera, number, device_no, capture, device_stamp, [H W C], JPEG |
 | event | what somebody did: name, value, source, at (when it was pressed), stamp; labels among them |
 | notice | what the supervisor says: name, value, by, mode, epoch, tick |
+| progress | what a reward model says: model, step, value, source, stamp |
 | end | {reason, discarded, ticks, frames, recovered} |
 """
 
@@ -28,7 +29,7 @@ from typing import Any
 
 import msgpack
 
-from real.messages import Event, Frame, Notice, State
+from real.messages import Event, Frame, Notice, Progress, State
 from vla_rl.errors import DiskFull, UserError
 
 SCHEMA = 1
@@ -83,6 +84,9 @@ class JournalWriter:
 
     def notice(self, n: Notice) -> None:
         self._write(["notice", n.name, n.value, n.by, n.mode, n.epoch, n.tick])
+
+    def progress(self, p: Progress) -> None:
+        self._write(["progress", p.model, p.step, p.value, p.source, p.stamp])
 
     def close(self, reason: str, discarded: bool = False) -> Path:
         """Write the end, sync and rename. Returns the final name."""
@@ -143,6 +147,7 @@ class Episode:
     frames: dict[str, list[tuple[Any, ...]]] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
     notices: list[dict[str, Any]] = field(default_factory=list)
+    progress: list[dict[str, Any]] = field(default_factory=list)
     end: dict[str, Any] | None = None
     lost_bytes: int = 0
 
@@ -171,6 +176,8 @@ def read(path: str | Path, pictures: bool = True) -> Episode:
             found.events.append(dict(zip(("name", "value", "source", "at", "stamp"), values)))
         elif kind == "notice":
             found.notices.append(dict(zip(("name", "value", "by", "mode", "epoch", "tick"), values)))
+        elif kind == "progress":
+            found.progress.append(dict(zip(("model", "step", "value", "source", "stamp"), values)))
         elif kind == "end":
             found.end = values[0]
     if found is None:

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from real import limits as limit_files
 from real.acting import Acting, ActingConfig, Decide
 from real.body import BodyConfig
 from real.console.link import Link
 from real.episodes import JUDGE, LEADER, Conductor, Outcome, Plan
-from real.messages import Beat, Chunk, Frame, Hello, Message, Writer
+from real.messages import Beat, Chunk, Frame, Hello, Message, Progress, Writer
 from real.modes import Mode
 from real.named import make_world
 from real.recorder import Recorder
@@ -29,10 +29,21 @@ from real.supervisor.settings import from_options
 from real.teleop.client import TeleopClient
 from real.teleop.protocol import Device
 
-_OPERATOR = "teleop.scripted"
+_OPERATOR, _REWARD = "teleop.scripted", "reward"
 _ROLES = {"policy": "policy", LEADER: "launcher", JUDGE: "viewer", "guard": "guard", "recorder": "recorder"}
 _BEAT_S = 0.05
 _INPUT_S = 1.0 / 30.0  # of an operator's device
+
+
+class Scorer(Protocol):
+    """What says of the running episode how far it is (`vla_rl.robot.live.Live`)."""
+
+    @property
+    def due(self) -> bool: ...
+
+    def hear(self, message: Message) -> None: ...
+
+    def score(self) -> dict[str, Any] | None: ...
 
 
 class Lockstep:
@@ -54,7 +65,7 @@ class Lockstep:
         about = {"session": name, "embodiment": spec.to_dict(), "limits": asdict(limits), "virtual_time": True}
         about |= {"capabilities": asdict(capabilities), "supervisor": asdict(settings)}
         self.recorder = Recorder(Path(folder) / "journal", about) if config.record else None
-        self._writers = {source: Writer(source, lambda: self.now) for source in (*_ROLES, _OPERATOR, "arm")}
+        self._writers = {source: Writer(source, lambda: self.now) for source in (*_ROLES, _OPERATOR, _REWARD, "arm")}
         self._rings = {c.name: RingWriter(c.name, (c.height, c.width, 3)) for c in spec.cameras}
         self._pictures = Rings()
         self._tick, self._shown, self._beaten = -1, -1.0, -1.0
@@ -62,11 +73,17 @@ class Lockstep:
         self._good, self._told = 0, False
         self._teleop: TeleopClient | None = None
         self._looked = -1.0  # the operator
+        self._scorer: Scorer | None = None
 
     def watched(self, device: Device) -> None:
         """Let an operator with this device watch from now on; it may take over and hand back."""
         self._teleop = TeleopClient(device, _Line(self), lambda: self.now)
         self._send(_OPERATOR, Hello, role="teleop", pid=1)
+
+    def scored(self, scorer: Scorer) -> None:
+        """Let a reward judge each episode as it runs, from now on."""
+        self._scorer = scorer
+        self._send(_REWARD, Hello, role="viewer", pid=1)
 
     def run(
         self, plan: Plan, decide: Decide | None, version: str, acting: ActingConfig, told: Callable[[Outcome], str | None]
@@ -120,6 +137,9 @@ class Lockstep:
             self._teleop.step()
         self.supervisor.tick(self._tick, now)
         self._spread(conductor, policy)
+        if self._scorer is not None and self._scorer.due and (fields := self._scorer.score()) is not None:
+            self._send(_REWARD, Progress, **fields)
+            self._spread(conductor, policy)
         if policy is not None and policy.due and (row := policy.chunk(lambda: self.now)) is not None:
             policy.sent(self._send("policy", Chunk, policy.config.valid_s, **row))
             self._spread(conductor, policy)
@@ -160,6 +180,8 @@ class Lockstep:
                 policy.hear(message)
             if self._teleop is not None and client in (None, _OPERATOR):
                 self._teleop.hear(message)
+            if self._scorer is not None and client in (None, _REWARD):
+                self._scorer.hear(message)
             if self.recorder is not None and client is None:
                 self.recorder.take(message)
 

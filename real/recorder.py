@@ -18,7 +18,7 @@ import numpy as np
 
 from real.journal import JournalWriter
 from real.link import Client, LinkError
-from real.messages import Event, Frame, Message, Notice, State
+from real.messages import Event, Frame, Message, Notice, Progress, State
 from real.ring import RingReader
 from real.scheduling import die_with_parent
 from vla_rl.errors import DiskFull, MissingPackage, UserError
@@ -48,7 +48,7 @@ class Recorder:
     def __init__(self, folder: str | Path, about: dict[str, Any]):
         self.folder, self.about = Path(folder), about
         self.journal: JournalWriter | None = None
-        self.task = ""
+        self._episode = -1
         self.missed = 0  # pictures that were overwritten before they were read
         self._rings: dict[str, RingReader] = {}
 
@@ -57,7 +57,7 @@ class Recorder:
         if isinstance(message, Notice) and message.name == "begin":
             self._close("another episode began")
             about = {**self.about, "task": message.value}
-            self.journal = JournalWriter(self.folder, message.episode, about)
+            self.journal, self._episode = JournalWriter(self.folder, message.episode, about), message.episode
         journal = self.journal
         if journal is None:
             return
@@ -69,6 +69,9 @@ class Recorder:
                 journal.frame(message, jpeg(image))
         elif isinstance(message, Event):
             journal.event(message)
+        elif isinstance(message, Progress):
+            if message.episode == self._episode:  # a slow model may speak of the one before
+                journal.progress(message)
         elif isinstance(message, Notice):
             journal.notice(message)
             if message.name in ("end_episode", "discard"):

@@ -350,6 +350,7 @@ def test_a_classifier_is_fitted_on_the_runs_own_labels_and_kept(start, tmp_path)
     from vla_rl.reporting.metrics import MetricsLogger
     from vla_rl.robot.harvest import Harvest
     from vla_rl.robot.labels import SessionReward
+    from vla_rl.robot.live import judge_of
     from vla_rl.run.learner_main import job_of, run_of
 
     out = tmp_path / "a"
@@ -375,6 +376,7 @@ def test_a_classifier_is_fitted_on_the_runs_own_labels_and_kept(start, tmp_path)
         return Harvest(out, 4, Keeps(), SessionReward(run, None, said.append), logger, said.append)
 
     with MetricsLogger(out) as logger:
+        elsewhere = SessionReward(run_of(config, job_of(config, SPEC, [])), None)  # of the process that shows the curve
         first = harvest()
         taken = first.gather()
         assert [t.success for t in taken] == [True, False, True, False]
@@ -382,6 +384,9 @@ def test_a_classifier_is_fitted_on_the_runs_own_labels_and_kept(start, tmp_path)
         assert len(said) == 1 and "the reward was fitted on 4 labelled episodes" in said[0]
         (row,) = [r for r in read_metrics(out / "metrics.jsonl") if "reward/held_out_accuracy" in r]
         assert row["step"] == 3 and (out / "reward" / "reward.json").is_file()
+        assert judge_of(elsewhere)(taken[0]) is None
+        elsewhere.refresh()
+        assert judge_of(elsewhere)(taken[0]) == float(first._reward.reward.progress([taken[0]])[0][-1])
         again = harvest()  # another process: it scores with what was fitted
         for trajectory in taken:
             relabelled = dataclasses.replace(trajectory, success=False, rewards=torch.zeros_like(trajectory.rewards))

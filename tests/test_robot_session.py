@@ -388,6 +388,7 @@ def test_teaching_records_what_a_person_does(tmp_path):
         (["robot=lerobot"], "robot.limits is empty: no robot moves without limits"),
         (["robot.acing=synchronous"], "there is no key robot.acing. Did you mean robot.acting?"),
         (["robot.horizon=soon"], "robot.horizon='soon' is of the wrong type"),
+        (["robot.score_every=0"], "robot.score_every=0 1 or more"),
         (["robot.driver=a:B"], "give one of them"),
         (["tabletop"], "'tabletop' is no key=value"),
     ],

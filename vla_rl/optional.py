@@ -288,6 +288,13 @@ class ReferenceReward(Protocol):
 
 
 @runtime_checkable
+class AskingReward(Protocol):
+    """A reward model that asks a chat model: ``backend.reply(questions)``, of ``text`` and ``images`` each, gives texts."""
+
+    backend: Any
+
+
+@runtime_checkable
 class ReversibleProgress(Protocol):
     """A progress model with a judgement of its own of episodes played backwards."""
 

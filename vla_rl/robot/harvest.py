@@ -118,7 +118,8 @@ def episode_figures(episode: Any, trajectory: Trajectory) -> dict[str, float]:
     steps, human = trajectory.num_control_steps, int(trajectory.is_human.sum())
     followed = [tick["is_human"] for tick in episode.steps]
     takeovers = sum(now and not before for before, now in zip([False, *followed], followed))
-    return {
+    watched = {"progress_end": episode.progress[-1]["value"]} if episode.progress else {}
+    return watched | {
         "success": float(trajectory.success), "autonomous": float(not human), "control_steps": steps, "human_steps": human,
         "intervention_rate": human / steps, "takeovers": takeovers, "version": trajectory.policy_version,
         "cycle_seconds": episode.ticks[-1]["stamp"] - episode.ticks[0]["stamp"],

@@ -6,14 +6,16 @@ episode's label is its reward. From the fit on the learned reward scores, also e
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from vla_rl.checkpoint import CheckpointError
 from vla_rl.errors import UserError
-from vla_rl.rewards.build import load_reward, save_reward
+from vla_rl.rewards.build import REWARD_FILE, load_reward, save_reward
 from vla_rl.rewards.handle import is_fitted, is_learned
 from vla_rl.run.context import REWARD_FOLDER, Run
 from vla_rl.run.reward_phases import reward_demonstrations, start_reward
@@ -30,12 +32,23 @@ class SessionReward:
         self._run, self._say = run, say
         self.reward = start_reward(run, policy)
         self.learned = is_learned(self.reward)
+        self._read = 0  # when what was read last was written
         if self.learned and self._folder.is_dir():
-            load_reward(self._folder, run.config.reward_type, self.reward)
+            self._load()
 
     @property
     def _folder(self) -> Path:
         return self._run.dir / REWARD_FOLDER
+
+    def _load(self) -> None:
+        self._read = (self._folder / REWARD_FILE).stat().st_mtime_ns
+        load_reward(self._folder, self._run.config.reward_type, self.reward)
+
+    def refresh(self) -> None:
+        """Take what another process has fitted since."""
+        with contextlib.suppress(OSError, CheckpointError):  # it is being written
+            if self.learned and (self._folder / REWARD_FILE).stat().st_mtime_ns != self._read:
+                self._load()
 
     def __call__(self, trajectory: Trajectory) -> Tensor:
         """Float32 [t]."""

@@ -42,6 +42,7 @@ from vla_rl.reporting.page import write_report
 from vla_rl.robot import session as sessions
 from vla_rl.robot.harvest import PHASE, SESSIONS, Harvest
 from vla_rl.robot.labels import SessionReward
+from vla_rl.robot.live import live_of, start_live, why_not
 from vla_rl.robot.operator import OperatorSettings, make_operator
 from vla_rl.robot.policy import make_decide
 from vla_rl.robot.session import Asked
@@ -214,6 +215,8 @@ def _session(learning: Learning, left: int, spec: Any, harvest: Harvest, say: Ca
             about = json.loads((body.run / "robot.json").read_text(encoding="utf-8"))["embodiment"]
             sessions.require_same(EmbodimentSpec.from_dict(about), checkpoint)
             sessions.start_policy(body, settings, checkpoint, about, plan.tasks[0].instruction, learner)
+            if not why_not(learning.config):
+                start_live(body, learning.config, spec, settings.robot.score_every, settings.threads)
             if learning.console:
                 sessions.open_console(body, settings, plan, say)
             ready = _Ready(harvest, learning.config.rl.concurrent.max_ahead, say)
@@ -293,7 +296,10 @@ def _in_turns(learning: Learning, logger: MetricsLogger, say: Callable[[str], No
         if not isinstance(inner, ReplayLearner):
             raise ConfigError(f"algorithm.type={config.algorithm_type} keeps no replay for a session to learn from")
         learner = LearnerInTurns(learning.folder / LEARNER_FOLDER, policy, inner)
-        harvest = Harvest(learning.folder, policy.chunk_length, learner, SessionReward(run, policy, say), logger, say)
+        reward = SessionReward(run, policy, say)
+        if not why_not(config):
+            session.scored(live_of(reward, config.reward_type, settings.robot.score_every))
+        harvest = Harvest(learning.folder, policy.chunk_length, learner, reward, logger, say)
         learner.start()
         harvest.resume()
         torch.manual_seed(config.seed + 1_000_003 * harvest.learned)

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import json
 import signal
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -57,6 +58,7 @@ def run(settings: SessionSettings, asked: Asked, say: Callable[[str], None] = pr
     folder = settings.folder
     if (folder / "journal").exists():
         raise UserError(f"{folder} holds a session already: choose another name=")
+    reward_config(settings)
     (run_lockstep if asked.lockstep else run_processes)(settings, asked, checkpoint, folder, say)
     return folder
 
@@ -93,10 +95,29 @@ def run_processes(
             require_same(embodiment, checkpoint)
             say(f"loading {checkpoint}")
             start_policy(body, settings, checkpoint, about["embodiment"], plan.tasks[0].instruction)
+        if (config := reward_config(settings)) is not None:
+            from vla_rl.robot.live import start_live
+
+            say(f"loading the reward {config.reward_type}")
+            start_live(body, config, embodiment, settings.robot.score_every, settings.threads)
         if asked.console:
             open_console(body, settings, plan, say)
         with contextlib.closing(judge):
             lead(body, plan, embodiment.control_hz, judge, say)
+
+
+def reward_config(settings: SessionSettings) -> Any:
+    """The config of the reward that scores episodes as they run; None: nobody does. Raises `ConfigError`."""
+    if not settings.reward:
+        return None
+    from vla_rl.config import compose
+    from vla_rl.robot.live import why_not
+
+    place = settings.folder
+    config = compose(["~run", f"output_dir={place.parent}", f"name={place.name}", "device=cpu", *settings.reward])
+    if problem := why_not(config):
+        raise ConfigError(f"reward={config.reward_type} has nothing to say of an episode that runs: {problem}")
+    return config
 
 
 def open_console(body: Any, settings: SessionSettings, plan: Any, say: Callable[[str], None]) -> None:
@@ -223,6 +244,10 @@ def run_lockstep(
         require_same(session.robot.embodiment, checkpoint)
         decide, version = load(str(checkpoint), session.robot.embodiment, settings.deterministic, settings.device)
         plan = dataclasses.replace(make_plan(settings, asked, session.world.tasks), alone=True)
+        if (config := reward_config(settings)) is not None:
+            from vla_rl.robot.live import load_live
+
+            session.scored(load_live(config, session.robot.embodiment, settings.robot.score_every))
         say(f"session {folder}, in virtual time")
         conductor = session.run(plan, decide, version, acting_config(settings), lambda outcome: say(line(outcome)))
         for line_ in summary(conductor.outcomes):
@@ -245,7 +270,7 @@ def line(outcome: Any) -> str:
 
 
 def summary(outcomes: list[Any]) -> Iterator[str]:
-    """Success with and without a person's help, never mixed."""
+    """Success with and without a person's help, never mixed; how much a person did, and how long an episode took."""
     kept = [o for o in outcomes if not o.discarded and o.success is not None]
     for what, group in (
         ("autonomous", [o for o in kept if not o.human_steps]),
@@ -254,6 +279,11 @@ def summary(outcomes: list[Any]) -> Iterator[str]:
         if group:
             good = sum(bool(o.success) for o in group)
             yield f"{what}: {good} of {len(group)} episodes succeeded ({100 * good / len(group):.0f} %)"
+    if kept:
+        share = sum(o.human_steps for o in kept) / max(1, sum(o.steps for o in kept))
+        alone = sum(bool(o.success) and not o.human_steps for o in kept) / len(kept)
+        seconds = statistics.median(o.seconds for o in kept)
+        yield f"autonomy {alone:.0%}, a person's share of the control steps {share:.1%}, median cycle {seconds:.1f} s"
     unlabelled = sum(o.success is None and not o.discarded for o in outcomes)
     if unlabelled:
         yield f"{unlabelled} episodes without a label"

@@ -23,6 +23,11 @@ SESSION_LOGS = {
             share=True, beside=("robot/recent_interventions", "succeeded by itself", "a person's steps"),
         ),
         Diagnostic("robot/cycle_seconds", "Seconds of an episode", "From its begin to its end.", smooth=True),
+        Diagnostic(
+            "robot/progress_end", "What the reward said at the end",
+            "The last value of the running episode's curve, before its label; of episodes that a learned reward watched.",
+            share=True, smooth=True,
+        ),
     )),
     "judged": ("episode", (
         Diagnostic("eval/success", "Held-out starts", "Success of the most likely actions, without help.", share=True),
@@ -37,6 +42,7 @@ class RobotSettings:
     ``limits`` is a file, as such or inside the config folder. ``acting`` is synchronous or asynchronous, ``steps`` of each
     chunk are run before the next (0: all, or half where asynchronous). ``horizon`` (control steps) ends an episode, 0: the
     task's own. ``tasks`` are done in turn: those of the world where it is empty; an instruction where there is no world.
+    ``score_every``: control steps between two scores of the episode that runs, by the reward that was asked for.
     """
 
     world: str = ""
@@ -53,21 +59,23 @@ class RobotSettings:
     valid_s: float = 0.3
     horizon: int = 0
     tasks: list[str] = field(default_factory=list)
+    score_every: int = 4
 
     def __post_init__(self) -> None:
         if bool(self.world) == bool(self.driver):
             raise ConfigError(f"robot.world={self.world!r} and robot.driver={self.driver!r}: give one of them")
-        if self.horizon < 0 or self.camera_hz <= 0 or self.arm_hz <= 0:
+        if self.horizon < 0 or self.camera_hz <= 0 or self.arm_hz <= 0 or self.score_every < 1:
             raise ConfigError(
                 f"robot.horizon={self.horizon} must be 0 or more, robot.camera_hz={self.camera_hz} and "
-                f"robot.arm_hz={self.arm_hz} above 0"
+                f"robot.arm_hz={self.arm_hz} above 0, robot.score_every={self.score_every} 1 or more"
             )
 
 
 @dataclass
 class SessionSettings:
     """``checkpoint`` empty: the newest of the quickstart's. ``name`` empty: the time. ``deterministic`` policies act with
-    their most likely action. ``threads`` are torch's in the policy's process (0: its own choice)."""
+    their most likely action. ``threads`` are torch's in the policy's process (0: its own choice). ``reward`` are the
+    overrides of the reward that scores each episode as it runs (none: nobody does)."""
 
     robot: RobotSettings
     console: dict[str, Any] = field(default_factory=dict)
@@ -77,6 +85,7 @@ class SessionSettings:
     deterministic: bool = True
     device: str = "auto"
     threads: int = 0
+    reward: list[str] = field(default_factory=list)
 
     @property
     def folder(self) -> Path:
@@ -92,15 +101,17 @@ def compose(overrides: Sequence[str]) -> SessionSettings:
     if wrong:
         raise ConfigError(f"{wrong[0]!r} is no key=value, such as robot=fake, robot.acting=asynchronous or checkpoint=PATH")
     chosen = [o.partition("=")[2] for o in overrides if o.startswith("robot=")]
+    reward = [o for o in overrides if o.startswith(("reward=", "reward."))]
     try:
         robot = OmegaConf.load(_robot_file(chosen[-1] if chosen else "tabletop"))
-        given = OmegaConf.from_dotlist([o for o in overrides if not o.startswith("robot=")])
+        given = OmegaConf.from_dotlist([o for o in overrides if not o.startswith("robot=") and o not in reward])
         tree = OmegaConf.to_container(OmegaConf.merge({"robot": robot}, given), resolve=True)
     except (OmegaConfBaseException, ValueError) as error:
         raise ConfigError(f"the overrides {' '.join(overrides)} cannot be read: {error}") from None
     assert isinstance(tree, dict)
     values: dict[str, Any] = {str(k): v for k, v in tree.items()}
     values["robot"] = _checked(RobotSettings, values["robot"], "robot.")
+    values["reward"] = reward
     settings: SessionSettings = _checked(SessionSettings, values, "")
     settings.robot.limits = str(limits_file(settings.robot.limits))
     return settings
