@@ -303,7 +303,7 @@ def compare(simulator: TabletopSimulator, envs: dict[str, Any], episodes: Sequen
 
 
 def measure_pool(
-    factory: Callable[[], Any], episodes: Sequence, chunk: int, workers: int, rounds: int = ROUNDS
+    factory: Callable[[], Any], episodes: Sequence, chunk: int, workers: int, rounds: int = ROUNDS, python: str = ""
 ) -> dict[str, float]:
     """The process pool with ``workers`` workers of two slots each; every slot replays every episode, resets included.
 
@@ -311,7 +311,7 @@ def measure_pool(
     """
     from sim.pool import ProcessPool
 
-    with ProcessPool(factory, workers, 2) as pool:
+    with ProcessPool(factory, workers, 2, python=python) as pool:
         _replay(pool, episodes[:1], chunk)  # warm up: compile scenes and functions
         timings = []
         for _ in range(rounds):

@@ -79,7 +79,6 @@ def test_unknown_command_lists_the_commands(capsys):
         (["bench", "nothing"], "invalid choice: 'nothing'"),
         (["bench", "sim", "--steps", "many"], "invalid int value: 'many'"),
         (["bench", "sim", "--look", "pretty"], "invalid choice: 'pretty'"),
-        (["bench", "sim", "slots.workers=1"], "unrecognized arguments: slots.workers=1"),
         (["eval"], "checkpoint"),
         (["eval", "x", "--split", "test"], "invalid choice: 'test'"),
         (["train", "--no-such-option"], "unrecognized arguments: --no-such-option"),
@@ -92,7 +91,22 @@ def test_arguments_that_do_not_fit(capsys, arguments, part):
 
 def test_bench_names_the_suites_it_knows(capsys):
     text = failure(capsys, "bench", "sim", "--suite", "toy")
-    assert "--suite toy has no benchmark. Choose one of libero, libero_10, " in text and text.endswith("tabletop\n")
+    assert "--suite toy has no benchmark. Choose one of dualarm, libero, libero_10, " in text
+    assert text.endswith("robotwin, tabletop\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["slots.workers=1"], "slots.workers=1: the benchmark of tabletop takes no key=value"),
+        (["--suite", "dualarm", "--look", "full"], "--look full: say it with env.look=... for --suite dualarm"),
+        (["--suite", "dualarm", "env.observe=state"], "set env.observe=pictures"),
+        (["--suite", "dualarm", "--chunk", "9", "--steps", "3"], "--steps of at least a chunk, got 9 and 3"),
+        (["--suite", "robotwin"], "RoboTwin needs env.root=FOLDER"),
+    ],
+)
+def test_a_benchmark_says_which_options_it_takes(capsys, arguments, part):
+    assert part in failure(capsys, "bench", "sim", *arguments)
 
 
 def test_bench_policy_names_the_presets_it_knows(capsys):

@@ -15,7 +15,9 @@ import pytest
 from contracts import assert_same_observation, assert_same_step, check_env, check_simulator
 
 from sim import shaders, vulkan
+from sim.bench_ways import OURS, Asked, bench
 from sim.dualarm import kinematics
+from sim.dualarm.bench import measured
 from sim.dualarm.demonstrator import make_demonstrator
 from sim.dualarm.settings import DualArmConfig
 from sim.dualarm.shapes import THINGS
@@ -439,6 +441,64 @@ def test_bad_actions(simulator) -> None:
         simulator.start(0, EpisodeSpec("juggle", 0))
 
 
+# -------------------------------------------------------------------------------------------------------------- the mirror
+def in_the_mirror(simulator, monkeypatch, slot: int, episode: EpisodeSpec):
+    """Start the episode with everything at the mirror image, in the plane x = 0, of its place; the first observation."""
+
+    def place(*arguments):
+        return {name: pose * [-1.0, 1.0, 1.0, -1.0] for name, pose in place_things(*arguments).items()}
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sim.dualarm.simulator.place_things", place)
+        return simulator.start(slot, episode)
+
+
+@needs_sapien
+@pytest.mark.parametrize("control", ["joint_delta", "joint_position"])
+@pytest.mark.parametrize("task", [name for name, task in TASKS.items() if task.symmetric])
+def test_a_mirrored_demonstration_does_the_same_in_the_mirrored_scene(monkeypatch, task: str, control: str) -> None:
+    simulator, rng = state_only(tasks=[task], control=control), np.random.default_rng(1)
+    spec, noise = simulator.embodiment, 0.1 * MAX_STEP * np.tile([1.0] * 6 + [0.0], 2)
+    (order, signs), (places, turns) = (spec.mirror.of(names) for names in (spec.action_names, spec.proprio_names))
+    episode = EpisodeSpec(task, 2)
+    actions, step = expert_run(simulator, episode, change=lambda _, a: a + noise * rng.standard_normal(14))
+    assert step.success
+    first = simulator.start(0, episode)
+    other = in_the_mirror(simulator, monkeypatch, 1, episode)
+    np.testing.assert_allclose(other.proprio[places] * turns, first.proprio, atol=1e-5)
+    assert not np.allclose(other.proprio, first.proprio, atol=0.01)
+    for chunk in np.split(actions[:6], 2):  # nothing is touched yet
+        ours, theirs = simulator.step(0, chunk), simulator.step(1, chunk[:, order] * signs)
+    np.testing.assert_allclose(theirs.observation.proprio[places] * turns, ours.observation.proprio, atol=1e-4)
+    assert simulator.step(1, actions[6:, order] * signs).success
+
+
+@needs_sapien
+def test_the_mirrors_pictures_are_flipped_but_for_the_light(drawing, monkeypatch) -> None:
+    simulator = pictured(tasks=["lift_bar", "ring_red"], cameras=["head", "left_wrist", "right_wrist"])
+    spec, episode = simulator.embodiment, EpisodeSpec("ring_red", 1)
+    actions = np.random.default_rng(0).uniform(-MAX_STEP, MAX_STEP, (8, 14))
+    simulator.start(0, episode)
+    in_the_mirror(simulator, monkeypatch, 1, episode)
+    order, signs = spec.mirror.of(spec.action_names)
+    images = [simulator.step(slot, a).observation.images for slot, a in ((0, actions), (1, actions[:, order] * signs))]
+    names = spec.camera_names
+    for partner, name in zip(spec.mirror.of(names)[0], names):
+        ours, theirs = images[0][name].astype(int), images[1][names[partner]].astype(int)
+        apart = np.abs(theirs[:, ::-1] - ours).mean()  # one light comes from the left, one from the right
+        assert apart < 4.0 and apart < 0.3 * np.abs(theirs - ours).mean()
+
+
+@needs_sapien
+def test_only_what_is_symmetric_has_a_mirror() -> None:
+    mirrors = [
+        pictured(**options).embodiment.mirror is not None
+        for options in ({"tasks": ["lift_bar"]}, {"tasks": ["lift_bar", "hand_over"]}, {"tasks": ["place_cup"]},
+                        {"tasks": ["lift_bar"], "cameras": ["head", "left_wrist"]})
+    ]  # fmt: skip
+    assert mirrors == [True, False, False, False]
+
+
 # --------------------------------------------------------------------------------------------------------------- pictures
 @needs_sapien
 def test_the_simulator_contract(drawing) -> None:
@@ -489,6 +549,19 @@ sys.stdout.buffer.write(simulator.start(0, EpisodeSpec("lift_bar", 0)).images["h
     ]
     assert all(run.returncode == 0 for run in runs), runs[0].stderr + runs[1].stderr
     assert runs[0].stdout == runs[1].stdout and len(set(runs[0].stdout)) > 50
+
+
+@needs_sapien
+def test_the_benchmark_steps_all_ways_through_the_same_pictures(drawing, capsys) -> None:
+    config = DualArmConfig(camera_size=48, camera_width=64, tasks=["lift_bar", "ring_red"], horizon=10**6)
+    document = bench(functools.partial(DualArmSimulator, config), Asked(config, 2, 4, resets=5), (measured,), [1])
+    assert document["decisions"] == 12 and set(document["identical"].values()) == {12} and len(document["identical"]) == 2
+    assert set(document["ms_per_step"]) == set(document["ms_reset"]) == set(document["mb_per_slot"])
+    for name, ratio in document["ratios"]["ms_reset"].items():
+        assert ratio == document["ms_reset"][name] / document["ms_reset"][OURS] > 0
+    assert document["resets"] == len(document["mb_over_resets"]) == 5 and min(document["mb_over_resets"]) > 50
+    assert document["pool"]["1"]["steps_per_second"] > 0
+    assert "12 of 12" in (text := capsys.readouterr().out) and "MB over 5 resets" in text and "pool of 1" in text
 
 
 @needs_sapien

@@ -19,8 +19,10 @@ import pytest
 import robotwin_worker as worker
 import yaml
 
+from sim.bench_ways import OURS
 from sim.calls import Calls, check_machine
 from sim.robotwin import primitive_arm
+from sim.robotwin.bench import bench_robotwin
 from sim.robotwin.checkout import Checkout
 from sim.robotwin.seeds import FIRST, SeedFile, raw_seed, take
 from sim.robotwin.settings import RoboTwinConfig
@@ -217,6 +219,14 @@ def test_the_expert_demonstrates_at_the_rate_of_its_data(calls) -> None:
     assert episode["success"] and steps > 100 and episode["actions"].shape == episode["proprio"].shape == (steps, 14)
     assert episode["images"]["head_camera"].shape == (steps, 240, 320, 3)
     np.testing.assert_array_equal(episode["actions"][:-1], episode["proprio"][1:])
+
+
+@needs_checkout
+def test_the_benchmark_shows_what_rlinfs_own_env_shows() -> None:
+    document = bench_robotwin(config(), chunk=5, steps=5, resets=5, python=PYTHON)
+    same = [count for name, count in document["identical"].items() if "official" not in name]
+    assert same == [document["decisions"]] * 2 == [8, 8]
+    assert document["ms_per_step"][OURS] > 0 and len(document["mb_over_resets"]) == 5
 
 
 @needs_checkout

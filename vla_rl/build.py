@@ -57,13 +57,15 @@ class EnvEntry(Entry):
     """An env and what comes with it: a new benchmark is one row.
 
     ``collect`` runs one scripted demonstration, ``demonstrations`` reads those that others published, ``bench`` measures
-    its speed (``vla-rl bench sim``), ``check`` tells `vla-rl doctor` (status, detail, fix) without importing the simulator.
-    ``suites`` are names that ``--suite`` knows besides the env's own; ``suite_overrides`` then set its config.
+    its speed (``vla-rl bench sim``; with ``bench_overrides`` it takes a config, which these and the user's make), ``check``
+    tells `vla-rl doctor` (status, detail, fix) without importing the simulator. ``suites`` are names that ``--suite`` knows
+    besides the env's own; ``suite_overrides`` then set its config.
     """
 
     collect: str = ""
     demonstrations: str = ""
     bench: str = ""
+    bench_overrides: tuple[str, ...] | None = None
     check: str = ""
     suites: tuple[str, ...] = ()
     suite_overrides: tuple[str, ...] = ()
@@ -142,12 +144,16 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             "sim.dualarm.simulator:DualArmSimulator",
             "sim.dualarm.settings:DualArmConfig",
             collect="sim.dualarm.collect:collect_episode",
+            bench="sim.dualarm.bench:bench_dualarm",
+            bench_overrides=("env.camera_size=240", "env.camera_width=320", "env.horizon=1000000"),
             check="sim.vulkan:check",
         ),
         "robotwin": EnvEntry(
             "sim.robotwin.simulator:RoboTwinSimulator",
             "sim.robotwin.settings:RoboTwinConfig",
             collect="sim.robotwin.collect:collect_episode",
+            bench="sim.robotwin.bench:bench_robotwin",
+            bench_overrides=(),
         ),
         "toy": EnvEntry("sim.toy:ToyReach", "sim.toy:ToyConfig", collect="sim.toy:collect_episode"),
     },

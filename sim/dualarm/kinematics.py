@@ -24,6 +24,7 @@ LOW = np.array([-2.6, -2.9, 0.0, -1.8, -1.9, -2.9])
 HIGH = np.array([2.6, 0.4, 2.9, 1.8, 1.9, 2.9])
 HOME = (0.24, 0.16, 0.16)  # m: where the right hand waits, pointing down; the left one's is its mirror image
 AXES = "zyyxyx"  # of each joint, in its link's frame
+TURNED = tuple(i for i, axis in enumerate(AXES) if axis != "y")  # joints whose angle changes its sign where x does
 _DAMPING = 0.01
 _LARGEST = 0.4  # rad: of one joint in one iteration
 _NEAR = 1e-4  # metres and radians: the solution is good enough

@@ -20,7 +20,7 @@ from sim.dualarm.tasks import MAX_THINGS, PRIVILEGED_DIM, TASKS, Task, place_thi
 from sim.slots import checked_actions, instruction, lasting, running, task_named
 from sim.vulkan import ensure_driver, quiet_import
 from vla_rl import splits
-from vla_rl.specs import CameraSpec, EmbodimentSpec, EpisodeSpec, SlotObservation, SlotStep
+from vla_rl.specs import CameraSpec, EmbodimentSpec, EpisodeSpec, Mirror, SlotObservation, SlotStep
 
 if TYPE_CHECKING:
     from sim.dualarm.judge import Judge, View
@@ -187,4 +187,19 @@ def _embodiment(config: DualArmConfig) -> EmbodimentSpec:
         control_hz=CONTROL_HZ,
         cameras=tuple(CameraSpec(name, height, width) for name in config.pictured),
         proprio_names=(*joints, *(things if config.observe == "state" else ())),
+        mirror=_mirror(config, things),
     )
+
+
+def _mirror(config: DualArmConfig, things: list[str]) -> Mirror | None:
+    """At the plane x = 0, where all tasks are symmetric: arms and wrist cameras change places."""
+    wrists = ("left_wrist", "right_wrist")
+    seen = [name in config.pictured for name in wrists]
+    if not all(TASKS[name].symmetric for name in config.tasks) or seen[0] != seen[1]:
+        return None
+    kinds = dict.fromkeys(("joint", "d_joint" if config.control == "joint_delta" else "joint"))
+    joints = [f"{kind}_{i}" for kind in kinds for i in range(1, JOINTS + 1)]
+    turned = [f"{arm}_{kind}_{i + 1}" for arm in ARMS for kind in kinds for i in kinematics.TURNED]
+    moved = [name for name in things if name.endswith(("_x", "_sin"))] if config.observe == "state" else []
+    pairs = [(f"left_{name}", f"right_{name}") for name in (*joints, "gripper")]
+    return Mirror((*turned, *moved), (*pairs, ("left", "right"), *([wrists] if all(seen) else [])))

@@ -30,7 +30,8 @@ class Task:
     """A task of ``kind`` "ring", "place", "stack", "lift" or "hand_over": ``targets`` are to be moved, or pressed.
 
     ``zones`` {thing: where it starts}. At random the two things change places (``swap``), and what is on the left is on the
-    right (``mirror``). Yaws are uniform in ±``max_yaw`` (rad). ``arms``: how many it needs.
+    right (``mirror``). Yaws are uniform in ±``max_yaw`` (rad). ``arms``: how many it needs. ``symmetric``: its scenes and
+    what is asked for look alike in a mirror that exchanges left and right.
     """
 
     spec: TaskSpec
@@ -42,6 +43,7 @@ class Task:
     mirror: bool = False
     max_yaw: float = 0.35
     arms: int = 1
+    symmetric: bool = True
 
     @property
     def task_id(self) -> str:
@@ -92,6 +94,7 @@ TASKS: dict[str, Task] = {
                 horizon=160,
             ),
             "place", ("cup",), {"cup": LEFT, "coaster": MIDDLE}, goal="coaster", mirror=True,
+            symmetric=False,  # handles point to the right
         ),
         _stack("red", "blue"),
         _stack("blue", "red"),
@@ -121,7 +124,7 @@ TASKS: dict[str, Task] = {
                 ("let the right arm take the stick from the left one", "move the stick into the right hand"),
                 horizon=200,
             ),
-            "hand_over", ("stick",), {"stick": FAR_LEFT}, max_yaw=0.25, arms=2,
+            "hand_over", ("stick",), {"stick": FAR_LEFT}, max_yaw=0.25, arms=2, symmetric=False,
         ),
     )
 }  # fmt: skip

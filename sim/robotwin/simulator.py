@@ -41,14 +41,14 @@ class RoboTwinSimulator:
     def __init__(self, config: RoboTwinConfig) -> None:
         ensure_driver()
         self.config, self.checkout = config, Checkout(config)
-        self._options = self.checkout.load()
+        self.options = self.checkout.load()
         official = self.checkout.official_limits()
         self._limit = {name: config.horizon or step_limit(name, config.limit, official) for name in config.tasks}
         self._seeds = SeedFile.read(Path(config.seeds)) if config.seeds else None
         for name in config.tasks if self._seeds else ():
             self._seeds.require(name, self.checkout.fingerprint(name))
         self.tasks = tuple(TaskSpec(name, *_templates(self.checkout.root, name), self._limit[name]) for name in config.tasks)
-        self.embodiment = _embodiment(config, self._options, self.checkout.camera_size)
+        self.embodiment = _embodiment(config, self.options, self.checkout.camera_size)
         self._low, self._high = np.array(self.embodiment.action_low), np.array(self.embodiment.action_high)
         self._slots: dict[int, _Slot] = {}
 
@@ -96,12 +96,9 @@ class RoboTwinSimulator:
     def set_up(self, name: str, seed: int) -> tuple[Any, dict]:
         """A fresh task object in its settled scene, and the state of numpy's generator afterwards."""
         task = self.checkout.task_class(name)()
-        setup_scene = task.setup_scene
-        if self.config.look == "fast":
-            task.setup_scene = lambda **options: setup_scene(**{"shadow": False, **options})
         with _numpy_state() as kept:
             try:
-                task.setup_demo(now_ep_num=seed, seed=seed, task_name=name, **self._options)
+                task.setup_demo(now_ep_num=seed, seed=seed, task_name=name, **self.options)
             except Exception as error:
                 task.close_env()
                 if type(error).__name__ == "UnStableError":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ def add(command: Add) -> None:
     sim.add_argument("--suite", default="tabletop", help="tabletop, libero_spatial, ...")
     sim.add_argument("--tasks", nargs="+", metavar="TASK", help="default: lift_cube, or the suite's first task")
     sim.add_argument("--look", choices=["light", "full"], help="of tabletop (default: light); LIBERO is measured in both")
-    sim.add_argument("--chunk", type=int, default=8, help="control steps per decision")
-    sim.add_argument("--steps", type=int, default=160, help="control steps per measurement")
+    sim.add_argument("--chunk", type=int, help="control steps per decision (8; 25 of dualarm and robotwin)")
+    sim.add_argument("--steps", type=int, help="control steps per measurement (160; 50 of dualarm and robotwin)")
     sim.add_argument("--workers", type=int, nargs="+", help="worker processes of the pool to measure (1 2; LIBERO: 1 2 4)")
+    sim.add_argument("overrides", nargs="*", metavar="key=value", help="of dualarm and robotwin: env.root=FOLDER ...")
     sim.add_argument("--json", type=Path, metavar="FILE")
 
     _add_learning(kinds)
@@ -154,13 +156,33 @@ def run_bench_robot(arguments: argparse.Namespace) -> None:
 def run_bench_sim(arguments: argparse.Namespace) -> None:
     from vla_rl import build
 
-    bench = build.env_entry(build.suite(arguments.suite)[0]).bench
-    if not bench:
+    env = build.suite(arguments.suite)[0]
+    entry = build.env_entry(env)
+    if not entry.bench:
         known = ", ".join(name for name, env in build.suites().items() if build.env_entry(env).bench)
         raise ConfigError(f"--suite {arguments.suite} has no benchmark. Choose one of {known}")
-    options = {"suite": arguments.suite, "chunk": arguments.chunk, "steps": arguments.steps}
-    options |= {name: value for name in ("tasks", "workers", "look") if (value := getattr(arguments, name)) is not None}
-    write_result(arguments.json, build.attribute(bench)(**options))
+    given = ("chunk", "steps", "workers", "tasks", "look")
+    options = {name: value for name in given if (value := getattr(arguments, name)) is not None}
+    if entry.bench_overrides is None:
+        if arguments.overrides:
+            raise ConfigError(f"{arguments.overrides[0]}: the benchmark of {arguments.suite} takes no key=value")
+        options["suite"] = arguments.suite
+    else:
+        options |= _configured(env, entry.bench_overrides, options.pop("tasks", ()), options.pop("look", ""), arguments)
+    write_result(arguments.json, build.attribute(entry.bench)(**options))
+
+
+def _configured(
+    env: str, fixed: Sequence[str], tasks: Sequence[str], look: str, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    """The config that such a benchmark measures, and the Python of its workers."""
+    from vla_rl.config import compose
+
+    if look:
+        raise ConfigError(f"--look {look}: say it with env.look=... for --suite {arguments.suite}")
+    chosen = [f"env.tasks=[{','.join(tasks)}]"] if tasks else []
+    config = compose(["~run", f"env={env}", *fixed, *chosen, *arguments.overrides])
+    return {"config": config.env, "python": config.slots.python}
 
 
 def run_bench_learn(arguments: argparse.Namespace) -> None:
