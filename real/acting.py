@@ -68,6 +68,7 @@ class Acting:
         swap: Callable[[], str | None] = lambda: None,
     ):  # fmt: skip
         """``swap`` is called as an episode ends: it may take other weights, and returns the name of their version."""
+        self.others: dict[str, tuple[Decide, str]] = {}  # policies of their own, and their versions, by instruction
         self.decide, self.pictures, self.version, self.config = decide, pictures, version, config
         self._swap = swap
         self.instruction = instruction
@@ -163,7 +164,8 @@ class Acting:
         if len(images) < len(found):
             return None
         state = min(self._states, key=lambda s: abs(s.measured - captured))
-        rows = np.asarray(self.decide(images, np.array(state.proprio, np.float32), self.instruction, self._first))
+        decide, version = self.others.get(self.instruction, (self.decide, self.version))
+        rows = np.asarray(decide(images, np.array(state.proprio, np.float32), self.instruction, self._first))
         width = len(self._welcome.action_names)
         if rows.ndim != 2 or rows.shape[1] != width or not len(rows):
             raise UserError(f"the policy answers with actions {list(rows.shape)}; this robot takes [steps, {width}]")
@@ -178,7 +180,7 @@ class Acting:
         self.decisions += 1
         return {
             "epoch": self._epoch, "start": start, "hz": self._welcome.control_hz, "decision": self._sent.decision,
-            "policy_version": self.version, "obs_stamp": captured, "prefix": 0,
+            "policy_version": version, "obs_stamp": captured, "prefix": 0,
             "delay": math.ceil((ended - captured) * self._welcome.control_hz) if queued else 0,
             "actions": tuple(tuple(map(float, row)) for row in rows),
         }  # fmt: skip

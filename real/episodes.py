@@ -2,7 +2,7 @@
 
 It asks for control only while nobody else has it, and gives it up once an episode runs, so that a person may take over at
 any moment; while a person has control it waits. It clears no fault. Messages go in (`hear`, `judged`), requests come out
-(`due`), from two sources: "launcher", who leads, and "simulator", who labels.
+(`due`), from three sources: "launcher", who leads, "simulator", who labels, and in practice "reward.confident", who may.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from real.messages import Event, Grant, Lease, Message, Notice, Refused, State
+from real.messages import Event, Grant, Lease, Message, Notice, Progress, Refused, State
 from real.modes import IN_EPISODE, Mode
+from real.practice import CALL, GAVE_UP, LEADER, REMIND_S, STAY, STRAYED, Practice, Rounds
 from real.tasks import Task, parse
 
-LEADER, JUDGE = "launcher", "simulator"
+JUDGE, SEER = "simulator", "reward.confident"
 AGAIN_S = 0.5  # until a request that has had no effect is made again
 RESET_S = 20.0  # as long may a simulator take to reset; twice would strike in the middle of the episode
 _IN = {m.value for m in IN_EPISODE}
@@ -29,6 +30,7 @@ class Plan:
     ``policy``: episodes are started for the policy; else a person drives. ``alone``: nobody watches, so that after a pause
     it goes on by itself (at most ``resumes`` times an episode), and a fault ends the session. ``judged``: the simulator
     labels. An episode ends without success after its task's horizon, or ``patience`` times as many seconds as that takes.
+    In ``practice`` it goes on by itself until it wants help, also with a real arm once a person has begun the first episode.
     """
 
     tasks: tuple[Task, ...]
@@ -39,6 +41,7 @@ class Plan:
     judged: bool = True
     resumes: int = 20
     patience: float = 4.0
+    practice: Practice | None = None
 
 
 @dataclass
@@ -56,6 +59,7 @@ class Outcome:
     seconds: float = 0.0
     reason: str = ""
     discarded: bool = False
+    reset: bool = False  # of practice
 
 
 class Conductor:
@@ -70,8 +74,9 @@ class Conductor:
         self._token = ""
         self._current: Outcome | None = None
         self._prepared = self._asked_reset = False
-        self._success = False
+        self._success, self._seer, self._sure = False, JUDGE, 0
         self._asked: dict[str, float] = {}
+        self.rounds = Rounds(plan.tasks, plan.practice) if plan.practice is not None else None
 
     @property
     def done(self) -> bool:
@@ -90,7 +95,7 @@ class Conductor:
         if news == "began":
             self._prepared, self._success = self._asked_reset, False
         elif news == "success":
-            self._success = self._current is not None
+            self._success, self._seer = self._current is not None, JUDGE
 
     def hear(self, message: Message) -> None:
         if isinstance(message, State):
@@ -106,28 +111,57 @@ class Conductor:
             if message.value in ("success", "failure"):
                 self._current.success = message.value == "success"
                 self._current.labelled_by = message.source.partition(".")[0]
+        elif isinstance(message, Event) and message.name in ("pause", "stop", "estop") and message.source != LEADER:
+            if self.rounds is not None and message.value != GAVE_UP:
+                self.rounds.interrupted(f"{message.name} by {message.source}: {message.value or 'it was pressed'}")
+        elif isinstance(message, Progress) and self.rounds is not None and self._current is not None:
+            self._watched(self.rounds.practice.confident, self._current, message)
         elif isinstance(message, Refused):
             self._asked_reset = False  # (whatever was refused: a reset that was not is asked for once more)
         elif isinstance(message, Notice):
             self._notice(message)
 
+    def _watched(self, confident: float, current: Outcome, progress: Progress) -> None:
+        self._sure = self._sure + 1 if progress.episode == current.episode and progress.value >= confident > 0 else 0
+        if self._sure == 2 and not self._success:
+            self._success, self._seer = True, SEER
+
     def _notice(self, n: Notice) -> None:
         if n.name == "begin":
-            self._current = Outcome(n.episode, parse(n.value), n.stamp)
+            task = parse(n.value)
+            resets = self.rounds is not None and task.name == self.rounds.practice.reset.name
+            self._current = Outcome(n.episode, task, n.stamp, reset=resets)
             self._success = self._prepared = self._asked_reset = False
+            self._sure = 0
             self._asked.pop("label", None)
         elif n.name in ("end_episode", "discard") and (ended := self._current) is not None:
             ended.discarded, ended.seconds = n.name == "discard", n.stamp - ended.begun
             ended.reason = ended.reason or n.value
             self.outcomes.append(ended)
             self._current = None
+            if self.rounds is not None and not ended.discarded:
+                self.rounds.ended(ended.task, ended.success)
         elif n.name == "pause" and self._current is not None and n.mode == "PAUSED":
             self._current.pauses += 1
             self.notes.append(f"paused: {n.value}")
+            if n.value.startswith(STRAYED):
+                self._want(f"the arm has {n.value}")
+        elif n.name == "release":
+            self._want("a person let go of the arm")
+        elif n.name == "lease" and self.rounds is not None and self.rounds.control(n.value, n.by):
+            self._prepared = self._asked_reset = False
+        elif n.name == "reset_done" and not self.plan.judged:
+            self._prepared = self._asked_reset
         elif n.name == "fault":
             self.notes.append(f"fault: {n.value}")
-            if self.plan.alone:
+            if self.plan.alone and not (self.rounds is not None and self.rounds.practice.attended):
                 self.problem = f"the session stopped with a fault: {n.value}"
+            else:
+                self._want(f"a fault: {n.value}")
+
+    def _want(self, why: str) -> None:
+        if self.rounds is not None:
+            self.rounds.want(why)
 
     # ------------------------------------------------------------------------------------------------------------- asking
     def due(self, now: float) -> list[tuple[str, type[Message], dict[str, Any]]]:
@@ -135,9 +169,12 @@ class Conductor:
         state = self._state
         if state is None or self.done:
             return []
+        if self.rounds is not None and self.rounds.wanted:
+            return self._call(self.rounds, state, now)
         if state.mode in _IN and self._current is not None:
             return self._during(state, self._current, now)
-        if self._current is not None or not self.plan.leads or state.holder not in ("", LEADER):
+        leads = self.plan.leads or (self.rounds is not None and self.rounds.begun)
+        if self._current is not None or not leads or state.holder not in ("", LEADER):
             return []  # (where an episode has begun, this state is older than that)
         if state.mode == Mode.IDLE.value:
             return self._lead("arm", now)
@@ -145,15 +182,35 @@ class Conductor:
             return self._between(now)
         return []
 
+    def _call(self, rounds: Rounds, state: State, now: float) -> list[tuple[str, type[Message], dict[str, Any]]]:
+        """Say that help is wanted, and wait. Between episodes the task is set first that a person puts things back for."""
+        if not rounds.practice.attended:
+            self.problem = f"help is wanted, and nobody is there: {rounds.wanted}"
+            return []
+        if not rounds.told:
+            free = state.holder in ("", LEADER)
+            if state.mode == Mode.READY.value and free and not self._token:
+                return self._lead("task", now)
+            rounds.told, self._asked["note"] = True, -math.inf
+            self.notes.append(f"{CALL}: {rounds.wanted}; take control, help, and give control up")
+            if self._token:
+                return [self._event(LEADER, "task", now, rounds.forward.text), *self._let_go()]
+        if now - self._asked.get("note", -math.inf) < REMIND_S:
+            return self._let_go()
+        self._asked["note"] = now
+        return [self._event(LEADER, "note", now, f"{CALL}: {rounds.wanted}"), *self._let_go()]
+
     def _between(self, now: float) -> list[tuple[str, type[Message], dict[str, Any]]]:
         if not self._prepared:
             if self._asked_reset and now - self._asked.get("reset", -math.inf) < RESET_S:
                 return []
             if not self._token:
                 return self._lead("reset", now)
-            task = self.plan.tasks[len(self.outcomes) % len(self.plan.tasks)]
+            task, how = self.plan.tasks[len(self.outcomes) % len(self.plan.tasks)], ""
+            if self.rounds is not None:
+                task, how = self.rounds.next, STAY if self.rounds.begun else ""
             self._asked_reset, self._asked["reset"] = True, -math.inf
-            return [self._event(LEADER, "task", now, task.text), *self._lead("reset", now)]
+            return [self._event(LEADER, "task", now, task.text), *self._lead("reset", now, how)]
         if not self.plan.policy:
             return self._let_go()
         return self._lead("start", now)
@@ -162,7 +219,13 @@ class Conductor:
         verdict = self._verdict(current, now)
         if verdict:
             return self._finish(state, current, verdict, now)
-        if state.mode == Mode.PAUSED.value and self.plan.alone:
+        if state.mode == Mode.PAUSED.value and (self.plan.alone or self.rounds is not None):
+            if state.holder not in ("", LEADER):
+                return []
+            if current.pauses > self.plan.resumes and self.rounds is not None:
+                current.pauses = 0
+                self.rounds.want(f"the episode was paused {self.plan.resumes} times, the last time as {self.notes[-1]}")
+                return []
             if current.pauses > self.plan.resumes:
                 self.problem = f"an episode was paused {current.pauses} times; the last reason: {self.notes[-1]}"
                 return []
@@ -170,7 +233,7 @@ class Conductor:
         return self._let_go()
 
     def _verdict(self, current: Outcome, now: float) -> str:
-        if self.plan.judged and self._success:
+        if self._success:  # the simulator's word, or a confident reward's in practice
             return "success"
         horizon = current.task.horizon or self._horizon(current.task.name)
         if not self.plan.policy or not horizon:
@@ -179,7 +242,9 @@ class Conductor:
         return "out of time" if current.steps >= horizon or late else ""
 
     def _horizon(self, name: str) -> int:
-        return next((task.horizon for task in self.plan.tasks if task.name == name), 0)
+        practice = self.plan.practice
+        known = (*self.plan.tasks, *([practice.reset] if practice is not None else ()))
+        return next((task.horizon for task in known if task.name == name), 0)
 
     def _finish(
         self, state: State, current: Outcome, verdict: str, now: float
@@ -187,21 +252,22 @@ class Conductor:
         """Label it, and end it once the supervisor has told everybody: labels come over a link of their own, and a record
         that has ended takes none. In PAUSED ending needs control."""
         current.reason = verdict
-        if self.plan.judged and not current.labelled_by:
-            value = "success" if verdict == "success" else "failure"
-            return [self._event(JUDGE, "label", now, value)] if self._may("label", now) else []
+        if (self.plan.judged or verdict == "success") and not current.labelled_by:
+            value, by = ("success", self._seer) if verdict == "success" else ("failure", JUDGE)
+            return [self._event(by, "label", now, value)] if self._may("label", now) else []
         if state.mode == Mode.PAUSED.value:
-            return self._lead("end", now) if self.plan.leads and state.holder in ("", LEADER) else []
+            leads = self.plan.leads or self.rounds is not None
+            return self._lead("end", now) if leads and state.holder in ("", LEADER) else []
         return [self._event(LEADER, "end", now, verdict)] if self._may("end", now) else []
 
     # -------------------------------------------------------------------------------------------------------------- words
-    def _lead(self, name: str, now: float) -> list[tuple[str, type[Message], dict[str, Any]]]:
+    def _lead(self, name: str, now: float, value: str = "") -> list[tuple[str, type[Message], dict[str, Any]]]:
         """Ask for ``name``, for control first where it is not held."""
         if not self._token:
             if not self._may("lease", now):
                 return []
             return [(LEADER, Lease, {"ask": "request", "token": "", "force": False})]
-        return [self._event(LEADER, name, now)] if self._may(name, now) else []
+        return [self._event(LEADER, name, now, value)] if self._may(name, now) else []
 
     def _let_go(self) -> list[tuple[str, type[Message], dict[str, Any]]]:
         if not self._token:

@@ -16,7 +16,7 @@ from real import limits as limit_files
 from real.acting import Acting, ActingConfig, Decide
 from real.body import BodyConfig
 from real.console.link import Link
-from real.episodes import JUDGE, LEADER, Conductor, Outcome, Plan
+from real.episodes import JUDGE, LEADER, SEER, Conductor, Outcome, Plan
 from real.messages import Beat, Chunk, Frame, Hello, Message, Progress, Writer
 from real.modes import Mode
 from real.named import make_world
@@ -30,7 +30,7 @@ from real.teleop.client import TeleopClient
 from real.teleop.protocol import Device
 
 _OPERATOR, _REWARD = "teleop.scripted", "reward"
-_ROLES = {"policy": "policy", LEADER: "launcher", JUDGE: "viewer", "guard": "guard", "recorder": "recorder"}
+_ROLES = {"policy": "policy", LEADER: "launcher", JUDGE: "viewer", SEER: "viewer", "guard": "guard", "recorder": "recorder"}
 _BEAT_S = 0.05
 _INPUT_S = 1.0 / 30.0  # of an operator's device
 
@@ -74,6 +74,7 @@ class Lockstep:
         self._teleop: TeleopClient | None = None
         self._looked = -1.0  # the operator
         self._scorer: Scorer | None = None
+        self.others: dict[str, tuple[Decide, str]] = {}  # as of `Acting`
 
     def watched(self, device: Device) -> None:
         """Let an operator with this device watch from now on; it may take over and hand back."""
@@ -92,6 +93,8 @@ class Lockstep:
         of the policy's version from then on. Without ``decide`` nobody acts."""
         conductor = Conductor(plan, self.robot.embodiment.control_hz)
         policy = Acting(decide, self._pictures, version, acting) if decide is not None else None
+        if policy is not None:
+            policy.others = self.others
         for source, role in _ROLES.items():
             if source != "policy" or policy is not None:
                 self._send(source, Hello, role=role, pid=1)

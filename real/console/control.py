@@ -12,6 +12,7 @@ from typing import Any
 from real.console.link import Link
 from real.console.viewers import Viewer
 from real.messages import Event, Grant, Lease
+from real.practice import GAVE_UP
 
 RENEW_S = 0.5
 ANSWER_S = 1.0  # the supervisor answers a request within a tick or two
@@ -92,7 +93,7 @@ class Control:
 
     def release(self, viewer: Viewer) -> None:
         if self.holds(viewer):
-            self.drop("you gave control up", "the operator gave control up")
+            self.drop("you gave control up", GAVE_UP)
         else:
             self.tell(viewer, "control", mine=False, reason="")
 

@@ -6,20 +6,22 @@ provide one too, which is named in a config and never imported here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from real.limits import Box, Limits
 from real.robots.protocol import Capabilities, Reference
+from vla_rl.errors import ConfigError
 from vla_rl.specs import CameraSpec, EmbodimentSpec
 
 
 class World(Protocol):
     """``kind`` and ``gain`` are as in `Capabilities`, ``own`` as in `Robot.limits`, told as plain values.
 
-    ``tasks`` {name: {"instruction", "horizon" in control steps}} are what `reset` knows, the first one by default.
+    ``tasks`` {name: {"instruction", "horizon" in control steps}} are what `reset` knows, the first one by default. Those of
+    one ``scene`` (where they name any) can follow each other with nothing put back.
     """
 
     embodiment: EmbodimentSpec
@@ -29,7 +31,8 @@ class World(Protocol):
     tasks: dict[str, dict[str, Any]]
 
     def reset(self, episode: dict[str, Any]) -> None:
-        """Put arm and objects into a start state, at rest. ``episode`` holds what the world understands of a task."""
+        """Put arm and objects into a start state, at rest. ``episode`` holds what the world understands of a task. With
+        ``stay`` true nothing moves: only what `success` means is another task's."""
         ...
 
     def advance(self, seconds: float) -> None: ...
@@ -81,7 +84,7 @@ class PointConfig:
     """``gain`` above 0: an impedance with the critically damped rate 2 gain (1/s); 0: it follows its target with ``lag_s``.
 
     ``brake`` is the deceleration (1/s) of its brake; the walls are where the rails end (m). ``joints``: it is commanded by
-    its rails' positions instead of a pose. It succeeds above the height ``goal`` (m).
+    its rails' positions instead of a pose. "raise" succeeds above the height ``goal`` (m), "lower" below ``floor``.
     """
 
     gain: float = 6.0
@@ -92,8 +95,18 @@ class PointConfig:
     control_hz: float = 20.0
     joints: bool = False
     goal: float = 0.45
+    floor: float = 0.25
+    tasks: list[str] = field(default_factory=lambda: ["raise"])
+
+    def __post_init__(self) -> None:
+        if not self.tasks or not set(self.tasks) <= set(_TASKS):
+            raise ConfigError(f"tasks={self.tasks}: the point robot knows {', '.join(_TASKS)}")
 
 
+_TASKS = {
+    "raise": {"instruction": "raise the point", "horizon": 60},
+    "lower": {"instruction": "lower the point", "horizon": 60},
+}
 _ENDS = np.array([[-0.5, -0.5, 0.0], [0.5, 0.5, 0.6]])
 _START = np.array([0.0, 0.0, 0.3])
 _SUBSTEP = 0.002
@@ -101,12 +114,11 @@ _DOWN = np.array([0.0, 1.0, 0.0, 0.0])
 
 
 class PointWorld:
-    """A point on three rails, to be raised; its picture is a grey level of its height."""
-
-    tasks: ClassVar[dict[str, dict[str, Any]]] = {"raise": {"instruction": "raise the point", "horizon": 60}}
+    """A point on three rails, to be raised or lowered; its picture is a grey level of its height."""
 
     def __init__(self, config: PointConfig | None = None):
         self.config = config or PointConfig()
+        self.tasks: dict[str, dict[str, Any]] = {name: _TASKS[name] for name in self.config.tasks}
         size, by_joints = self.config.image_size, self.config.joints
         self.kind = "joints" if by_joints else "cartesian"
         self.gain = 0.0 if by_joints else self.config.gain
@@ -133,6 +145,10 @@ class PointWorld:
         self.reset({})
 
     def reset(self, episode: dict[str, Any]) -> None:
+        name = str(episode.get("task", "")).partition(":")[0].partition("/")[0]
+        self._lowers = (name if name in self.tasks else self.config.tasks[0]) == "lower"
+        if episode.get("stay"):
+            return
         self.position = np.array(episode.get("start", _START), dtype=float)
         self.velocity = np.zeros(3)
         self.fingers = 1.0
@@ -184,15 +200,18 @@ class PointWorld:
         }  # fmt: skip
 
     def success(self) -> bool:
-        return bool(self.position[2] > self.config.goal)
+        height = float(self.position[2])
+        return height < self.config.floor if self._lowers else height > self.config.goal
 
     def demonstrate(self, anew: bool) -> np.ndarray:
         if self.config.joints:
-            return np.array([*self.position[:2], _ENDS[1][2]])
-        return np.array([0.0, 0.0, self.embodiment.action_high[2], -1.0])
+            return np.array([*self.position[:2], _ENDS[0 if self._lowers else 1][2]])
+        step = self.embodiment.action_low[2] if self._lowers else self.embodiment.action_high[2]
+        return np.array([0.0, 0.0, step, -1.0])
 
     def progress(self) -> float:
-        return float(self.position[2] - _START[2]) / (self.config.goal - float(_START[2]))
+        goal = self.config.floor if self._lowers else self.config.goal
+        return float(self.position[2] - _START[2]) / (goal - float(_START[2]))
 
     def pictures(self) -> dict[str, np.ndarray]:
         size = self.config.image_size

@@ -15,6 +15,7 @@ import numpy as np
 from real.gate import SIGNALS, STAGES, Passed, Request
 from real.messages import Input, State
 from real.modes import By, Mode
+from real.practice import STRAYED
 from real.robots.protocol import Measured, Resettable, RobotLost
 from real.supervisor.chunks import Row
 from real.supervisor.reception import Reception
@@ -99,6 +100,18 @@ class Supervisor(Reception):
             self._ask("pause", By.SUPERVISOR, problem)
         if mode is Mode.HUMAN:
             self._watch_operator(now)
+        elif mode is Mode.AUTO and self.config.safe_low and (problem := self._strayed()):
+            self._ask("pause", By.SUPERVISOR, f"{STRAYED}: {problem}")
+
+    def _strayed(self) -> str:
+        """Where the hand is outside of its safe set."""
+        x = self.config
+        if self._measured is None or not len(self._measured.position):
+            return "the robot does not say where its hand is"
+        for name, at, low, high in zip("xyz", self._measured.position, x.safe_low, x.safe_high):
+            if not low <= at <= high:
+                return f"{name} is {at:.3f} m, and {low:g} to {high:g} are safe"
+        return ""
 
     def _watch_operator(self, now: float) -> None:
         device = self._input
@@ -167,15 +180,18 @@ class Supervisor(Reception):
         """A step of the scripted reset; the simulator resets itself; else the operator is waited for."""
         home = np.array(self.config.home)
         if not home.size:
-            if self.robot.capabilities.resets and isinstance(self.robot, Resettable):
-                self.robot.begin({"task": self._task})
+            if self._begin_simulated():
                 self._ask("reset_done", By.SUPERVISOR, "the simulator")
+            elif self._stays:
+                self._ask("reset_done", By.SUPERVISOR, "nothing is put back")
             return None
         if now - self._move_since > self.config.home_timeout_s:
             self._ask("pause", By.SUPERVISOR, "the reset did not reach its pose in time")
             return None
         here = measured.joints if self.actions.joints else measured.position
         if float(np.max(np.abs(home[: len(here)] - here))) <= self.config.home_tolerance:
+            if self._stays:
+                self._begin_simulated()
             self._ask("reset_done", By.SUPERVISOR, "home")
             return None
         if self.actions.joints:
@@ -183,6 +199,13 @@ class Supervisor(Reception):
             return Request(0.0, joints=here + np.clip(home - here, -step, step))
         quaternion = home[3:7] if len(home) == 7 else measured.quaternion
         return Request(-1.0, home[:3], quaternion)
+
+    def _begin_simulated(self) -> bool:
+        """Let a simulated arm begin what is asked for, where things are in practice; False for a real one."""
+        if not self.robot.capabilities.resets or not isinstance(self.robot, Resettable):
+            return False
+        self.robot.begin({"task": self._task, "stay": self._stays})
+        return True
 
     def _drive(self, request: Request | None, now: float) -> Passed:
         """Through the gate to the robot, or hold. ``mask`` 0 and no reference where nothing was asked."""

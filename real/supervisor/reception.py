@@ -29,6 +29,7 @@ from real.messages import (
     Writer,
 )
 from real.modes import By, Mode, Modes, Outcome
+from real.practice import STAY
 from real.robots.protocol import Measured, Robot, RobotLost
 from real.supervisor.chunks import Chunks
 from real.supervisor.leases import Leases
@@ -77,6 +78,7 @@ class Reception:
         self._errors: set[str] = set()
         self._move_since = zero
         self._task = ""
+        self._stays = False  # the reset leaves things where they are
 
     # --------------------------------------------------------------------------------------------------- what clients say
     def receive(self, client: Any, message: Message, now: float) -> None:
@@ -191,6 +193,8 @@ class Reception:
         outcome = self._ask(event.name, by, event.value or known.source)
         if event.name == "estop":
             self.robot.stop()
+        if event.name == "reset" and outcome.accepted:
+            self._stays = event.value == STAY
         if outcome.accepted:
             self._say(None, relayed)
         else:

@@ -20,7 +20,8 @@ class SupervisorConfig:
     while anything moves, and ``cameras`` must deliver new pictures younger than ``frame_age_s``. ``state_age_s`` is how old
     the robot's own state may be. A gate that clips (beyond shaping the motion) for more than half of ``sustained_s`` pauses.
     ``home`` is the scripted reset's pose (x y z, and w x y z) or joints; empty: the simulator resets itself, or the operator
-    is asked and confirms. ``home_tolerance`` in metres, or joint units.
+    is asked and confirms. ``home_tolerance`` in metres, or joint units. A policy that brings the hand out of the box from
+    ``safe_low`` to ``safe_high`` (m; empty: none) is paused: a smaller box than the limits', to practise in.
     """
 
     hz: float = 100.0
@@ -36,6 +37,8 @@ class SupervisorConfig:
     home: tuple[float, ...] = ()
     home_tolerance: float = 0.01
     home_timeout_s: float = 20.0
+    safe_low: tuple[float, ...] = ()
+    safe_high: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         for name in _SECONDS:
@@ -43,6 +46,11 @@ class SupervisorConfig:
                 raise ConfigError(f"supervisor.{name}={getattr(self, name)}: give seconds above 0")
         if not 10 <= self.hz <= 1000:
             raise ConfigError(f"supervisor.hz={self.hz}: use 10 to 1000")
+        low, high = self.safe_low, self.safe_high
+        if (low or high) and not (len(low) == len(high) == 3 and all(a < b for a, b in zip(low, high))):
+            raise ConfigError(
+                f"supervisor.safe_low={list(low)}, safe_high={list(high)}: give x y z in metres, the low ones below the high"
+            )
         if self.silence_s > 0.3:
             raise ConfigError(f"supervisor.silence_s={self.silence_s}: at most 0.3, or a dead policy drives on for too long")
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from real.console.link import Link
 from real.messages import SILENCE_S, Event, Grant, Input, Lease, Message, State
 from real.modes import Mode
+from real.practice import CALL
 from real.teleop.protocol import Device, DeviceLost, Sample
 from real.teleop.scripted import Doing, ScriptedOperator
 
@@ -34,6 +35,9 @@ class TeleopClient:
             self.state = message
             if self.token and message.holder != self.link.source:
                 self._lose()
+        elif isinstance(message, Event) and message.name == "note" and message.value.startswith(CALL):
+            if isinstance(self.device, ScriptedOperator):
+                self.device.called(self.clock())
         elif isinstance(message, Grant):
             if message.granted and message.token:
                 self.token = message.token

@@ -177,7 +177,8 @@ class Ask:
 
 @dataclass
 class ScriptedOperator:
-    """A `Device` that also asks for events (`asks`): takeover, hand_back, label and end."""
+    """A `Device` that also asks for events (`asks`): takeover, hand_back, label and end. `called` for help it ends
+    what runs and puts things back."""
 
     expert: Expert
     rule: Rule
@@ -193,6 +194,7 @@ class ScriptedOperator:
         self._begun: float | None = None
         self._label: tuple[float, str] | None = None
         self._labelled = False
+        self._comes: float | None = None  # when it is there, called for help
 
     def connect(self) -> None: ...
 
@@ -200,6 +202,20 @@ class ScriptedOperator:
 
     def release(self) -> None:
         self.doing = Doing.WATCHING
+
+    def called(self, now: float) -> None:
+        """Help is wanted: it comes a reaction time later."""
+        self._comes = now + self.delay(now) if self._comes is None else self._comes
+
+    def _help(self, now: float, mode: Mode) -> None:
+        if mode is Mode.PAUSED:  # then it looks again
+            self._asks += [Ask("label", "failure", now), Ask("end", self.name, now)]
+            self._comes = now + self.delay(now)
+        elif mode is Mode.READY:
+            self._asks.append(Ask("reset", self.name, now))
+            self._comes = None
+        else:
+            self._comes = None
 
     @property
     def waits(self) -> bool:
@@ -225,6 +241,8 @@ class ScriptedOperator:
         mode = Mode(state.mode)
         if state.episode != self._episode:
             self._begin(state.episode)
+        if self._comes is not None and now >= self._comes and not self._asks:
+            self._help(now, mode)
         if mode not in (Mode.AUTO, Mode.HUMAN, Mode.PAUSED):
             self.release()
             return Sample(now)

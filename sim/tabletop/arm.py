@@ -58,7 +58,10 @@ class TabletopArm:
         self.embodiment = self._simulator.embodiment
         held_out = x.split == "held_out"
         self.tasks: dict[str, dict[str, Any]] = {
-            t.task_id: {"instruction": (t.held_out_instructions if held_out else t.instructions)[0], "horizon": t.horizon}
+            t.task_id: {
+                "instruction": (t.held_out_instructions if held_out else t.instructions)[0], "horizon": t.horizon,
+                "scene": self._simulator._task[t.task_id].scene,
+            }
             for t in self._simulator.tasks
         }
         self._count = 0
@@ -74,10 +77,14 @@ class TabletopArm:
     # ----------------------------------------------------------------------------------------------------------- the world
     def reset(self, episode: dict[str, Any]) -> None:
         """``task`` is "TASK" or "TASK/NUMBER", and may go on with ": INSTRUCTION". The number is the initial state's,
-        without one they are counted up; another task than those of `tasks` stands for the first."""
+        without one they are counted up; another task than those of `tasks` stands for the first. With ``stay`` only the task
+        changes, to one of the same scene."""
         place = str(episode.get("task", "")).partition(":")[0]
         name, _, number = place.partition("/")
         chosen = name if name in self.tasks else next(iter(self.tasks))
+        if episode.get("stay"):
+            self._task, self._held, self._expert = self._simulator._task[chosen], 0, None
+            return
         if number.isdigit():
             self._count = int(number)
         spec = EpisodeSpec(chosen, self._count, split=str(episode.get("split", self.config.split)))

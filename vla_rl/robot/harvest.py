@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from vla_rl import build
 from vla_rl.data.journal import Journal
-from vla_rl.data.session_trajectory import session_trajectory
+from vla_rl.data.session_trajectory import VERSION, session_trajectory
 from vla_rl.learning.learners import RemoteLearner
 from vla_rl.reporting.metrics import METRICS_FILE, MetricsLogger, read_metrics
 from vla_rl.robot.labels import SessionReward
@@ -82,7 +82,7 @@ class Harvest:
 
     def _take(self, path: Path, name: str) -> Trajectory | None:
         episode = build.attribute("real.journal:read")(path)
-        trajectory, why = session_trajectory(episode, self.chunk_length)
+        trajectory, why = self._read(episode)
         ticket = 0 if trajectory is None else self.learned + 1
         figures = {} if trajectory is None else episode_figures(episode, trajectory)
         labelled = trajectory is not None and trajectory.label_source != "none"
@@ -97,6 +97,13 @@ class Harvest:
         metrics = self._metrics(len(self.records) - 1) | self._about_learner() | fitted
         self._logger.log(PHASE, len(self.records) - 1, metrics)
         return trajectory
+
+    def _read(self, episode: Any) -> tuple[Trajectory | None, str]:
+        """Or why it is not learned from."""
+        others = {tick["policy_version"] for tick in episode.steps if tick["policy"]}
+        if others and not any(name.startswith(VERSION) for name in others):
+            return None, f"played by another policy ({', '.join(sorted(others))})"
+        return session_trajectory(episode, self.chunk_length)
 
     def _send(self, trajectory: Trajectory) -> None:
         self.learner.send([(trajectory, self._reward(trajectory))])

@@ -44,7 +44,7 @@ from vla_rl.robot.harvest import PHASE, SESSIONS, Harvest
 from vla_rl.robot.labels import SessionReward
 from vla_rl.robot.live import live_of, start_live, why_not
 from vla_rl.robot.operator import OperatorSettings, make_operator
-from vla_rl.robot.policy import make_decide
+from vla_rl.robot.policy import load_others, make_decide
 from vla_rl.robot.session import Asked
 from vla_rl.robot.settings import SessionSettings
 from vla_rl.robot.settings import compose as compose_session
@@ -214,7 +214,7 @@ def _session(learning: Learning, left: int, spec: Any, harvest: Harvest, say: Ca
             checkpoint, learner = Path(settings.checkpoint), str(learning.folder / LEARNER_FOLDER)
             about = json.loads((body.run / "robot.json").read_text(encoding="utf-8"))["embodiment"]
             sessions.require_same(EmbodimentSpec.from_dict(about), checkpoint)
-            sessions.start_policy(body, settings, checkpoint, about, plan.tasks[0].instruction, learner)
+            sessions.start_policy(body, settings, checkpoint, about, plan, learner)
             if not why_not(learning.config):
                 start_live(body, learning.config, spec, settings.robot.score_every, settings.threads)
             if learning.console:
@@ -290,6 +290,9 @@ def _in_turns(learning: Learning, logger: MetricsLogger, say: Callable[[str], No
         spec = session.robot.embodiment
         sessions.require_same(spec, Path(settings.checkpoint))
         plan = sessions.make_plan(settings, Asked(learning.episodes, console=False), session.world.tasks)
+        attended = learning.operator is not None
+        plan = dataclasses.replace(plan, practice=plan.practice and dataclasses.replace(plan.practice, attended=attended))
+        session.others = load_others(sessions.reset_policy(settings, plan), spec, config.device)
         run = run_of(config, _described(learning, spec, plan.tasks))
         policy = trained_policy(run)
         inner = learner_of(run, policy)
@@ -354,7 +357,7 @@ class Judge:
             self._session = self._stack.enter_context(contextlib.closing(lockstep))
         plan = sessions.make_plan(settings, Asked(n, console=False), self._session.world.tasks)
         starts = [dataclasses.replace(plan.tasks[i % len(plan.tasks)], number=i // len(plan.tasks)) for i in range(n)]
-        plan = dataclasses.replace(plan, alone=True, tasks=tuple(starts))
+        plan = dataclasses.replace(plan, alone=True, tasks=tuple(starts), practice=None)
         done = self._session.run(plan, self._decide, "judged", sessions.acting_config(settings), lambda outcome: None)
         torch.set_rng_state(random)  # judging changes nothing of what follows
         if done.problem:

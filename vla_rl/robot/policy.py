@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,11 @@ def load(checkpoint: str, embodiment: EmbodimentSpec, deterministic: bool, devic
     policy = load_policy(path, build.policy_class, expected_embodiment=embodiment)
     decide = _warm(make_decide(policy.to(place), deterministic, place), embodiment)
     return decide, f"{path.name}@{fingerprint(path)[:12]}"
+
+
+def load_others(checkpoints: Mapping[str, str], embodiment: EmbodimentSpec, device: str) -> dict[str, tuple[Decide, str]]:
+    """`real.acting.Acting`'s ``others``, of {instruction: checkpoint}."""
+    return {text: load(checkpoint, embodiment, True, device) for text, checkpoint in checkpoints.items()}
 
 
 def _warm(decide: Decide, embodiment: EmbodimentSpec) -> Decide:
@@ -126,6 +131,7 @@ def main(config: dict[str, Any]) -> None:
     acting = build.attribute("real.acting:Acting")(
         decide, pictures, version, how, config["instruction"], learned.swap if learned else lambda: None
     )
+    acting.others |= load_others(config["resets"], embodiment, config["device"])
     client = build.attribute("real.link:Client")(config["socket"], "policy")
     print("ready", learned.chunk_length if learned else "", flush=True)
     try:

@@ -94,7 +94,7 @@ def run_processes(
         if checkpoint is not None:
             require_same(embodiment, checkpoint)
             say(f"loading {checkpoint}")
-            start_policy(body, settings, checkpoint, about["embodiment"], plan.tasks[0].instruction)
+            start_policy(body, settings, checkpoint, about["embodiment"], plan)
         if (config := reward_config(settings)) is not None:
             from vla_rl.robot.live import start_live
 
@@ -132,24 +132,57 @@ def body_config(settings: SessionSettings) -> Any:
     robot = settings.robot
     names = ("limits", "driver", "options", "defects", "supervisor", "arm_hz", "camera_hz", "real_time")
     chosen = {name: getattr(robot, name) for name in names}
+    if robot.practice.low or robot.practice.high:
+        chosen["supervisor"] = {**robot.supervisor, "safe_low": robot.practice.low, "safe_high": robot.practice.high}
     return build.attribute("real.body:BodyConfig")(world=robot.world or "fake", **chosen)
 
 
 def make_plan(settings: SessionSettings, asked: Asked, known: dict[str, dict[str, Any]]) -> Any:
     """``known`` are the world's tasks; without a world the tasks are instructions."""
     task = build.attribute("real.tasks:Task")
-    names = settings.robot.tasks or list(known) or ["teleoperated"]
-    unknown = [name for name in names if known and name not in known]
+    resets = settings.robot.practice.reset
+    names = settings.robot.tasks or [name for name in known if name != resets] or ["teleoperated"]
+    unknown = [name for name in [*names, *([resets] if resets else [])] if known and name not in known]
     if unknown:
-        raise ConfigError(f"robot.tasks has {unknown[0]!r}, which this world does not know: {', '.join(known)}")
+        raise ConfigError(
+            f"robot.tasks or robot.practice.reset has {unknown[0]!r}, which this world does not know: {', '.join(known)}"
+        )
     horizon = settings.robot.horizon
-    tasks = tuple(
-        task(n, known[n]["instruction"], horizon=horizon or known[n]["horizon"]) if known else task(n, n, horizon=horizon)
-        for n in names
-    )
-    return build.attribute("real.episodes:Plan")(
-        tasks, asked.episodes, leads=bool(known), policy=asked.policy, alone=not asked.console, judged=bool(known)
-    )
+
+    def made(name: str) -> Any:
+        if not known:
+            return task(name, name, horizon=horizon)
+        return task(name, known[name]["instruction"], horizon=horizon or known[name]["horizon"])
+
+    plan = build.attribute("real.episodes:Plan")(
+        tuple(map(made, names)), asked.episodes, leads=bool(known), policy=asked.policy, alone=not asked.console,
+        judged=bool(known),
+    )  # fmt: skip
+    if not resets:
+        return plan
+    _check_practice(settings, asked, names, known)
+    x = settings.robot.practice
+    kind = build.attribute("real.practice:Practice")
+    return dataclasses.replace(plan, practice=kind(made(resets), x.failures, x.confident, attended=asked.console))
+
+
+def _check_practice(settings: SessionSettings, asked: Asked, names: list[str], known: dict[str, dict[str, Any]]) -> None:
+    """Raises `ConfigError` for a practice that could not go on."""
+    x, horizon = settings.robot.practice, settings.robot.horizon
+    if x.reset in names:
+        raise ConfigError(f"robot.practice.reset={x.reset} is one of robot.tasks too: name the tasks that it undoes alone")
+    scenes = {known[name].get("scene") for name in [*names, x.reset]} if known else set()
+    if len(scenes) > 1:
+        raise ConfigError(f"robot.practice.reset={x.reset} plays in another scene than {', '.join(names)}: choose one of it")
+    if not asked.policy:
+        raise ConfigError("robot.practice is practice of a policy: leave out --no-policy")
+    if not known and not horizon:
+        raise ConfigError("robot.practice needs robot.horizon, the control steps after which an attempt has failed")
+    if not known and not x.confident:
+        raise ConfigError(
+            "robot.practice.confident=0: no simulator says what succeeded. Give a reward (reward=classifier "
+            "reward.checkpoint=FOLDER), and from what value on it is sure, such as robot.practice.confident=0.9"
+        )
 
 
 def require_same(embodiment: EmbodimentSpec, checkpoint: Path) -> None:
@@ -163,16 +196,26 @@ def acting_config(settings: SessionSettings) -> Any:
 
 
 def start_policy(
-    body: Any, settings: SessionSettings, checkpoint: Path, embodiment: dict[str, Any], instruction: str, learner: str = ""
+    body: Any, settings: SessionSettings, checkpoint: Path, embodiment: dict[str, Any], plan: Any, learner: str = ""
 ) -> str:
     """``learner``: the folder of the learner whose weights it acts with. Returns what the process says."""
     config = {
-        "socket": body.socket, "checkpoint": str(checkpoint), "embodiment": embodiment, "instruction": instruction,
-        "acting": dataclasses.asdict(acting_config(settings)), "deterministic": settings.deterministic,
+        "socket": body.socket, "checkpoint": str(checkpoint), "embodiment": embodiment,
+        "instruction": plan.tasks[0].instruction, "acting": dataclasses.asdict(acting_config(settings)),
+        "deterministic": settings.deterministic,
         "device": settings.device, "threads": settings.threads, "report": str(body.run / "policy.json"),
-        "learner": learner,
+        "learner": learner, "resets": reset_policy(settings, plan),
     }  # fmt: skip
     return body.process("policy", "vla_rl.robot.policy", [body.write_config("policy", config)], timeout=600.0)
+
+
+def reset_policy(settings: SessionSettings, plan: Any) -> dict[str, str]:
+    """{instruction: checkpoint} of a policy of its own for the resets of practice. Raises `UserError` for a wrong one."""
+    checkpoint = settings.robot.practice.checkpoint
+    if plan.practice is None or not checkpoint:
+        return {}
+    check_checkpoint(Path(checkpoint))
+    return {plan.practice.reset.instruction: checkpoint}
 
 
 def _console_config(body: Any, console: dict[str, Any]) -> str:
@@ -195,7 +238,7 @@ def lead(
     """The launcher's loop. ``ready`` is asked all the time between episodes; the next one waits for it."""
     client_class, link_error = build.attribute("real.link:Client"), build.attribute("real.link:LinkError")
     conductor = build.attribute("real.episodes:Conductor")(plan, control_hz)
-    roles = {"launcher": "launcher", "simulator": "viewer"}
+    roles = {"launcher": "launcher", "simulator": "viewer"} | ({"reward.confident": "viewer"} if plan.practice else {})
     clients = {name: client_class(body.socket, role, name) for name, role in roles.items()}
     told, noted = 0, 0
     try:
@@ -227,7 +270,8 @@ def _hear(clients: dict[str, Any], conductor: Any, judge: Any) -> None:
     while message is not None:
         conductor.hear(message)
         message = clients["launcher"].receive(0.0)
-    clients["simulator"].newest()  # what it does not read would wait for it
+    for name in clients.keys() - {"launcher"}:
+        clients[name].newest()  # what it does not read would wait for it
     for news in judge.news():
         conductor.judged(news)
 
@@ -236,7 +280,7 @@ def _hear(clients: dict[str, Any], conductor: Any, judge: Any) -> None:
 def run_lockstep(
     settings: SessionSettings, asked: Asked, checkpoint: Path | None, folder: Path, say: Callable[[str], None]
 ) -> None:
-    from vla_rl.robot.policy import load
+    from vla_rl.robot.policy import load, load_others
 
     session = build.attribute("real.lockstep:Lockstep")(folder, body_config(settings))
     try:
@@ -244,6 +288,7 @@ def run_lockstep(
         require_same(session.robot.embodiment, checkpoint)
         decide, version = load(str(checkpoint), session.robot.embodiment, settings.deterministic, settings.device)
         plan = dataclasses.replace(make_plan(settings, asked, session.world.tasks), alone=True)
+        session.others = load_others(reset_policy(settings, plan), session.robot.embodiment, settings.device)
         if (config := reward_config(settings)) is not None:
             from vla_rl.robot.live import load_live
 
@@ -271,6 +316,11 @@ def line(outcome: Any) -> str:
 
 def summary(outcomes: list[Any]) -> Iterator[str]:
     """Success with and without a person's help, never mixed; how much a person did, and how long an episode took."""
+    resets = [o for o in outcomes if o.reset and not o.discarded]
+    if resets:
+        good = sum(bool(o.success) for o in resets)
+        yield f"resets: {good} of {len(resets)} succeeded ({100 * good / len(resets):.0f} %)"
+    outcomes = [o for o in outcomes if not o.reset]
     kept = [o for o in outcomes if not o.discarded and o.success is not None]
     for what, group in (
         ("autonomous", [o for o in kept if not o.human_steps]),

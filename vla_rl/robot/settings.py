@@ -36,13 +36,40 @@ SESSION_LOGS = {
 
 
 @dataclass
+class PracticeSettings:
+    """``reset`` is the task that undoes the others, and follows each; "": a person or the simulator puts things back.
+
+    ``checkpoint``: a policy of its own for it, which is not trained (empty: the session's). A person is asked after
+    ``failures`` resets in a row, and where the hand leaves the box from ``low`` to ``high`` (m). A reward that says at least
+    ``confident`` twice running has seen a success (0: it decides nothing).
+    """
+
+    reset: str = ""
+    checkpoint: str = ""
+    failures: int = 3
+    low: list[float] = field(default_factory=list)
+    high: list[float] = field(default_factory=list)
+    confident: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.failures < 1 or not 0 <= self.confident <= 1:
+            raise ConfigError(
+                f"robot.practice.failures={self.failures} must be 1 or more, robot.practice.confident={self.confident} in "
+                f"[0, 1]"
+            )
+        if not self.reset and (self.checkpoint or self.low or self.high or self.confident):
+            raise ConfigError("robot.practice.reset is empty: name the task that undoes the others")
+
+
+@dataclass
 class RobotSettings:
     """A simulated arm (``world``) or a driver ("module:Class"), with ``options``; see `real.body.BodyConfig`.
 
     ``limits`` is a file, as such or inside the config folder. ``acting`` is synchronous or asynchronous, ``steps`` of each
     chunk are run before the next (0: all, or half where asynchronous). ``horizon`` (control steps) ends an episode, 0: the
     task's own. ``tasks`` are done in turn: those of the world where it is empty; an instruction where there is no world.
-    ``score_every``: control steps between two scores of the episode that runs, by the reward that was asked for.
+    ``practice``: without a person. ``score_every``: control steps between two scores of the episode that runs, by the reward
+    that was asked for.
     """
 
     world: str = ""
@@ -60,6 +87,7 @@ class RobotSettings:
     horizon: int = 0
     tasks: list[str] = field(default_factory=list)
     score_every: int = 4
+    practice: PracticeSettings = field(default_factory=PracticeSettings)
 
     def __post_init__(self) -> None:
         if bool(self.world) == bool(self.driver):
@@ -110,6 +138,8 @@ def compose(overrides: Sequence[str]) -> SessionSettings:
         raise ConfigError(f"the overrides {' '.join(overrides)} cannot be read: {error}") from None
     assert isinstance(tree, dict)
     values: dict[str, Any] = {str(k): v for k, v in tree.items()}
+    if "practice" in values["robot"]:
+        values["robot"]["practice"] = _checked(PracticeSettings, values["robot"]["practice"], "robot.practice.")
     values["robot"] = _checked(RobotSettings, values["robot"], "robot.")
     values["reward"] = reward
     settings: SessionSettings = _checked(SessionSettings, values, "")
@@ -161,7 +191,8 @@ def _checked(kind: Any, values: Any, place: str) -> Any:
             close = difflib.get_close_matches(str(name), fields, n=1)
             hint = f" Did you mean {place}{close[0]}?" if close else ""
             raise ConfigError(f"there is no key {place}{name}.{hint} Known are {', '.join(place + n for n in fields)}")
-        expected = _KINDS.get(fields[name], (dict,) if fields[name].startswith("dict") else (list, kind, RobotSettings))
+        other = (dict,) if fields[name].startswith("dict") else (list, kind, RobotSettings, PracticeSettings)
+        expected = _KINDS.get(fields[name], other)
         if not isinstance(value, expected) or (isinstance(value, bool) and bool not in expected):
             raise ConfigError(f"{place}{name}={value!r} is of the wrong type: {fields[name]} is expected")
     return kind(**values)
