@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,12 +20,17 @@ import torch
 from test_cluster import TOY, start  # noqa: F401 - a fixture
 from test_replay_store import episode
 
-from vla_rl.cluster.collector import AheadRayCollector, parallel_stats, staleness
+from vla_rl.cluster.collector import AheadRayCollector, job_of, parallel_stats, staleness
 from vla_rl.cluster.group import RolloutGroup, _Worker
+from vla_rl.cluster.packing import packed_weights, unpacked
 from vla_rl.cluster.rollout_actor import Job, RolloutActor
 from vla_rl.config import compose, override
+from vla_rl.data.codec import trajectory_from_state
+from vla_rl.errors import ConfigError
 from vla_rl.learning.ahead import Plans
+from vla_rl.learning.spool import learned_weights
 from vla_rl.reporting.metrics import read_metrics
+from vla_rl.run.opening import acting_policy, open_env
 from vla_rl.run.pipeline import run_pipeline
 from vla_rl.storage import load_state, save_state
 from vla_rl.types import EpisodeSpec
@@ -36,8 +42,8 @@ class Actors:
     """What `AheadRayCollector` offers, with episodes that end in any order: each has the version that was published last
     when it began, and begins when it is issued or when a slot is free."""
 
-    def __init__(self, ahead: int, slots: int, seed: int) -> None:
-        self.ahead, self.slots, self.random = ahead, slots, random.Random(seed)
+    def __init__(self, ahead: int, slots: int, seed: int, late: int = 0) -> None:
+        self.ahead, self.late, self.slots, self.random = ahead, late, slots, random.Random(seed)
         self.version = -1
         self.waiting: list[EpisodeSpec] = []
         self.running: dict[str, int] = {}
@@ -61,6 +67,11 @@ class Actors:
             self.done[name] = self.running.pop(name)
             self._begin()
 
+    def await_done(self, enough) -> list[str]:
+        while not enough([*self.done]):
+            self.finish(1)
+        return [*self.done]
+
     def collect(self, plan) -> list[int]:
         while not all(spec.rollout_id in self.done for spec in plan):
             self.finish(1)
@@ -74,7 +85,10 @@ class Actors:
 
 
 def proposals(iteration: int, sampling_round: int) -> list[EpisodeSpec]:
-    return [EpisodeSpec("reach_red", i, rollout_id=f"{iteration}-{sampling_round}-{i}") for i in range(BATCH)]
+    first = iteration * BATCH
+    return [
+        EpisodeSpec("reach_red", i, group_id=first + i, rollout_id=f"{iteration}-{sampling_round}-{i}") for i in range(BATCH)
+    ]
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2, 4])
@@ -98,6 +112,133 @@ def test_no_more_than_the_gate_allows_is_started_and_nothing_is_older(ahead, slo
         assert max(ages) <= ahead and min(ages) >= 0
         if slots == 100 and ahead:
             assert max(ages) == ahead  # it is used, too
+
+
+@pytest.mark.parametrize("ahead, late", [(1, 1), (2, 1), (1, 2)])
+@pytest.mark.parametrize("members", [1, 2, 3])
+def test_a_batch_that_is_cut_off_learns_from_each_episode_once_and_within_the_bound(ahead, late, members):
+    """As many episodes as a plan has, whole groups, none older than ahead + late; a resume in between changes none of it."""
+
+    def grouped(iteration: int, sampling_round: int) -> list[EpisodeSpec]:
+        found = proposals(iteration, sampling_round)
+        return [dataclasses.replace(spec, group_id=iteration * BATCH + i // members) for i, spec in enumerate(found)]
+
+    iterations, mixed = 9, 0
+    for seed in range(10):
+        actors = Actors(ahead, 100, seed, late)
+        plans, learned, ages = Plans(actors, grouped, iterations), [], []
+        for v in range(iterations):
+            actors.publish(v)
+            plan = plans.take(v, 0)
+            assert len(plan) == BATCH and all(spec.rollout_id in actors.done for spec in plan)
+            groups = Counter(spec.group_id for spec in plan)
+            assert set(groups.values()) == {members}
+            numbers = [int(spec.rollout_id.split("-")[0]) for spec in plan]
+            assert numbers == sorted(numbers) and min(numbers) >= v - late
+            mixed += len({*numbers}) > 1
+            ages += [v - version for version in actors.collect(plan)]
+            learned += [spec.rollout_id for spec in plan]
+            actors.finish(actors.random.randrange(2 * BATCH))
+            assert actors.begun <= (ahead + v + 1) * BATCH
+            if v == 3:
+                state = plans.state_dict()
+                plans = Plans(actors, grouped, iterations)
+                running, actors.running = actors.running, {}
+                actors.begun -= len(running)
+                plans.load_state_dict(state)
+        assert len({*learned}) == len(learned) == iterations * BATCH and not actors.done and not actors.running
+        assert max(ages) <= ahead + late
+    assert mixed > 20
+
+
+def test_cutting_off_favours_short_episodes_unless_what_was_under_way_is_learned_from_later():
+    """Half of the episodes succeed, within two ticks; the others run out of time after ten. Of half as many again as are
+    needed, the first to end are nearly all successes: the naive form learns from a world in which nine of ten succeed. Here
+    those under way come later: the share over the run is the true one, and no surplus of successes is ever larger than
+    the episodes that are open."""
+    batch, iterations = 20, 40
+    chance = random.Random(0)
+    wins = {f"{k}-{i}": chance.random() < 0.5 for k in range(iterations) for i in range(batch * 3 // 2)}
+
+    naive = []
+    for k in range(iterations):
+        begun = [f"{k}-{i}" for i in range(batch * 3 // 2)]
+        naive += sorted(begun, key=lambda name: 2 if wins[name] else 10)[:batch]  # the rest is thrown away
+    assert sum(wins[name] for name in naive) / len(naive) > 0.7
+
+    class Timed(Actors):
+        """Ticks of a clock: an episode takes 2 or 10."""
+
+        now, begin = 0, None
+
+        def issue(self, plan) -> None:
+            self.begin = (self.begin or {}) | {spec.rollout_id: self.now for spec in plan}
+
+        def finish(self, count: int) -> None:
+            self.now += 1
+            for name, began in [*self.begin.items()]:
+                if self.now - began >= (2 if wins[name] else 10):
+                    self.done[name] = 0
+                    del self.begin[name]
+
+    def plan_of(k: int, _: int) -> list[EpisodeSpec]:
+        return [EpisodeSpec("reach_red", i, group_id=k * batch + i, rollout_id=f"{k}-{i}") for i in range(batch)]
+
+    taken = {}
+    for late in (0, 1):
+        actors = Timed(1, 1000, 0, late)
+        plans, seen = Plans(actors, plan_of, iterations), []
+        for v in range(iterations):
+            plan = plans.take(v, 0)
+            seen.append([wins[spec.rollout_id] for spec in plan])
+            actors.collect(plan)
+            actors.finish(1)  # the learner takes a tick
+            surplus = sum(map(sum, seen)) - sum(wins[f"{k}-{i}"] for k in range(v + 1) for i in range(batch))
+            assert abs(surplus) <= (0 if not late else batch)
+        assert sum(map(len, seen)) == batch * iterations
+        taken[late] = seen, actors.now
+    true = sum(wins[f"{k}-{i}"] for k in range(iterations) for i in range(batch)) / (batch * iterations)
+    for seen, _ in taken.values():
+        assert sum(map(sum, seen)) / (batch * iterations) == true
+    assert sum(map(sum, taken[1][0][1:])) / (batch * (iterations - 1)) == pytest.approx(true, abs=0.02)
+    assert taken[1][1] < taken[0][1]  # and the learner waits less
+
+
+def test_new_weights_in_the_middle_of_an_episode_and_each_decision_knows_whose_it_is(start):  # noqa: F811
+    """An actor of its own, without Ray: weights of another version come before its third policy call. What the decisions
+    recorded is what the policy of the version that they name says of them."""
+    config = compose([*TOY, "phases=[rl]", f"checkpoint={start}", "cluster=ray", "cluster.mode=async"])
+    env = open_env(config)
+    policies = {version: acting_policy(config, start, env.embodiment) for version in (1, 2)}
+    with torch.no_grad():
+        for parameter in policies[2].parameters():
+            parameter.add_(0.02 * torch.randn(parameter.shape))
+    actor = RolloutActor(job_of(config))
+    actor.open()
+    plain, calls = actor._engine.before_decision, []
+
+    def before_decision() -> None:
+        calls.append(None)
+        if len(calls) == 3:
+            actor.weights(*packed_weights(2, learned_weights(policies[2])))
+        plain()
+
+    actor._engine.before_decision = before_decision
+    actor.weights(*packed_weights(1, learned_weights(policies[1])))
+    actor.add(proposals(0, 0)[:2], False)
+    found: list = []
+    while len(found) < 2:
+        _, data = actor.take(1.0)
+        found += [] if data is None else [trajectory_from_state(state) for state in unpacked(data)["episodes"]]
+    actor.close()
+    for trajectory in found:
+        assert trajectory.decision_version.tolist() == [1, 1] + [2] * (len(trajectory) - 2) and len(trajectory) > 2
+        assert trajectory.policy_version == 1
+        own = torch.stack([policies[v].evaluate(trajectory.observations, trajectory.replay).log_prob[i] for i, v in
+                           enumerate(trajectory.decision_version.tolist())])  # fmt: skip
+        torch.testing.assert_close(own.detach(), trajectory.behavior_log_prob, atol=1e-4, rtol=1e-4)
+        other = policies[1].evaluate(trajectory.observations, trajectory.replay).log_prob[2:]
+        assert not torch.allclose(other, trajectory.behavior_log_prob[2:], atol=1e-2)
 
 
 def test_a_collector_that_does_not_run_ahead_is_asked_round_by_round():
@@ -152,6 +293,12 @@ def test_stale_data_is_corrected_unless_asked_not_to():
     changed = override(compose(["run=toy", "cluster=ray", "cluster.mode=async"]), ["seed=1"])
     assert changed.algorithm.behavior_weight == "truncate"
     compose(["run=residual_quickstart", "cluster=ray", "cluster.mode=async"])  # learns from a replay
+
+
+def test_batches_are_cut_off_where_there_are_episodes_to_spare():
+    with pytest.raises(ConfigError, match=r"cluster\.max_late=1 needs episodes to spare.*cluster\.max_staleness=2 or more"):
+        compose(["run=toy", "cluster=ray", "cluster.mode=pipelined", "cluster.max_late=1"])
+    assert compose(["run=toy", "cluster=ray", "cluster.mode=async", "cluster.max_late=1"]).cluster.ahead == 2
 
 
 def test_an_iteration_whose_episodes_were_all_there_has_figures_too():
@@ -226,12 +373,13 @@ def rows_of(folder: Path) -> list[dict]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_rollouts_overlap_and_stay_within_the_bound(ray_here, start, tmp_path):  # noqa: F811
+@pytest.mark.parametrize("late", [0, 1])
+def test_rollouts_overlap_and_stay_within_the_bound(ray_here, start, tmp_path, late):  # noqa: F811
     """Ten iterations of 8 episodes on two actors; then the run goes on by two more, with what was under way."""
     own = [
         *TOY, "phases=[rl]", f"checkpoint={start}", "rl.episodes_per_iteration=8", "cluster=ray", "cluster.mode=async",
-        "cluster.max_staleness=2", "cluster.rollouts=2", "slots.slots_per_worker=2", "env.step_seconds=0.003",
-        f"output_dir={tmp_path}",
+        "cluster.max_staleness=2", f"cluster.max_late={late}", "cluster.rollouts=2", "slots.slots_per_worker=2",
+        "env.step_seconds=0.003", f"output_dir={tmp_path}",
     ]  # fmt: skip
     folder = run_pipeline(compose([*own, "rl.iterations=10"]))
     rows = rows_of(folder)

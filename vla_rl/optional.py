@@ -6,7 +6,7 @@ attributes of classes are in `vla_rl.asked`. `vla_rl.rewards.handle` asks reward
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -187,12 +187,19 @@ class ClosingCollector(Protocol):
 
 @runtime_checkable
 class AheadCollector(Protocol):
-    """A collector whose episodes may start ``ahead`` iterations before they are learned from."""
+    """A collector whose episodes may start ``ahead`` iterations before they are learned from, and be learned from ``late``
+    iterations after the one that they were planned for."""
 
     ahead: int
+    late: int
 
     def issue(self, plan: Sequence[EpisodeSpec]) -> None:
         """Start these; a `Collector.collect` of the same plan will ask for them."""
+        ...
+
+    def await_done(self, enough: Callable[[Sequence[str]], bool]) -> Sequence[str]:
+        """The rollout ids of episodes that are done and were not asked for yet, in the order of their ends, once ``enough``
+        holds for them."""
         ...
 
     def state_dict(self) -> dict[str, Any]:

@@ -116,8 +116,11 @@ class AheadRayCollector(RayCollector):
 
     def __init__(self, run: Run, policy: Any) -> None:
         super().__init__(run, policy)
-        self.ahead: int = run.config.cluster.ahead
-        self._saves = run.config.cluster.save_ready
+        c: Any = run.config.cluster
+        self.late: int = c.max_late
+        self.ahead: int = c.ahead - c.max_late  # so that no decision is older than c.ahead
+        self._saves, self._oldest = c.save_ready, c.ahead
+        self._waited = 0.0  # seconds since the last plan
         self._ready: dict[str, Trajectory] = {}  # of a run that goes on
         self._left = time.perf_counter()  # when the last plan was complete
         slots = run.config.slots
@@ -125,6 +128,12 @@ class AheadRayCollector(RayCollector):
 
     def issue(self, plan: Sequence[EpisodeSpec]) -> None:
         self.group.submit([spec for spec in plan if spec.rollout_id not in self._ready])
+
+    def await_done(self, enough: Callable[[Sequence[str]], bool]) -> list[str]:
+        started, kept = time.perf_counter(), [*self._ready]
+        done = self.group.await_done(lambda names: enough([*kept, *names]))
+        self._waited += time.perf_counter() - started
+        return [*kept, *done]
 
     def collect(
         self,
@@ -151,8 +160,9 @@ class AheadRayCollector(RayCollector):
         trajectories = [kept[spec.rollout_id] for spec in plan]
         stats = {**parallel_stats(self.group.take_rounds(), seconds), **self.group.figures()}
         open_count, ready = self.group.counts()
-        stats |= {"cluster/learner_wait_seconds": now - started, "cluster/open": float(open_count)}
-        stats |= {"cluster/ready": float(ready)} | (ages := staleness(trajectories, self._version or 0, self.ahead))
+        waited, self._waited = self._waited + now - started, 0.0
+        stats |= {"cluster/learner_wait_seconds": waited, "cluster/open": float(open_count)}
+        stats |= {"cluster/ready": float(ready)} | (ages := staleness(trajectories, self._version or 0, self._oldest))
         self._ages = {name.rpartition("/")[2]: share for name, share in ages.items() if name.count("/") == 2}
         return RolloutResult(trajectories, stats)
 

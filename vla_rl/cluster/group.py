@@ -142,7 +142,7 @@ class RolloutGroup:
             found = [self._finished.pop(name) for name in [*self._finished] if name in wanted]
         states: dict[Any, Any] = {}
         for reference in dict.fromkeys(reference for _, reference, _ in found):
-            states[reference] = self._unpacked(reference)
+            states[reference] = _episodes(self._ray, reference)
         with self._changed:
             lost = [spec for spec, reference, _ in found if states[reference] is None]
             ended = {spec.rollout_id for spec, _, _ in found} - {spec.rollout_id for spec in lost}
@@ -151,6 +151,14 @@ class RolloutGroup:
             self._assign()
         return [trajectory_from_state(states[r][place]) for _, r, place in found if states[r] is not None]
 
+    def await_done(self, enough: Callable[[Sequence[str]], bool]) -> list[str]:
+        """The ids of all that are done and were not handed out, in the order of their ends, once ``enough`` holds for them.
+        Raises the `UserError` with which the group gave up."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._error or enough([*self._finished]))
+            self._raise()
+            return [*self._finished]
+
     def finished(self) -> list[dict[str, Any]]:
         """The states of episodes that are done and were not asked for."""
         with self._changed:
@@ -158,7 +166,7 @@ class RolloutGroup:
         lists: dict[Any, list[dict[str, Any]]] = {}
         for reference, _ in places:
             if reference not in lists:
-                lists[reference] = self._unpacked(reference) or []
+                lists[reference] = _episodes(self._ray, reference) or []
         return [lists[reference][place] for reference, place in places if lists[reference]]
 
     def counts(self) -> tuple[int, int]:
@@ -358,12 +366,7 @@ class RolloutGroup:
         self.tally.restarts += 1
         pid = worker.hello(self._ray).get("pid", 0)
         if worker.failures >= self._config.max_failures:
-            tail = log_tail(self._ray, pid) if pid else ""
-            raise UserError(
-                f"rollout actor {worker.number} failed {worker.failures} times in a row (cluster.max_failures="
-                f"{self._config.max_failures}), without an episode in between. The last time: {why}"
-                + (f"\nWhat it wrote at last:\n  {tail}" if tail else "")
-            )
+            raise _given_up(self._ray, worker, pid, why)
         self._losses.append(
             f"rollout actor {worker.number} (process {pid}) is lost ({first_line(UserError(why))}) and replaced; its "
             f"{len(worker.open)} open episodes run again"
@@ -375,15 +378,24 @@ class RolloutGroup:
         new.failures = worker.failures
         self._workers[self._workers.index(worker)] = new
 
-    def _unpacked(self, reference: Any) -> list[dict[str, Any]] | None:
-        try:
-            return unpacked(self._ray.get(reference))["episodes"]
-        except self._ray.exceptions.ObjectLostError:  # its node is gone, and so is what it held
-            return None
-
     def _raise(self) -> None:
         if self._error is not None:
             raise self._error
+
+
+def _episodes(ray: Any, reference: Any) -> list[dict[str, Any]] | None:
+    try:
+        return unpacked(ray.get(reference))["episodes"]
+    except ray.exceptions.ObjectLostError:  # its node is gone, and so is what it held
+        return None
+
+
+def _given_up(ray: Any, worker: _Worker, pid: int, why: str) -> UserError:
+    tail = log_tail(ray, pid) if pid else ""
+    return UserError(
+        f"rollout actor {worker.number} failed {worker.failures} times in a row (cluster.max_failures={worker.failures}), "
+        f"without an episode in between. The last time: {why}" + (f"\nWhat it wrote at last:\n  {tail}" if tail else "")
+    )
 
 
 def _cause(ray: Any, error: Exception) -> Exception:

@@ -46,6 +46,7 @@ class RayConfig:
     than ``max_staleness`` versions old when it is learned from (None: 0, 1 and 2 in the three modes). What older policies
     chose is then weighed by ``correction``: PPO's ``algorithm.behavior_weight``, where that is none itself. A checkpoint
     keeps the episodes that wait to be learned from, unless ``save_ready`` is false: then they run again after a resume.
+    ``max_late`` above 0 cuts batches off: slow episodes go on, and are learned from up to so many iterations later.
 
     An actor gets ``start_timeout`` seconds to be ready, and one that decides nothing for ``hang_timeout`` seconds is taken
     for dead. Dead ones are replaced and their episodes run again; after ``max_failures`` in a row, without an episode in
@@ -55,6 +56,7 @@ class RayConfig:
 
     mode: str = "sync"
     max_staleness: int | None = None
+    max_late: int = 0
     correction: str = "truncate"
     save_ready: bool = True
     address: str = "local"
@@ -85,8 +87,13 @@ class RayConfig:
                 f"cluster.max_staleness={self.max_staleness}: cluster.mode={self.mode} is staleness {MODES[self.mode]}. Use "
                 f"cluster.mode=async to choose it"
             )
+        if self.max_late and self.max_late >= self.ahead:
+            raise ConfigError(
+                f"cluster.max_late={self.max_late} needs episodes to spare, which start before their iteration: use "
+                f"cluster.mode=async with cluster.max_staleness={self.max_late + 1} or more"
+            )
         for name, least in (
-            ("max_staleness", 0), ("rollouts", 1), ("rollout_cpus", 0), ("rollout_gpus", 0), ("threads", 0),
+            ("max_staleness", 0), ("max_late", 0), ("rollouts", 1), ("rollout_cpus", 0), ("rollout_gpus", 0), ("threads", 0),
             ("learners", 0), ("learner_cpus", 0), ("learner_gpus", 0), ("max_failures", 1), ("object_store_mib", 75),
         ):  # fmt: skip
             value = getattr(self, name)
@@ -104,5 +111,5 @@ class RayConfig:
 
     @property
     def ahead(self) -> int:
-        """Iterations whose episodes may start before the learner is there."""
+        """How many versions old a decision may be as it is learned from."""
         return MODES[self.mode] if self.max_staleness is None else self.max_staleness

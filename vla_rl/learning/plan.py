@@ -34,7 +34,7 @@ def propose_episodes(
                     init_state_id=init_state_id,
                     split="train",
                     seed=stable_seed("rollout", seed, iteration, sampling_round, group, member),
-                    group_id=group,
+                    group_id=iteration * len(items) + group,  # batches may hold episodes of several iterations
                     instruction_index=instruction,
                     rollout_id=f"{seed}-{iteration}-{sampling_round}-{group}-{member}",
                 )
