@@ -32,7 +32,7 @@ from sim.robotwin.published import episodes
 from sim.robotwin.seeds import FIRST, SeedFile, raw_seed, take
 from sim.robotwin.settings import RoboTwinConfig
 from sim.robotwin.simulator import RoboTwinSimulator
-from sim.robotwin.tasks import BOXES_ONLY, TASKS, step_limit
+from sim.robotwin.tasks import BOXES_ONLY, RLINF, TASKS, step_limit
 from vla_rl import cli
 from vla_rl.data.lerobot_reader import load_demonstrations
 from vla_rl.errors import ConfigError, EmbodimentMismatch, MissingDependency, UserError
@@ -52,6 +52,10 @@ def test_there_are_fifty_tasks_and_limits_by_name() -> None:
     assert step_limit("move_can_pot", "official", official) == 1000
     assert step_limit("stack_blocks_two", "simplevla", official) == 400
     assert step_limit("lift_pot", "simplevla", official) == 200
+    assert [step_limit(name, "rlinf", official) for name in ("lift_pot", "click_bell", "place_shoe")] == [200, 400, 400]
+    assert set(RLINF) <= set(TASKS) and len(RLINF) == 10
+    RoboTwinConfig(tasks=list(RLINF), limit="rlinf")
+    RoboTwinConfig(tasks=["stack_blocks_two"], limit="rlinf", horizon=30)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +67,7 @@ def test_there_are_fifty_tasks_and_limits_by_name() -> None:
         ({"cameras": ["front"]}, "left_camera"),
         ({"look": "pretty"}, "paper"),
         ({"limit": "none"}, "simplevla"),
+        ({"limit": "rlinf"}, "no recipe for stack_blocks_two, only for adjust_bottle"),
         ({"state": "guessed"}, "measured"),
         ({"embodiment": "primitive", "distance": 0.0}, "distance"),
         ({"horizon": -1}, "horizon"),
