@@ -51,6 +51,23 @@ def upstream(simulator: RoboTwinSimulator, _: None) -> np.ndarray:
     return state(simulator.task(0))
 
 
+def published(simulator: RoboTwinSimulator, file: str) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Write ``file`` with RoboTwin's own code, a frame after each part of a chunk; the frames' states and pictures."""
+    import h5py
+    from envs.utils import pkl2hdf5
+
+    first, frames = simulator.start(0, EpisodeSpec(TASK, 1)), []
+    for part in np.split(chunks(simulator, first.proprio.astype(np.float64))[0][:24], 3):
+        simulator.step(0, part)
+        frames.append(simulator.task(0).get_obs())
+    content = pkl2hdf5.parse_dict_structure(frames[0])
+    for frame in frames:
+        pkl2hdf5.append_data_to_structure(content, frame)
+    with h5py.File(file, "w") as opened:
+        pkl2hdf5.create_hdf5_from_dict(opened, content)
+    return [(frame["joint_action"]["vector"], frame["observation"]["head_camera"]["rgb"]) for frame in frames]
+
+
 def demonstration(simulator: RoboTwinSimulator, _: None) -> dict[str, Any]:
     from sim.robotwin.collect import collect_episode
 

@@ -6,6 +6,7 @@ import functools
 import gc
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import weakref
@@ -510,6 +511,38 @@ def test_the_pool_shows_what_one_process_shows(drawing) -> None:
     make = functools.partial(pictured, tasks=["lift_bar", "ring_red"])
     with ProcessPool(make, 2, 2, max_chunk_length=8) as pool:
         check_env(pool, make, chunk_length=5)
+
+
+@needs_sapien
+def test_after_a_workers_crash_episodes_end_as_they_would_have() -> None:
+    """State for state: a worker is killed while both of its slots are in mid-episode; its successor runs them again."""
+    make, rng = functools.partial(state_only, tasks=["stack_red", "lift_bar"]), np.random.default_rng(0)
+    episodes = [EpisodeSpec("lift_bar", 4), EpisodeSpec("stack_red", 7)]
+    plan = rng.uniform(-MAX_STEP, MAX_STEP, (2, 3, 10, 14)).astype(np.float32)
+    alone = make()
+    expected = []
+    for slot, episode in enumerate(episodes):
+        alone.start(slot, episode)
+        expected.append([alone.step(slot, chunk) for chunk in plan[slot]])
+
+    def together(pool: ProcessPool, send) -> list:
+        for slot in (0, 1):
+            send(slot)
+        events = {}
+        while len(events) < 2:
+            events |= {event.slot: event for event in pool.poll(timeout=120.0)}
+        return [events[slot] for slot in (0, 1)]
+
+    with ProcessPool(make, 1, 2, max_chunk_length=10) as pool:
+        together(pool, lambda slot: pool.start(slot, episodes[slot]))
+        together(pool, lambda slot: pool.step(slot, plan[slot, 0]))
+        os.kill(pool.worker_stats()[0].pid, signal.SIGKILL)
+        assert all(event.error for event in together(pool, lambda slot: pool.step(slot, plan[slot, 1])))
+        together(pool, lambda slot: pool.start(slot, episodes[slot]))
+        for chunk in range(3):
+            for slot, event in enumerate(together(pool, lambda slot, chunk=chunk: pool.step(slot, plan[slot, chunk]))):
+                assert_same_step(event.step, expected[slot][chunk])
+        assert pool.worker_stats()[0].restarts == 1
 
 
 @needs_sapien

@@ -6,9 +6,12 @@ packages.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.metadata
 import importlib.util
+import io
+import json
 import os
 import time
 import xml.etree.ElementTree as ElementTree
@@ -24,11 +27,16 @@ from sim.calls import Calls, check_machine
 from sim.robotwin import primitive_arm
 from sim.robotwin.bench import bench_robotwin
 from sim.robotwin.checkout import Checkout
+from sim.robotwin.collect import robot_of
+from sim.robotwin.published import episodes
 from sim.robotwin.seeds import FIRST, SeedFile, raw_seed, take
 from sim.robotwin.settings import RoboTwinConfig
 from sim.robotwin.simulator import RoboTwinSimulator
-from sim.robotwin.tasks import BOXES_ONLY, TASKS, step_limit
-from vla_rl.errors import ConfigError, MissingDependency, UserError
+from sim.robotwin.tasks import BOXES_ONLY, RLINF, TASKS, step_limit
+from vla_rl import cli
+from vla_rl.data.lerobot_reader import load_demonstrations
+from vla_rl.errors import ConfigError, EmbodimentMismatch, MissingDependency, UserError
+from vla_rl.specs import CameraSpec, EmbodimentSpec
 
 ROOT, PYTHON = os.environ.get("VLA_RL_ROBOTWIN", ""), os.environ.get("VLA_RL_ROBOTWIN_PYTHON", "")
 WHY = "needs VLA_RL_ROBOTWIN (a checkout) and VLA_RL_ROBOTWIN_PYTHON (a Python with its packages)"
@@ -44,6 +52,10 @@ def test_there_are_fifty_tasks_and_limits_by_name() -> None:
     assert step_limit("move_can_pot", "official", official) == 1000
     assert step_limit("stack_blocks_two", "simplevla", official) == 400
     assert step_limit("lift_pot", "simplevla", official) == 200
+    assert [step_limit(name, "rlinf", official) for name in ("lift_pot", "click_bell", "place_shoe")] == [200, 400, 400]
+    assert set(RLINF) <= set(TASKS) and len(RLINF) == 10
+    RoboTwinConfig(tasks=list(RLINF), limit="rlinf")
+    RoboTwinConfig(tasks=["stack_blocks_two"], limit="rlinf", horizon=30)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +67,7 @@ def test_there_are_fifty_tasks_and_limits_by_name() -> None:
         ({"cameras": ["front"]}, "left_camera"),
         ({"look": "pretty"}, "paper"),
         ({"limit": "none"}, "simplevla"),
+        ({"limit": "rlinf"}, "no recipe for stack_blocks_two, only for adjust_bottle"),
         ({"state": "guessed"}, "measured"),
         ({"embodiment": "primitive", "distance": 0.0}, "distance"),
         ({"horizon": -1}, "horizon"),
@@ -178,6 +191,105 @@ def test_the_splits_seeds_never_meet() -> None:
     assert FIRST["held_out"] - FIRST["train"] > 10**7
 
 
+# ------------------------------------------------------------------------------------------------- published demonstrations
+ROBOT = EmbodimentSpec(
+    name="robotwin_piper_commanded",
+    action_names=tuple("abcd"),
+    action_units=("rad", "share") * 2,
+    action_low=(-3.0, 0.0) * 2,
+    action_high=(3.0, 1.0) * 2,
+    frame="joints",
+    rotation="none",
+    gripper="0 close, 1 open",
+    control_hz=250 / 15,
+    cameras=(CameraSpec("head_camera", 24, 32),),
+    proprio_names=tuple("abcd"),
+)
+STATES = np.linspace(0.0, 1.0, 20).reshape(5, 4)
+
+
+def write_published(folder: Path, numbers: tuple[int, ...] = (0, 2, 10)) -> Path:
+    """Episodes of five frames in RoboTwin's layout: a red patch that moves down, in JPEGs with red and blue exchanged."""
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed: pip install 'vla-rl[libero]'")
+    image = pytest.importorskip("PIL.Image")
+    for name in ("data", "instructions"):
+        (folder / name).mkdir(parents=True)
+    for number in numbers:
+        encoded = []
+        for frame in range(len(STATES)):
+            picture, file = np.zeros((24, 32, 3), np.uint8), io.BytesIO()
+            picture[4 * frame : 4 * frame + 8, 8:16, 0] = 200
+            image.fromarray(np.ascontiguousarray(picture[..., ::-1])).save(file, "JPEG", quality=95)
+            encoded.append(file.getvalue())
+        length = max(map(len, encoded))
+        with h5py.File(folder / "data" / f"episode{number}.hdf5", "w") as opened:
+            opened.create_dataset("joint_action/vector", data=STATES + number)
+            for camera in ("head_camera", "left_camera"):
+                padded = [each.ljust(length, b"\0") for each in encoded]
+                opened.create_dataset(f"observation/{camera}/rgb", data=padded, dtype=f"S{length}")
+        texts = {"seen": [f"text {i} of {number}" for i in range(4)], "unseen": ["another"]}
+        (folder / "instructions" / f"episode{number}.json").write_text(json.dumps(texts))
+    return folder
+
+
+def test_published_demonstrations_are_read_frame_by_frame(tmp_path) -> None:
+    read = list(episodes(write_published(tmp_path / "clean"), ROBOT, "lift_pot"))
+    assert [e["init_state_id"] for e in read] == [0, 2, 10] and {e["task_id"] for e in read} == {"lift_pot"}
+    assert [e["instruction"] for e in read] == ["text 0 of 0", "text 2 of 2", "text 2 of 10"]
+    last = read[-1]
+    np.testing.assert_allclose(last["proprio"], STATES[:-1] + 10, rtol=1e-6)
+    np.testing.assert_array_equal(last["actions"][:-1], last["proprio"][1:])
+    np.testing.assert_allclose(last["actions"][-1], STATES[-1] + 10, rtol=1e-6)
+    pictures = last["images"]["head_camera"]
+    assert pictures.shape == (4, 24, 32, 3) and pictures.dtype == np.uint8
+    for frame, picture in enumerate(pictures.astype(int)):
+        inside = picture[4 * frame + 2 : 4 * frame + 6, 10:14]
+        assert abs(inside[..., 0] - 200).max() < 20 and inside[..., 2].max() < 40, "red is red"
+    assert len(list(episodes(tmp_path / "clean", ROBOT, "lift_pot", limit=1))) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"action_names": tuple("abcdef")}, r"holds \[5, 4\] commanded states, and .* has 6 numbers: a, b, c.*embodiment"),
+        ({"name": "robotwin_piper_measured"}, "env.state=commanded"),
+        ({"cameras": (CameraSpec("front_camera", 24, 32),)}, r"head_camera, left_camera.*front_camera.*env\.cameras"),
+        ({"cameras": (CameraSpec("head_camera", 48, 64),)}, r"32x24 px, and the env shows 64x48: set env\.camera_type"),
+    ],
+)
+def test_data_of_another_robot_is_refused(tmp_path, changes: dict, part: str) -> None:
+    folder = write_published(tmp_path, (0,))
+    with pytest.raises(EmbodimentMismatch, match=part):
+        list(episodes(folder, dataclasses.replace(ROBOT, **changes), "lift_pot"))
+
+
+def test_what_is_no_data_or_damaged_is_named(tmp_path) -> None:
+    with pytest.raises(UserError, match=r"has no data/episode0\.hdf5: name the folder of one task"):
+        list(episodes(tmp_path, ROBOT, "lift_pot"))
+    folder = write_published(tmp_path / "clean", (0,))
+    file = folder / "data" / "episode0.hdf5"
+    whole = file.read_bytes()
+    for content in (whole[:500], b""):
+        file.write_bytes(content)
+        with pytest.raises(UserError, match=r"episode0\.hdf5 or .*episode0\.json is not RoboTwin's, or it is damaged"):
+            list(episodes(folder, ROBOT, "lift_pot"))
+    file.write_bytes(whole)
+    (folder / "instructions" / "episode0.json").write_text('{"seen": []}')
+    with pytest.raises(UserError, match="no seen instruction"):
+        list(episodes(folder, ROBOT, "lift_pot"))
+
+
+def test_a_conversion_is_a_dataset_of_that_robot(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sim.robotwin.collect.robot_of", lambda config, python: ROBOT.to_dict())
+    source, target = write_published(tmp_path / "clean"), tmp_path / "dataset"
+    arguments = ["robotwin", "convert", str(source), str(target), "--task", "lift_pot", "env.root=somewhere"]
+    assert cli.main(arguments) == 0 and "wrote 3 demonstrations of lift_pot" in capsys.readouterr().out
+    data = load_demonstrations(target, expected_embodiment=ROBOT)
+    assert len(data.episodes) == 3 and data.actions.shape == (12, 4) and data.instructions[0] == "text 0 of 0"
+    assert data.images["head_camera"][0, 4, 12, 0] > 150 > 50 > data.images["head_camera"][0, 4, 12, 2]
+    assert cli.main(arguments) == 2 and "exists already" in capsys.readouterr().err
+
+
 # ---------------------------------------------------------------------------------------------- RoboTwin's own code
 def config(**options) -> RoboTwinConfig:
     fixed = {"root": ROOT, "embodiment": primitive_arm.NAME, "distance": primitive_arm.DISTANCE, "horizon": 50}
@@ -219,6 +331,21 @@ def test_the_expert_demonstrates_at_the_rate_of_its_data(calls) -> None:
     assert episode["success"] and steps > 100 and episode["actions"].shape == episode["proprio"].shape == (steps, 14)
     assert episode["images"]["head_camera"].shape == (steps, 240, 320, 3)
     np.testing.assert_array_equal(episode["actions"][:-1], episode["proprio"][1:])
+
+
+@needs_checkout
+def test_files_that_robotwins_own_code_writes_are_read(calls, tmp_path) -> None:
+    for name in ("data", "instructions"):
+        (tmp_path / name).mkdir()
+    frames = calls.one(worker.published, str(tmp_path / "data" / "episode0.hdf5"))
+    (tmp_path / "instructions" / "episode0.json").write_text('{"seen": ["stack"], "unseen": []}')
+    robot = EmbodimentSpec.from_dict(robot_of(config(), PYTHON))
+    (episode,) = episodes(tmp_path, robot, worker.TASK)
+    states, pictures = (np.array(each) for each in zip(*frames))
+    np.testing.assert_array_equal(episode["actions"], states[1:].astype(np.float32))
+    np.testing.assert_array_equal(episode["proprio"], states[:-1].astype(np.float32))
+    apart = np.abs(episode["images"]["head_camera"].astype(int) - pictures[:-1])
+    assert apart.mean() < 3 and apart.mean() < 0.5 * np.abs(pictures[:-1].astype(int) - pictures[:-1, ..., ::-1]).mean()
 
 
 @needs_checkout

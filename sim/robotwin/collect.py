@@ -99,6 +99,18 @@ def find_seeds(
             yield f"{name} {split}: {len(solved)} seeds solved, {share:.0%} of those tried; {file}"
 
 
+def robot_of(config: RoboTwinConfig, python: str = "") -> dict[str, Any]:
+    """The embodiment (`EmbodimentSpec.to_dict`) that an env of ``config`` has, of a process that opens it."""
+    check_machine(config, python)
+    died = "the process that opened RoboTwin died"
+    with Calls(functools.partial(RoboTwinSimulator, config), died=died, python=python) as calls:
+        return calls.one(_robot)
+
+
+def _robot(simulator: RoboTwinSimulator, _: None) -> dict[str, Any]:
+    return simulator.embodiment.to_dict()
+
+
 def solve(simulator: RoboTwinSimulator, asked: tuple[str, int]) -> tuple[int, str]:
     """(seed, why the expert does not solve it); the text is empty where it does."""
     name, seed = asked

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sim.robotwin import primitive_arm
-from sim.robotwin.tasks import LIMITS, TASKS
+from sim.robotwin.tasks import LIMITS, RLINF, TASKS
 from sim.vulkan import ensure_driver
 from vla_rl.errors import ConfigError
 
@@ -23,10 +23,10 @@ class RoboTwinConfig:
     ``root``: the checkout. ``assets``: the folder that has its ``assets`` (empty: the checkout). ``embodiment``: the name of
     an arm of ``task_config/_embodiment_config.yml``, which stands ``distance`` m beside another one, or of a robot with two
     arms (``distance`` 0); "primitive" is an arm of boxes that needs no download. ``limit``: whose step limits hold,
-    "official" or "simplevla"; ``horizon`` above 0 overrules them. ``seeds``: a file of `vla-rl robotwin seeds` (empty: seeds
-    in a row, some of which no expert can solve). ``state``: the proprioception, "commanded" joint targets as RoboTwin has
-    it, or "measured" ones. ``look``: "fast" (no shadows), "default" (shadows) or "paper" (ray tracing, 32 samples, for a
-    GPU).
+    "official", "simplevla" or "rlinf" (of ten tasks); ``horizon`` above 0 overrules them. ``seeds``: a file of
+    `vla-rl robotwin seeds` (empty: seeds in a row, some of which no expert can solve). ``state``: the proprioception,
+    "commanded" joint targets as RoboTwin has it, or "measured" ones. ``look``: "fast" (no shadows), "default" (shadows) or
+    "paper" (ray tracing, 32 samples, for a GPU).
     """
 
     root: str = ""
@@ -53,6 +53,12 @@ class RoboTwinConfig:
                 _check(key, name, allowed)
             if not names or len(set(names)) < len(names):
                 raise ConfigError(f"env.{key}={names}: name at least one, and each once")
+        unknown = [task for task in self.tasks if task not in RLINF]
+        if self.limit == "rlinf" and unknown and not self.horizon:
+            raise ConfigError(
+                f"env.limit=rlinf: RLinf has no recipe for {', '.join(unknown)}, only for {', '.join(RLINF)}. Use "
+                "env.limit=simplevla, or a number with env.horizon"
+            )
         if self.embodiment == primitive_arm.NAME and not self.distance:
             raise ConfigError("env.distance=0.0 is for a robot with two arms; primitive is one arm: set it to 0.56, say")
         if self.horizon < 0 or self.distance < 0:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from vla_rl import build
 from vla_rl.commands.shared import Add
+from vla_rl.errors import UserError
 
 
 def add(command: Add) -> None:
-    """``vla-rl robotwin seeds``."""
+    """``vla-rl robotwin seeds`` and ``convert``."""
     robotwin = command("robotwin", None, "prepare a RoboTwin checkout of your own (env.root=FOLDER)")
     actions = robotwin.add_subparsers(title="actions", metavar="ACTION", required=True)
     seeds = actions.add_parser("seeds", help="find seeds that the scripted expert solves, for env.seeds=FILE")
@@ -21,6 +22,14 @@ def add(command: Add) -> None:
     seeds.add_argument("--workers", type=int, default=1, metavar="N", help="processes that try seeds")
     seeds.add_argument("--file", type=Path, required=True, help="what is there of other tasks is kept")
     seeds.add_argument("overrides", nargs="*", metavar="key=value", help="env.root=FOLDER env.setting=demo_randomized ...")
+    convert = actions.add_parser("convert", help="make a dataset of RoboTwin's own HDF5 demonstrations, for dataset=FOLDER")
+    convert.set_defaults(function=run_convert)
+    convert.add_argument("source", type=Path, help="the folder of one task and setting, with data and instructions in it")
+    convert.add_argument("dataset", type=Path, metavar="DATASET", help="a new folder")
+    convert.add_argument("--task", required=True)
+    convert.add_argument("--limit", type=int, default=0, metavar="N", help="demonstrations (0: all)")
+    convert.add_argument("--video", action="store_true", help="pictures as H.264 instead of PNG")
+    convert.add_argument("overrides", nargs="*", metavar="key=value", help="env.root=FOLDER env.embodiment=... ...")
 
 
 def run_seeds(arguments: argparse.Namespace) -> None:
@@ -33,3 +42,21 @@ def run_seeds(arguments: argparse.Namespace) -> None:
     find = build.attribute("sim.robotwin.collect:find_seeds")
     for line in find(config.env, wanted, arguments.file, workers=arguments.workers, python=config.slots.python):
         print(line, flush=True)
+
+
+def run_convert(arguments: argparse.Namespace) -> None:
+    from vla_rl.config import compose
+    from vla_rl.data.lerobot_writer import DemonstrationWriter
+    from vla_rl.specs import EmbodimentSpec
+
+    if arguments.dataset.exists():
+        raise UserError(f"{arguments.dataset} exists already: choose another name for the dataset")
+    build.attribute("sim.robotwin.published:files")(arguments.source)  # before a process is started
+    config = compose(["~run", "env=robotwin", f"env.tasks=[{arguments.task}]", *arguments.overrides])
+    read = build.attribute("sim.robotwin.published:episodes")
+    described = build.attribute("sim.robotwin.collect:robot_of")(config.env, python=config.slots.python)
+    embodiment = EmbodimentSpec.from_dict(described)
+    with DemonstrationWriter(arguments.dataset, embodiment, video=arguments.video) as writer:
+        for episode in read(arguments.source, embodiment, arguments.task, arguments.limit):
+            writer.add_episode(**episode)
+    print(f"wrote {len(writer)} demonstrations of {arguments.task} to {arguments.dataset}")
