@@ -37,7 +37,7 @@ class Connection:
         self.socket = sock
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         self.peer = (int.from_bytes(credentials[:4], "little"), int.from_bytes(credentials[4:8], "little"))
-        self.dropped = self.flooded = 0
+        self.dropped = 0
         self._waiting: deque[bytes] = deque()
         self._window, self._received = 0, 0
 
@@ -47,7 +47,6 @@ class Connection:
         if second != self._window:
             self._window, self._received = second, 0
         self._received += 1
-        self.flooded += self._received > _RATE
         return self._received <= _RATE
 
     def send(self, packet: bytes) -> None:

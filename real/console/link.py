@@ -37,7 +37,7 @@ class SocketLink:
     def __init__(self, connection: socket.socket, source: str = "console", role: str = "console"):
         self.source, self.role = source, role
         self.writer = Writer(source, time.monotonic)
-        self.refused = self.unsent = 0
+        self.refused = 0
         self._socket: socket.socket | None = connection
         self._lost: Callable[[], None] = lambda: None
         self._heard: Callable[[Message], None] = lambda message: None
@@ -51,7 +51,6 @@ class SocketLink:
         try:
             self._socket.send(encode(message))
         except BlockingIOError:
-            self.unsent += 1
             return None
         except OSError:
             self._end()

@@ -17,7 +17,7 @@ from typing import Any
 
 from real import limits as limit_files
 from real.checks import MessageError
-from real.link import Connection, Server
+from real.link import Server
 from real.messages import Frame, Writer, decode, encode
 from real.modes import By
 from real.named import named
@@ -52,7 +52,6 @@ class Loop:
         self.signals = 0
         self.late: deque[float] = deque(maxlen=20_000)
         self._frames = Writer("arm", time.monotonic)
-        self._greeted: set[Connection] = set()
 
     def run(self) -> None:
         """Until it is told to stop and the arm is at rest."""
