@@ -11,11 +11,15 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from real.cameras.process import CameraConfig
 from vla_rl.errors import UserError
+
+_REVIVE_S = 2.0  # between two starts of a camera's process
 
 
 class StartError(UserError):
@@ -26,8 +30,9 @@ class StartError(UserError):
 class BodyConfig:
     """A simulated arm (``world`` with ``options`` and ``defects``), or a driver (``driver`` "module:Class" with ``options``)
     in the arm's process, or one that is quick and light enough for the supervisor's (``robot``). ``limits`` is a file.
-    ``supervisor`` holds options of `SupervisorConfig`. ``record`` keeps a journal under
-    the session's folder. ``real_time`` is a SCHED_FIFO priority for the supervisor, 0: an ordinary process."""
+    ``supervisor`` holds options of `SupervisorConfig`. ``record`` keeps a journal under the session's folder. ``real_time``
+    is a SCHED_FIFO priority for the supervisor, 0: an ordinary process. ``cameras`` {name: `CameraConfig`} are those beside
+    the arm's own. ``camera_device`` "realsense" sends a simulated arm's pictures through a software device of that SDK."""
 
     limits: str
     world: str = "fake"
@@ -39,6 +44,8 @@ class BodyConfig:
     supervisor: dict[str, Any] = field(default_factory=dict)
     arm_hz: float = 100.0
     camera_hz: float = 0.0
+    camera_device: str = ""
+    cameras: Mapping[str, CameraConfig] = field(default_factory=dict)
     guard: bool = True
     record: bool = True
     real_time: int = 0
@@ -54,6 +61,7 @@ class Body:
         self.arm_socket = str(self.run / "a")
         self.processes: dict[str, subprocess.Popen] = {}
         self._spare: set[str] = set()
+        self._started: dict[str, tuple[float, list[str]]] = {}  # when, and the command
         if len(self.socket) > 100:
             raise UserError(f"the session's folder {self.folder} is too long a name for a socket: at most 90 characters")
 
@@ -79,13 +87,16 @@ class Body:
                 "driver": x.driver,
                 "hz": x.arm_hz,
                 "camera_hz": x.camera_hz,
+                "camera_device": x.camera_device,
                 "log": str(self.run / "arm.log"),
                 "episode": x.episode,
             }
             self.process("arm", "real.robots.server", [self.write_config("arm", arm)])
             robot, options = "real.robots.remote:RemoteRobot", {"address": self.arm_socket}
         main = {"socket": self.socket, "robot": robot, "robot_options": options, "limits": x.limits}
-        main |= {"supervisor": x.supervisor, "session": self.folder.name, "real_time": x.real_time}
+        needed = {"cameras": [*x.supervisor.get("cameras", ()), *x.cameras]} if x.cameras else {}
+        main |= {"supervisor": {**x.supervisor, **needed}, "session": self.folder.name, "real_time": x.real_time}
+        main |= {"cameras": [[name, camera.height, camera.width] for name, camera in x.cameras.items()]}
         about = str(self.run / "robot.json")
         main |= {"report": str(self.run / "supervisor.json"), "about": about}
         self.process("supervisor", "real.supervisor.loop", [self.write_config("supervisor", main)])
@@ -93,6 +104,9 @@ class Body:
             self.process("guard", "real.supervisor.guard", [self.socket, "real.robots.remote:stop_arm", self.arm_socket])
         if x.record:
             self.process("recorder", "real.recorder", [self.socket, str(self.folder / "journal"), about])
+        for name, camera in x.cameras.items():
+            config = {"socket": self.socket, "name": name, "camera": asdict(camera)}
+            self.process(f"camera_{name}", "real.cameras.process", [self.write_config(f"camera_{name}", config)])
 
     def write_config(self, name: str, values: dict[str, Any]) -> str:
         path = self.run / f"{name}.config.json"
@@ -107,13 +121,8 @@ class Body:
         if may_end:
             self._spare.add(name)
         log = self.run / f"{name}.log.txt"
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        with open(log, "wb") as out:
-            command = [sys.executable, "-m", module, *arguments]
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, env=environment
-            )
-        self.processes[name] = process
+        self._started[name] = (time.monotonic(), [sys.executable, "-m", module, *arguments])
+        process = self._launch(name)
         deadline = time.monotonic() + timeout
         while not log.read_bytes().startswith(b"ready"):
             if process.poll() is not None or time.monotonic() > deadline:
@@ -123,10 +132,29 @@ class Body:
             time.sleep(0.01)
         return log.read_text(encoding="utf-8", errors="replace")
 
+    def _launch(self, name: str) -> subprocess.Popen:
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        with open(self.run / f"{name}.log.txt", "wb") as out:
+            self.processes[name] = subprocess.Popen(
+                self._started[name][1], stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
+                env=environment,
+            )  # fmt: skip
+        return self.processes[name]
+
+    def _revive(self, name: str) -> bool:
+        """Start a camera's process again, which the arm waits for meanwhile; False for what is none."""
+        began, command = self._started[name]
+        if name.removeprefix("camera_") not in self.config.cameras:
+            return False
+        if time.monotonic() - began > _REVIVE_S:
+            self._started[name] = (time.monotonic(), command)
+            self._launch(name)
+        return True
+
     def ended(self) -> str:
-        """Which process has ended though the session goes on, with the end of its log; or ""."""
-        for name, process in self.processes.items():
-            if name not in self._spare and process.poll() is not None:
+        """Which process has ended though the session goes on, with the end of its log; or "". A camera's starts again."""
+        for name, process in list(self.processes.items()):
+            if name not in self._spare and process.poll() is not None and not self._revive(name):
                 said = (self.run / f"{name}.log.txt").read_text(encoding="utf-8", errors="replace")[-2000:]
                 said = said.removeprefix("ready").strip() or "silently"
                 return f"the {name} has ended (status {process.returncode}): {said}"

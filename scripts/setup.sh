@@ -72,6 +72,12 @@ if ! problem=$(renders 2>&1); then
     install_gl # the library was there, its driver was not
     problem=$(renders 2>&1) || stop "Off-screen rendering does not work: ${problem##*$'\n'}"
 fi
+# RealSense cameras need libusb of the system; who has none can do without.
+if [ "$profile" = full ] && [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null &&
+    ! "$python" -c "from ctypes.util import find_library as f; raise SystemExit(not f('usb-1.0'))"; then
+    env DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends libusb-1.0-0 </dev/null >&2 ||
+        say "RealSense cameras cannot be used: libusb-1.0-0 could not be installed"
+fi
 # Pictures of the dual-arm suite need a Vulkan driver; all else runs without, so that this is no reason to stop.
 [ "$profile" = quickstart ] || scripts/vulkan.sh || say "the dual-arm suite has no pictures here; try scripts/vulkan.sh again later"
 echo "$state" >".venv/.ready-$profile"

@@ -227,7 +227,9 @@ def check_realsense(timeout_s: float = 60.0) -> Check:
         )
     result, error = run_child(_REALSENSE, timeout_s)
     if result is None:
-        return Check("realsense", FAIL, error, "check the udev rules of librealsense and the USB cable")
+        library = "cannot open shared object" in error
+        fix = "apt-get install -y libusb-1.0-0" if library else "check the udev rules of librealsense and the USB cable"
+        return Check("realsense", FAIL, error, fix)
     cameras = result["cameras"]
     if not cameras:
         return Check("realsense", MISSING, "the SDK works; no camera is connected", "connect a camera by USB 3")

@@ -26,15 +26,16 @@ from real.named import make_world, named
 from real.ring import RingWriter
 from real.robots.faults import Defects, Fault
 from real.robots.protocol import Reference, RobotLost
-from real.robots.simulated import SimulatedRobot
+from real.robots.simulated import Picture, SimulatedRobot
 from real.scheduling import Deadlines, die_with_parent, freeze_garbage
-from vla_rl.errors import UserError
+from vla_rl.errors import ConfigError, UserError
 
 SILENCE_S = 0.3  # of the supervisor, after which a driver's arm is stopped; a simulated one may have a watchdog of its own
 
 
 class ArmServer:
-    """``config``: socket, world, options, defects (with a script), hz, camera_hz, log (a file name, or empty).
+    """``config``: socket, world, options, defects (with a script), hz, camera_hz, log (a file name, or empty), and
+    camera_device ("realsense": pictures go through a software device of that SDK).
 
     Or ``driver`` "module:Class" of a `Robot` with its options; it is stopped after ``SILENCE_S`` without a command.
     """
@@ -52,6 +53,9 @@ class ArmServer:
         self.server = Server(config["socket"])
         self.rings: dict[str, RingWriter] = {}
         self._numbers: dict[str, int] = {}
+        self._devices: dict[str, Any] = {}
+        if config.get("camera_device", "") not in ("", "realsense"):
+            raise ConfigError(f"robot.camera_device={config['camera_device']}: use realsense, or leave it out")
         self._log = open(config["log"], "a", buffering=1, encoding="utf-8") if config.get("log") else None  # noqa: SIM115
         self._logged = [0.0, 0.0, 0.0]
         self._good, self._judged = 0, False  # publications in a row that the world called a success; whether that was told
@@ -159,6 +163,8 @@ class ArmServer:
 
     def _show(self, now: float) -> None:
         for picture in self.robot.pictures():
+            if self.config.get("camera_device"):
+                picture = self._through_device(picture)
             ring = self.rings.get(picture.camera)
             if ring is None:
                 ring = self.rings[picture.camera] = RingWriter(picture.camera, picture.image.shape)
@@ -166,6 +172,19 @@ class ArmServer:
             slot = ring.write(picture.image, number)
             place = [picture.camera, ring.address, slot, number, picture.device_no, now, picture.device_stamp]
             self._tell(msgpack.packb(["frame", *place, *picture.image.shape]))
+
+    def _through_device(self, picture: Picture) -> Picture:
+        """Shown to a software device, and taken from it as from a camera."""
+        from real.cameras.realsense import SoftwareRealSense
+
+        device = self._devices.get(picture.camera)
+        if device is None:
+            device = self._devices[picture.camera] = SoftwareRealSense(*picture.image.shape[:2])
+            device.camera.open()
+        device.show(picture.image, picture.device_no, picture.device_stamp)
+        grabbed = device.camera.grab(1.0)
+        assert grabbed is not None, "a software device gives what it was shown"
+        return Picture(picture.camera, grabbed.device_no, grabbed.device_stamp, grabbed.image)
 
     def _write_log(self) -> None:
         if self._log is None or self.simulated is None:

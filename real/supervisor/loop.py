@@ -5,6 +5,7 @@ The first SIGTERM or SIGINT stops softly and ends once the arm is at rest; the s
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import signal
@@ -26,17 +27,21 @@ from real.robots.remote import RemoteRobot
 from real.scheduling import Deadlines, die_with_parent, freeze_garbage, real_time
 from real.supervisor.core import Supervisor
 from real.supervisor.settings import from_options
-from vla_rl.errors import UserError
+from vla_rl.errors import ConfigError, UserError
+from vla_rl.specs import CameraSpec, EmbodimentSpec
 
 _RESTING_S = 0.6  # how long a soft stop may take
 
 
 class Loop:
     """``config``: socket, robot ("module:factory"), robot_options, limits (a file), supervisor (options), session,
-    real_time (a priority, 0: none), die_with_parent, about and report (files to write)."""
+    real_time (a priority, 0: none), die_with_parent, about and report (files to write), cameras ([name, height, width] of
+    those in processes of their own)."""
 
     def __init__(self, config: dict[str, Any]):
         self.robot: Robot = named(config["robot"])(**config.get("robot_options", {}))
+        if config.get("cameras"):
+            self.robot.embodiment = with_cameras(self.robot.embodiment, config["cameras"])
         spec = self.robot.embodiment
         keys = limit_files.needed(self.robot.capabilities.kind, spec.rotation != "none", self.robot.capabilities.force)
         limits = limit_files.load(config["limits"], self.robot.limits, keys)
@@ -118,6 +123,14 @@ class Loop:
                 if connection in self.server.connections and not self.server.send(connection, packet):
                     self.server.drop(connection)
                     self.supervisor.left(connection)
+
+
+def with_cameras(embodiment: EmbodimentSpec, others: list[list[Any]]) -> EmbodimentSpec:
+    """The robot's own cameras and others beside them. Raises `ConfigError` where a name is taken."""
+    for name, _, _ in others:
+        if name in embodiment.camera_names:
+            raise ConfigError(f"cameras.{name}: {embodiment.name} has a camera of that name itself, choose another")
+    return dataclasses.replace(embodiment, cameras=(*embodiment.cameras, *(CameraSpec(*other) for other in others)))
 
 
 def main() -> None:

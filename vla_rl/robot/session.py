@@ -65,8 +65,8 @@ def run(settings: SessionSettings, asked: Asked, say: Callable[[str], None] = pr
 
 def possible(settings: SessionSettings, asked: Asked) -> None:
     """Raises `ConfigError` for a session that nobody could watch, drive or end."""
-    if asked.lockstep and settings.robot.driver:
-        raise ConfigError("--lockstep is virtual time: only a simulated arm has that, not robot.driver")
+    if asked.lockstep and (settings.robot.driver or settings.cameras):
+        raise ConfigError("--lockstep is virtual time: only a simulated arm has that, not robot.driver or cameras")
     if not asked.console and settings.robot.driver:
         raise ConfigError("--headless lets the session start by itself, which only a simulated arm may: leave it out")
     if not asked.policy and (not asked.console or asked.lockstep):
@@ -130,11 +130,13 @@ def open_console(body: Any, settings: SessionSettings, plan: Any, say: Callable[
 def body_config(settings: SessionSettings) -> Any:
     """What `real.body.Body` starts."""
     robot = settings.robot
-    names = ("limits", "driver", "options", "defects", "supervisor", "arm_hz", "camera_hz", "real_time")
+    names = ("limits", "driver", "options", "defects", "supervisor", "arm_hz", "camera_hz", "camera_device", "real_time")
     chosen = {name: getattr(robot, name) for name in names}
     if robot.practice.low or robot.practice.high:
         chosen["supervisor"] = {**robot.supervisor, "safe_low": robot.practice.low, "safe_high": robot.practice.high}
-    return build.attribute("real.body:BodyConfig")(world=robot.world or "fake", **chosen)
+    kind = build.attribute("real.cameras.process:CameraConfig")
+    cameras = {name: kind.of(name, given) for name, given in settings.cameras.items()}
+    return build.attribute("real.body:BodyConfig")(world=robot.world or "fake", cameras=cameras, **chosen)
 
 
 def make_plan(settings: SessionSettings, asked: Asked, known: dict[str, dict[str, Any]]) -> Any:

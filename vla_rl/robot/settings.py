@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -69,7 +70,7 @@ class RobotSettings:
     chunk are run before the next (0: all, or half where asynchronous). ``horizon`` (control steps) ends an episode, 0: the
     task's own. ``tasks`` are done in turn: those of the world where it is empty; an instruction where there is no world.
     ``practice``: without a person. ``score_every``: control steps between two scores of the episode that runs, by the reward
-    that was asked for.
+    that was asked for. ``camera_device`` realsense: a simulated arm's pictures go through that SDK's software device.
     """
 
     world: str = ""
@@ -80,6 +81,7 @@ class RobotSettings:
     supervisor: dict[str, Any] = field(default_factory=dict)
     arm_hz: float = 100.0
     camera_hz: float = 20.0
+    camera_device: str = ""
     real_time: int = 0
     acting: str = "synchronous"
     steps: int = 0
@@ -103,9 +105,11 @@ class RobotSettings:
 class SessionSettings:
     """``checkpoint`` empty: the newest of the quickstart's. ``name`` empty: the time. ``deterministic`` policies act with
     their most likely action. ``threads`` are torch's in the policy's process (0: its own choice). ``reward`` are the
-    overrides of the reward that scores each episode as it runs (none: nobody does)."""
+    overrides of the reward that scores each episode as it runs (none: nobody does). ``cameras`` {name: options}
+    (`real.cameras.process.CameraConfig`) run beside the robot's own, each in its process."""
 
     robot: RobotSettings
+    cameras: dict[str, Any] = field(default_factory=dict)
     console: dict[str, Any] = field(default_factory=dict)
     checkpoint: str = ""
     name: str = ""
@@ -130,6 +134,7 @@ def compose(overrides: Sequence[str]) -> SessionSettings:
         raise ConfigError(f"{wrong[0]!r} is no key=value, such as robot=fake, robot.acting=asynchronous or checkpoint=PATH")
     chosen = [o.partition("=")[2] for o in overrides if o.startswith("robot=")]
     reward = [o for o in overrides if o.startswith(("reward=", "reward."))]
+    overrides = [re.sub(r"^(cameras\.\w+)=(?!\{)", r"\1.type=", o) for o in overrides]  # cameras.NAME=TYPE
     try:
         robot = OmegaConf.load(_robot_file(chosen[-1] if chosen else "tabletop"))
         given = OmegaConf.from_dotlist([o for o in overrides if not o.startswith("robot=") and o not in reward])
