@@ -51,6 +51,30 @@ def upstream(simulator: RoboTwinSimulator, _: None) -> np.ndarray:
     return state(simulator.task(0))
 
 
+def reached(simulator: RoboTwinSimulator, slots: tuple[int, ...]) -> list[tuple]:
+    """With poses as actions, for each of ``slots`` in turn and another episode between: instruction, actions, executed and
+    truncated of both chunks, the state after each, and how far (m) each hand was then from where it was sent."""
+    found = []
+    for slot in slots:
+        simulator.start(slot, EpisodeSpec(TASK, 1))
+        simulator.start(slot + 10, EpisodeSpec(TASK, 2))
+        task, ends = simulator.task(slot), []
+        left, right = (np.array(task.get_arm_pose(side)) for side in ("left", "right"))
+        for ahead in ((0.0, 0.02, 0.0), (0.0, 0.03, 0.0)):
+            plan = []
+            for _ in range(2):
+                left[:3] += ahead  # while the right hand stays where it is
+                turned = right * [1, 1, 1, 0, 0, 0, 0] if len(ends) else right
+                plan.append([*left, 1.0, *turned, 1.0])
+            step = simulator.step(slot, np.array(plan))
+            simulator.step(slot + 10, np.array(plan)[:1])
+            now = [np.array(task.get_arm_pose(side)) for side in ("left", "right")]
+            off = [float(np.linalg.norm((there - sent)[:3])) for there, sent in zip(now, (left, right))]
+            ends.append((step.executed, step.truncated, state(task), off))
+        found.append(ends)
+    return found
+
+
 def published(simulator: RoboTwinSimulator, file: str) -> list[tuple[np.ndarray, np.ndarray]]:
     """Write ``file`` with RoboTwin's own code, a frame after each part of a chunk; the frames' states and pictures."""
     import h5py

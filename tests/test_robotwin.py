@@ -69,6 +69,7 @@ def test_there_are_fifty_tasks_and_limits_by_name() -> None:
         ({"limit": "none"}, "simplevla"),
         ({"limit": "rlinf"}, "no recipe for stack_blocks_two, only for adjust_bottle"),
         ({"state": "guessed"}, "measured"),
+        ({"control": "torque"}, "qpos, ee"),
         ({"embodiment": "primitive", "distance": 0.0}, "distance"),
         ({"horizon": -1}, "horizon"),
     ],
@@ -253,6 +254,7 @@ def test_published_demonstrations_are_read_frame_by_frame(tmp_path) -> None:
     [
         ({"action_names": tuple("abcdef")}, r"holds \[5, 4\] commanded states, and .* has 6 numbers: a, b, c.*embodiment"),
         ({"name": "robotwin_piper_measured"}, "env.state=commanded"),
+        ({"frame": "world"}, "env.control=qpos"),
         ({"cameras": (CameraSpec("front_camera", 24, 32),)}, r"head_camera, left_camera.*front_camera.*env\.cameras"),
         ({"cameras": (CameraSpec("head_camera", 48, 64),)}, r"32x24 px, and the env shows 64x48: set env\.camera_type"),
     ],
@@ -322,6 +324,22 @@ def test_an_outcome_depends_on_the_episode_and_the_actions_alone(calls) -> None:
 def test_a_chunk_ends_where_robotwins_own_loop_ends(calls) -> None:
     ours = calls.one(worker.outcomes, (0,))[0][3][-1][0]
     np.testing.assert_array_equal(ours, calls.one(worker.upstream))
+
+
+@needs_checkout
+def test_hands_go_where_poses_send_them_and_outcomes_repeat() -> None:
+    poses, found = config(control="ee", horizon=4), []
+    robot = EmbodimentSpec.from_dict(robot_of(poses, PYTHON))
+    assert robot.action_dim == 16 and robot.rotation == "quaternion_wxyz" and robot.proprio_dim == 14
+    assert robot.action_names[:4] == ("left_x", "left_y", "left_z", "left_qw") and robot.action_names[-1] == "right_gripper"
+    for slots in ((0, 3), (1,)):
+        with Calls(functools.partial(RoboTwinSimulator, poses), 1, died="it died", python=PYTHON) as fresh:
+            found += fresh.one(worker.reached, slots)
+    for ends in found:
+        assert [(executed, truncated) for executed, truncated, *_ in ends] == [(2, False), (2, True)]
+        for (*_, ours, off), (*_, theirs, _) in zip(ends, found[0]):
+            np.testing.assert_array_equal(ours, theirs)
+            assert max(off) < 0.005
 
 
 @needs_checkout

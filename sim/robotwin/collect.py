@@ -37,6 +37,8 @@ def collect_episode(
             f"RoboTwin's expert follows a plan: it cannot act under noise or at another speed. Set collect.action_noise=0 "
             f"and collect.speed=1 (they are {noise_std:g} and {speed:g})"
         )
+    if simulator.config.control != "qpos":
+        raise UserError("RoboTwin's expert demonstrates joint targets: set env.control=qpos (it is ee)")
     first = simulator.start(slot, episode)
     task, config = simulator.task(slot), simulator.config
     images: dict[str, list[np.ndarray]] = {name: [] for name in config.cameras}

@@ -47,6 +47,8 @@ def episodes(folder: Path, embodiment: EmbodimentSpec, task: str, limit: int = 0
         raise MissingPackage("h5py", "libero", "Reading RoboTwin's HDF5 demonstrations") from None
     if embodiment.name.endswith("_measured"):
         raise EmbodimentMismatch(f"{folder} holds the commanded state of the joints: use env.state=commanded")
+    if embodiment.frame != "joints":
+        raise EmbodimentMismatch(f"{folder} is read as joint targets, and {embodiment.name} takes others: env.control=qpos")
     for number, file in list(files(folder).items())[: limit or None]:
         told = folder / "instructions" / f"episode{number}.json"
         try:

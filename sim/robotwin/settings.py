@@ -14,6 +14,7 @@ SETTINGS = ("demo_clean", "demo_randomized")
 CAMERAS = ("head_camera", "left_camera", "right_camera")
 LOOKS = ("fast", "default", "paper")
 STATES = ("commanded", "measured")
+CONTROLS = ("qpos", "ee")
 
 
 @dataclass
@@ -25,8 +26,9 @@ class RoboTwinConfig:
     arms (``distance`` 0); "primitive" is an arm of boxes that needs no download. ``limit``: whose step limits hold,
     "official", "simplevla" or "rlinf" (of ten tasks); ``horizon`` above 0 overrules them. ``seeds``: a file of
     `vla-rl robotwin seeds` (empty: seeds in a row, some of which no expert can solve). ``state``: the proprioception,
-    "commanded" joint targets as RoboTwin has it, or "measured" ones. ``look``: "fast" (no shadows), "default" (shadows) or
-    "paper" (ray tracing, 32 samples, for a GPU).
+    "commanded" joint targets as RoboTwin has it, or "measured" ones. ``control``: what an action is, "qpos", joint targets,
+    or "ee", where the hands go in the world, with a path for each action, which the planner finds. ``look``: "fast" (no
+    shadows), "default" (shadows) or "paper" (ray tracing, 32 samples, for a GPU).
     """
 
     root: str = ""
@@ -42,10 +44,11 @@ class RoboTwinConfig:
     horizon: int = 0
     seeds: str = ""
     state: str = "commanded"
+    control: str = "qpos"
 
     def __post_init__(self) -> None:
-        choices = (("setting", SETTINGS), ("look", LOOKS), ("limit", LIMITS), ("state", STATES))
-        for key, allowed in choices:
+        choices = {"setting": SETTINGS, "look": LOOKS, "limit": LIMITS, "state": STATES, "control": CONTROLS}
+        for key, allowed in choices.items():
             _check(key, getattr(self, key), allowed)
         for key, allowed in (("tasks", TASKS), ("cameras", CAMERAS)):
             names = getattr(self, key)
@@ -75,10 +78,8 @@ class RoboTwinConfig:
         """What a figure measured here depends on besides the policy, in a line for reports."""
         limit = f"at most {self.horizon} actions" if self.horizon else f"{self.limit} step limits"
         seeds = f"seeds of {Path(self.seeds).name}" if self.seeds else "seeds in a row"
-        return (
-            f"{self.setting}, {self.embodiment} at {self.distance:g} m, {self.look} look, {limit}, {seeds}, chunks as one "
-            "path"
-        )
+        moved = "chunks as one path" if self.control == "qpos" else "a planned path an action"
+        return f"{self.setting}, {self.embodiment} at {self.distance:g} m, {self.look} look, {limit}, {seeds}, {moved}"
 
 
 def _check(key: str, value: str, choices: tuple[str, ...]) -> None:

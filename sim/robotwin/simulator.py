@@ -2,14 +2,17 @@
 
 RoboTwin's code runs as it is: its scenes, its robots, its time-parameterised paths, its check of success at every physics
 step. A chunk is one path from rest to rest, as SimpleVLA-RL and RLinf run it, whereas the official evaluation lets every
-action be a path of its own: figures of the two do not compare. An episode is a fresh task object in a scene of its own;
-engine, shaders and the process stay. RoboTwin draws its random numbers from numpy's global generator, so every slot keeps a
-state of it.
+action be a path of its own, as poses of the hands are here too: figures of the two do not compare. An episode is a fresh
+task object in a scene of its own; engine, shaders and the process stay. RoboTwin draws its random numbers from numpy's
+global generator, so every slot keeps a state of it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import io
+import logging
 import math
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
@@ -30,6 +33,9 @@ from vla_rl.specs import CameraSpec, EmbodimentSpec, EpisodeSpec, SlotObservatio
 
 SAVE_EVERY = 15  # physics steps between the frames of RoboTwin's own demonstrations, which sets the nominal rate
 PHYSICS_HZ = 250
+_NEAREST, _FARTHEST = (-1.0, -1.0, 0.5), (1.0, 1.0, 2.0)  # m: where hands may be sent; the table's top is at 0.74
+_QUATERNION = ("qw", "qx", "qy", "qz")
+_NO_TURN = 1e-6  # length of a quaternion that says nothing
 _STILL = 50  # physics steps of an arm whose path could not be timed, as RoboTwin has it
 
 
@@ -65,13 +71,12 @@ class RoboTwinSimulator:
         return self._observe(s)
 
     def step(self, slot: int, actions: np.ndarray) -> SlotStep:
-        """Run ``actions`` [h a] as one path, until it is over or the task is done; observe once."""
+        """Run ``actions`` [h a], joint targets as one path, until they are over or the task is done; observe once."""
         s = running(self._slots, slot)
         actions = checked_actions(slot, actions, len(self._low))
         limit = self._limit[s.episode.task_id]
         asked = np.clip(actions[: limit - s.elapsed], self._low, self._high)
-        success, share = self._run(s, asked)
-        executed = max(1, math.ceil(len(asked) * share)) if success else len(asked)
+        success, executed = (self._follow if self.config.control == "qpos" else self._reach)(s, asked)
         s.elapsed += executed
         rewards = np.zeros(len(actions), dtype=np.float32)
         rewards[executed - 1] = float(success)
@@ -115,8 +120,8 @@ class RoboTwinSimulator:
         """The slot's RoboTwin task."""
         return self._slots[slot].task
 
-    def _run(self, s: _Slot, actions: np.ndarray) -> tuple[bool, float]:
-        """RoboTwin's own chunk; whether the task is done, and the share of the path until then."""
+    def _follow(self, s: _Slot, actions: np.ndarray) -> tuple[bool, int]:
+        """RoboTwin's own chunk; whether the task is done, and how many actions the path had covered until then."""
         task, lengths, steps = s.task, [_STILL], 0
         downsample, scene_step, update = task.downsample_trajectory, task.scene.step, task._update_render
 
@@ -139,8 +144,39 @@ class RoboTwinSimulator:
                 s.random["after"] = np.random.get_state()
         finally:
             task.downsample_trajectory, task.scene.step, task._update_render = downsample, scene_step, update
-        path = max(lengths[1:], default=_STILL)
-        return bool(info["success"]), min(1.0, steps / path)
+        share = min(1.0, steps / max(lengths[1:], default=_STILL))
+        return bool(info["success"]), max(1, math.ceil(len(actions) * share)) if info["success"] else len(actions)
+
+    def _reach(self, s: _Slot, poses: np.ndarray) -> tuple[bool, int]:
+        """RoboTwin's own `take_action` with each of ``poses`` [h 16]; whether the task is done, and how many were run.
+
+        Its planner samples, so the generators of mplib begin anew at each action. An arm that no path leads to its pose
+        stays for a while, as upstream; so does one that is there already, at which upstream ends with an error.
+        """
+        import mplib
+
+        task, update, number = s.task, s.task._update_render, 0
+        plans = {name: getattr(task.robot, name) for name in ("left_plan_path", "right_plan_path")}
+        if not task.crazy_random_light:
+            task._update_render = lambda: None
+        for name, plan in plans.items():
+            setattr(task.robot, name, functools.partial(_planned, plan))
+        try:
+            logging.disable(logging.WARNING)  # toppra complains of every path that it cannot time
+            with _numpy_state(s.random), contextlib.redirect_stdout(io.StringIO()):
+                for number, pose in enumerate(poses, 1):
+                    seed = splits.stable_seed("robotwin", s.episode.task_id, self.seed_of(s.episode), s.elapsed + number)
+                    mplib.set_global_seed(seed % 2**31)
+                    task.take_action(_upright(task, pose), "ee")
+                    if task.eval_success:
+                        break
+                s.random["after"] = np.random.get_state()
+        finally:
+            logging.disable(logging.NOTSET)
+            task._update_render = update
+            for name, plan in plans.items():
+                setattr(task.robot, name, plan)
+        return bool(task.eval_success), number
 
     def _observe(self, s: _Slot) -> SlotObservation:
         with _numpy_state(s.random):
@@ -183,6 +219,25 @@ class _Slot:
         self.elapsed, self.over = 0, False
 
 
+def _planned(plan: Any, *arguments: Any, **options: Any) -> Any:
+    """What a planner of RoboTwin finds; no path where the one that it finds is too short to have points, or to be timed."""
+    try:
+        found = plan(*arguments, **options)
+    except RuntimeError as error:  # of mplib's TOPP
+        return {"status": str(error)}
+    return {"status": "there already"} if found["status"] == "Success" and not len(found["position"]) else found
+
+
+def _upright(task: Any, pose: np.ndarray) -> np.ndarray:
+    """``pose`` [16] with quaternions of length 1; one of zeros becomes the hand's present one."""
+    pose = pose.copy()
+    for first, side in ((3, "left"), (11, "right")):
+        length = np.linalg.norm(pose[first : first + 4])
+        turn = pose[first : first + 4] / length if length > _NO_TURN else task.get_arm_pose(side)[3:]
+        pose[first : first + 4] = turn
+    return pose
+
+
 @contextlib.contextmanager
 def _numpy_state(kept: dict | None = None) -> Iterator[dict]:
     """numpy's global generator in the state ``kept["after"]``, for a while; afterwards as it was."""
@@ -211,14 +266,20 @@ def _embodiment(config: RoboTwinConfig, options: dict[str, Any], size: tuple[int
         names += [f"{side}_joint_{i}" for i in range(1, len(joints) + 1)] + [f"{side}_gripper"]
         for bound, values, end in (("lower", low, 0.0), ("upper", high, 1.0)):
             values += [float(limits[joint].get(bound)) for joint in joints] + [end]
+    units = ["share" if name.endswith("gripper") else "rad" for name in names]
+    actions, poses = names, config.control == "ee"
+    if poses:
+        actions = [f"{side}_{name}" for side in ("left", "right") for name in ("x", "y", "z", *_QUATERNION, "gripper")]
+        units = (["m"] * 3 + ["quaternion"] * 4 + ["share"]) * 2
+        low, high = [*_NEAREST, *[-1.0] * 4, 0.0] * 2, [*_FARTHEST, *[1.0] * 4, 1.0] * 2
     return EmbodimentSpec(
-        name=f"robotwin_{config.embodiment}_{config.state}",
-        action_names=tuple(names),
-        action_units=tuple("share" if name.endswith("gripper") else "rad" for name in names),
+        name=f"robotwin_{config.embodiment}_{config.state}{'_ee' if poses else ''}",
+        action_names=tuple(actions),
+        action_units=tuple(units),
         action_low=tuple(low),
         action_high=tuple(high),
-        frame="joints",
-        rotation="none",
+        frame="world" if poses else "joints",
+        rotation="quaternion_wxyz" if poses else "none",
         gripper="0 close, 1 open",
         control_hz=PHYSICS_HZ / SAVE_EVERY,
         cameras=tuple(CameraSpec(name, *size) for name in config.cameras),
