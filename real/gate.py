@@ -38,6 +38,7 @@ FINITE, AGE, STEP, RATE, WORKSPACE, JOINTS, IK, FORCE, GRIPPER = range(len(STAGE
 SIGNALS = sum(1 << s for s in (FINITE, AGE, WORKSPACE, JOINTS, IK, FORCE))
 
 _TINY, _HUGE = 1e-9, 1e9
+_CREEP = 0.02  # rad/s: a joint this slow is at rest
 _ABSURD = 1e6  # no robot's metres, radians or degrees
 _DAMPING = 1e-4  # squared, of the joint velocities that a hand's velocity needs
 _ROUNDS = 4  # of the box and the keep-outs against each other
@@ -108,6 +109,9 @@ class Gate:
             return self._refused(work, "")
         if request.obs_stamp is not None and (age := now - request.obs_stamp) > self.limits.observation_age:
             work[AGE] = age - self.limits.observation_age
+            return self._refused(work, "")
+        if (beyond := self._leaving(measured)) > 0.0:
+            work[JOINTS] = beyond
             return self._refused(work, "")
         self._start(measured)
         wanted, error = self._wanted(request, measured, work)
@@ -181,7 +185,7 @@ class Gate:
             velocity = self._joint_ends(velocity, measured, work)
         else:
             place, _ = self._here(measured)
-            velocity = np.stack([self._workspace(velocity[0], place, work), velocity[1]])
+            velocity = np.stack([self._workspace(velocity[0], (place, self._stopped(measured)), work), velocity[1]])
             velocity = self._by_joints(velocity, measured, work)
         velocity, trip = self._force(velocity, measured, work)
         if velocity is not limited:
@@ -206,15 +210,23 @@ class Gate:
         work[RATE] = _largest(wanted - velocity)
         return velocity, change
 
-    def _workspace(self, u: np.ndarray, place: np.ndarray, work: np.ndarray) -> np.ndarray:
-        """The hand's velocity [3] without what leads too fast towards a wall."""
+    def _stopped(self, measured: Measured) -> np.ndarray:
+        """Where an arm under (critically damped) impedance control would come to rest if nothing pulled any more."""
+        if not self.gain or measured.jacobian is None:
+            return self._here(measured)[0]
+        return measured.position + measured.jacobian[:3] @ measured.joint_velocity / (4.0 * self.gain)
+
+    def _workspace(self, u: np.ndarray, places: tuple[np.ndarray, ...], work: np.ndarray) -> np.ndarray:
+        """The hand's velocity [3] without what leads too fast towards a wall from any of ``places``."""
         if self.limits.box is None and not self.limits.keep_out:
             return u
         start = u
         for _ in range(_ROUNDS):
-            kept = self._inside(u, place)
-            for box in self.limits.keep_out:
-                kept = self._outside(kept, place, box)
+            kept = u
+            for place in places:
+                kept = self._inside(kept, place)
+                for box in self.limits.keep_out:
+                    kept = self._outside(kept, place, box)
             if np.array_equal(kept, u):
                 break
             u = kept
@@ -224,10 +236,20 @@ class Gate:
         return u
 
     def _approach(self, distance: np.ndarray) -> np.ndarray:
-        """How fast (m/s) a wall that is ``distance`` metres away may come nearer: so that there is room to stop."""
-        room = np.maximum(distance, 0.0)
+        """How fast (m/s) a wall that is ``distance`` metres away may come nearer: so that there is room to stop.
+
+        Below 0 where the arm is beyond it: then it has to come back, gently. An arm under impedance control that is only
+        kept from going on would drift through a wall along which it slides, as what its joints do to each other pushes it.
+        Four times its stiffness and, from where it would come to rest, twice its damping: critically damped again; and its
+        walls begin a braking distance earlier.
+        """
+        distance = distance - (self._speed[0] ** 2 / (2.0 * self._acceleration[0]) if self.gain else 0.0)
+        room, beyond = np.maximum(distance, 0.0), np.maximum(-distance, 0.0)
         share = self.gain if self.gain else 0.5 / self.dt
-        return np.minimum(np.sqrt(self._acceleration[0] * room), share * room)  # half of the acceleration that it has
+        nearer = np.minimum(np.sqrt(self._acceleration[0] * room), share * room)  # half of the acceleration that it has
+        most = min(self.limits.slow * self._speed[0], self._acceleration[0] * self.dt)
+        back = np.minimum((4.0 if self.gain else 1.0) * share * beyond, most)
+        return np.where(beyond > 0.0, np.where(beyond < self._step[0], -back, 0.0), nearer)
 
     def _inside(self, u: np.ndarray, place: np.ndarray) -> np.ndarray:
         box = self.limits.box
@@ -246,6 +268,7 @@ class Gate:
             face = int(np.argmin(depth))
             normal = np.zeros(3)
             normal[face % 3] = -1.0 if face < 3 else 1.0
+            distance = -float(depth[face])
         towards = -float(u @ normal)
         allowed = float(self._approach(np.array(distance)))
         return u + (towards - allowed) * normal if towards > allowed + _TINY else u
@@ -275,6 +298,15 @@ class Gate:
         room = np.maximum(end - x.joint_margin, 0.0)
         hardest = min(x.joint_acceleration, _HUGE)
         return np.minimum(np.sqrt(hardest * room), 0.5 / self.dt * room)
+
+    def _leaving(self, measured: Measured) -> float:
+        """By how much (rad/s) a joint runs too fast towards its end, whatever the hand was asked to do: what an arm's own
+        controller makes of a pose is not known here. The arm's brake has the margin to stop in."""
+        if self.joint_space or not self.limits.joint_low or not len(measured.joint_velocity):
+            return 0.0
+        speed = measured.joint_velocity
+        over = np.abs(speed) - self._room(speed, measured.joints) - _CREEP
+        return max(0.0, float(np.max(over)))
 
     def _joint_ends(self, velocity: np.ndarray, measured: Measured, work: np.ndarray) -> np.ndarray:
         if not self.limits.joint_low:

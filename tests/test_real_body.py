@@ -214,19 +214,24 @@ def test_the_free_running_panda_does_what_its_control_steps_do():
 
 
 @pytest.mark.real_sim
-def test_the_panda_behind_the_gate_keeps_its_box():
+def test_the_panda_behind_the_gate_keeps_its_limits():
+    """Adversarial actions of every kind; the walls were pushed against, and none was passed."""
     from real import limits as limit_files
-    from real.bench.gate import adversarial
+    from real.bench.gate import KINDS, adversarial
 
     world = make_world("tabletop", {"cameras": ["agentview"], "camera_size": 16})
-    figures = adversarial(world, Path(LIMITS / "tabletop.yaml"), ticks=600, seed=1)
-    assert figures["ticks"] == 600 and figures["violations"] == 0, figures
-    assert figures["largest_speed"] > 0.1, "it did move"
+    runs = [adversarial(world, Path(LIMITS / "tabletop.yaml"), actions=1280, seed=seed) for seed in (0, 1)]
+    for figures in runs:
+        assert figures["actions"] == 1280 == 2 * 80 * len(KINDS) and figures["violations"] == 0, figures
+        assert figures["largest_speed"] > 0.2 and 0 < figures["refused"] < figures["ticks"] / 2, "it did move"
+    nearest = {name: min(figures["nearest"][name] for figures in runs) for name in ("box", "keep_out", "joints")}
+    assert all(-1e-3 < nearest[name] < 0.01 for name in ("box", "keep_out")) and 0 < nearest["joints"] < 0.05, nearest
     assert limit_files.load(LIMITS / "tabletop.yaml", limit_files.Limits(), ("speed",)).speed == 0.35
 
 
-def test_the_fake_arm_behind_the_gate_keeps_its_box():
+def test_the_fake_arm_behind_the_gate_keeps_its_limits():
     from real.bench.gate import adversarial
 
-    figures = adversarial(make_world("fake", {}), LIMITS / "fake_point.yaml", ticks=2000, seed=0)
+    figures = adversarial(make_world("fake", {}), LIMITS / "fake_point.yaml", actions=2000, seed=0)
+    assert figures["nearest"]["keep_out"] < 0.005 and figures["nearest"]["box"] < 0.005, figures
     assert figures["violations"] == 0 and figures["clipped"]["workspace"] > 0 and figures["largest_speed"] > 0.1, figures

@@ -89,15 +89,51 @@ def test_after_a_fault_it_is_slow():
 
 def test_a_wall_takes_the_normal_part_alone():
     g = gate(gain=6.0, box=Box((-1.0, -1.0, 0.0), (0.0, 1.0, 1.0)))
-    passed = g(to(0.05, 0.05, 0.3), at(), 0.0)  # the hand is at the wall x = 0
-    np.testing.assert_allclose(passed.reference.position, [0.0, 0.05, 0.3], atol=1e-9)
+    passed = g(to(0.05, 0.05, 0.3), at(), 0.0)  # the hand is at the wall x = 0, which begins 1 / (2 · 1e6) m earlier
+    np.testing.assert_allclose(passed.reference.position, [-4 * 5e-7, 0.05, 0.3], atol=1e-9)
     assert passed.mask == only(WORKSPACE)
+
+
+def test_an_arm_that_drifts_through_a_wall_is_pulled_back_gently():
+    box = Box((-1.0, -1.0, 0.0), (0.0, 1.0, 1.0))
+    for beyond, wanted in ((0.001, 4 * 6.0 * 0.001), (0.02, 0.3 * 1.0), (0.09, 0.3 * 1.0), (0.11, 0.0)):
+        g = gate(gain=6.0, box=box, slow=0.3)
+        g(to(beyond + 0.05, 0.05, 0.3), at((beyond, 0.0, 0.3)), 0.0)
+        assert g.velocity[0] == pytest.approx(-wanted, abs=2e-5), "at most at the share that is left after a fault"
+        assert g.velocity[1] == pytest.approx(6.0 * 0.05), "it still slides along"
+    keep_out = (Box((0.0, -1.0, 0.0), (1.0, 1.0, 1.0)),)
+    g = gate(gain=6.0, keep_out=keep_out)
+    g(to(0.05, 0.0, 0.3), at((0.001, 0.0, 0.3)), 0.0)
+    assert g.velocity[0] == pytest.approx(-4 * 6.0 * 0.001, abs=2e-5)
+    weak = gate(gain=6.0, box=box, acceleration=4.0, speed=0.1)  # gains 0.04 m/s in a tick
+    weak(to(0.05, 0.0, 0.3), at((0.05, 0.0, 0.3)), 0.0)
+    assert weak.velocity[0] == pytest.approx(-0.03), "0.3 · 0.1 m/s"
+
+
+def test_a_wall_counts_from_where_an_arm_would_come_to_rest():
+    """At 0.24 m/s towards the wall, a critically damped arm of gain 6 still goes 0.24 / 24 m: it is at the wall already."""
+    box = Box((-1.0, -1.0, 0.0), (0.01, 1.0, 1.0))
+    jacobian = np.vstack([np.eye(3), np.zeros((3, 3))])
+    for speed, wanted in ((0.0, 6.0 * 0.01), (0.24, 0.0)):
+        moving = dataclasses.replace(at(jacobian=jacobian), joint_velocity=np.array([speed, 0.0, 0.0]))
+        g = gate(gain=6.0, box=box)
+        g(to(0.05, 0.0, 0.3), moving, 0.0)
+        assert g.velocity[0] == pytest.approx(wanted, abs=2e-5)
+
+
+def test_a_joint_that_runs_into_its_end_is_braked_whatever_the_hand_was_asked_to_do():
+    ends = {"joint_low": (-1.0,) * 3, "joint_high": (1.0,) * 3, "joint_margin": 0.05}
+    near = at(joints=(0.94, 0.0, 0.0))  # 0.01 before the margin: 50 / s of that is 0.5 rad/s
+    for speed, braked in ((0.4, False), (0.51, False), (0.53, True), (-3.0, False)):
+        moving = dataclasses.replace(near, joint_velocity=np.array([speed, 0.0, 0.0]))
+        passed = gate(gain=6.0, **ends)(to(0.0, 0.0, 0.3), moving, 0.0)
+        assert (passed.reference is None) == braked and passed.mask == (only(JOINTS) if braked else 0), speed
 
 
 def test_a_keep_out_is_slid_along():
     g = gate(gain=6.0, keep_out=(Box((0.0, -1.0, 0.0), (1.0, 1.0, 1.0)),))
     passed = g(to(0.05, 0.05, 0.3), at(), 0.0)
-    np.testing.assert_allclose(passed.reference.position, [0.0, 0.05, 0.3], atol=1e-9)
+    np.testing.assert_allclose(passed.reference.position, [-4 * 5e-7, 0.05, 0.3], atol=1e-9)
     inside = gate(gain=6.0, keep_out=(Box((-0.1, -1.0, 0.0), (1.0, 1.0, 1.0)),))
     np.testing.assert_allclose(inside(to(-0.05, 0.0, 0.3), at(), 0.0).reference.position, [-0.05, 0.0, 0.3], atol=1e-9)
     np.testing.assert_allclose(inside(to(0.05, 0.0, 0.3), at(), 0.0).reference.position, [0.0, 0.0, 0.3], atol=1e-9)

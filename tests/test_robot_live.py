@@ -72,6 +72,33 @@ def test_the_curve_is_of_what_was_seen_after_every_fourth_control_step(tmp_path)
     assert lengths[0] == 1 and 1 in lengths[1:], "another episode begins anew"
 
 
+def test_a_session_is_shown_by_rerun_with_all_its_numbers(tmp_path, capsys):
+    rerun = pytest.importorskip("rerun")
+    episodes = watched(tmp_path / "s", lambda trajectory: len(trajectory) / 100, episodes=2)
+    target = tmp_path / "new" / "session.rrd"
+    assert main(["robot", "export", str(tmp_path / "s"), str(target)]) == 0
+    assert "2 episodes; show it with: rerun" in capsys.readouterr().out
+    assert [p.name for p in target.parent.iterdir()] == [target.name]
+    recording = rerun.dataframe.load_recording(target)
+
+    def column(name: str, part: str) -> list:
+        view = recording.view(index="time", contents=name)
+        rows = view.select().read_all().to_pydict()
+        return [x for x in rows[f"{name}:{part}"] if x is not None]
+
+    ticks = [tick for e in episodes for tick in e.ticks]
+    assert column("/pose", "Scalars:scalars") == [list(tick["pose"]) for tick in ticks]
+    assert column("/sent", "Scalars:scalars") == [list(tick["sent"]) for tick in ticks if tick["sent"]]
+    assert column("/human", "Scalars:scalars") == [list(tick["human"]) for tick in ticks if tick["human"]] != []
+    scores = [[p["value"]] for e in episodes for p in e.progress]
+    assert column("/reward/level", "Scalars:scalars") == scores
+    frames = [f[5] for e in episodes for f in e.frames["front"]]
+    assert [bytes(np.asarray(x[0], np.uint8)) for x in column("/camera/front", "EncodedImage:blob")] == frames
+    said = [x[0] for x in column("/log", "TextLog:text")]
+    assert "simulator: label success" in said and "task raise: raise the point" in said
+    assert main(["robot", "export", str(tmp_path / "s"), str(target)]) == 2, "it is there already"
+
+
 def test_a_long_episode_is_looked_at_less_often(tmp_path, monkeypatch):
     monkeypatch.setattr(lives, "MOST", 6)
     lengths = []

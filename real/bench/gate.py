@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,74 +10,119 @@ import numpy as np
 
 from real import limits as limit_files
 from real.gate import STAGES, Gate, Request
-from real.limits import Limits
+from real.limits import Box, Limits
 from real.robots.faults import Defects
 from real.robots.protocol import Measured
 from real.robots.simulated import SimulatedRobot
 from real.rotations import from_vector, multiply
 
 DT = 0.01
-KINDS = ("random", "one way", "alternating", "keep-out", "absurd", "not finite")
-_RUN = 400  # ticks of one kind before the next
+KINDS = ("random", "one way", "alternating", "keep-out", "joint limits", "absurd", "not finite", "mixed")
+_RUN = 80  # actions of one kind before the next
+_HELD = 3  # ticks that an action is asked for, at most
 
 
-def adversarial(world: Any, limits_file: Path, ticks: int, seed: int) -> dict[str, Any]:
-    """Counts of violations beyond one braking distance over ``ticks`` of 10 ms. A new action comes every fifth tick."""
+def adversarial(world: Any, limits_file: Path, actions: int, seed: int) -> dict[str, Any]:
+    """Counts of violations beyond one braking distance over ``actions``, each asked for during one to three ticks of 10 ms.
+
+    Where the limits know no keep-out, one stands 6 cm beside the start, so that every kind of wall is pushed against.
+    """
     now = [0.0]
     robot = SimulatedRobot(world, Defects(), lambda: now[0])
     turns = robot.embodiment.rotation != "none"
     limits = limit_files.load(limits_file, robot.limits, limit_files.needed("cartesian", turns, True))
+    if not limits.keep_out:
+        limits = dataclasses.replace(limits, keep_out=(_beside(robot.observe().position),))
     gate, rng = Gate(limits, robot.capabilities, turns, DT), np.random.default_rng(seed)
-    judge = _Judge(limits)
-    clipped, refused = np.zeros(len(STAGES), int), 0
-    request, kind = None, KINDS[0]
-    for tick in range(ticks):
-        measured = robot.observe()
-        if tick % _RUN == 0:
-            kind = KINDS[int(rng.integers(len(KINDS)))]
-        if tick % 5 == 0 or request is None:
-            request = _asked(rng, kind, measured, limits, tick)
-        passed = gate(request, measured, now[0])
-        clipped += [passed.mask >> i & 1 for i in range(len(STAGES))]
-        if passed.reference is None:
-            refused += 1
-            robot.hold()
-            gate.reset()
-        else:
-            robot.command(passed.reference)
-        now[0] += DT
-        robot.advance_to(now[0])
-        judge.look(robot)
+    adversary, judge = _Adversary(limits, rng), _Judge(limits)
+    clipped, refused, ticks = np.zeros(len(STAGES), int), 0, 0
+    for action in range(actions):
+        request = adversary.asks(action, robot.observe())
+        for _ in range(int(rng.integers(1, _HELD + 1))):
+            measured = robot.observe()
+            passed = gate(request, measured, now[0])
+            clipped += [passed.mask >> i & 1 for i in range(len(STAGES))]
+            if passed.reference is None:
+                refused += 1
+                robot.hold()
+                gate.reset()
+            else:
+                robot.command(passed.reference)
+            now[0] += DT
+            ticks += 1
+            robot.advance_to(now[0])
+            judge.look(robot)
     return {
-        "ticks": ticks, "seed": seed, "violations": judge.violations, "of": judge.kinds, "refused": refused,
-        "clipped": dict(zip(STAGES, clipped.tolist())), "largest_speed": judge.speed, "braking_m": judge.braking,
-        "furthest_outside_m": judge.outside, "speed_limit": limits.speed,
+        "actions": actions, "ticks": ticks, "seed": seed, "violations": judge.violations, "of": judge.kinds,
+        "refused": refused, "clipped": dict(zip(STAGES, clipped.tolist())), "largest_speed": judge.speed,
+        "braking_m": judge.braking, "nearest": judge.nearest, "speed_limit": limits.speed,
     }  # fmt: skip
 
 
-def _asked(rng: np.random.Generator, kind: str, measured: Measured, limits: Limits, tick: int) -> Request:
-    here, sign = measured.position, 1.0 if (tick // _RUN) % 2 else -1.0
-    corner = np.array(limits.keep_out[0].low if limits.keep_out else limits.box.low)  # type: ignore[union-attr]
-    move = {
-        "random": 0.05 * rng.standard_normal(3),
-        "one way": sign * np.array([1.0, 1.0, -1.0]),
-        "alternating": rng.choice([-0.05, 0.05], 3),
-        "keep-out": corner + 0.02 - here,
-        "absurd": rng.standard_normal(3) * 10.0 ** rng.integers(-6, 9),
-        "not finite": np.array([np.nan, np.inf, -np.inf])[rng.permutation(3)],
-    }[kind]
-    turn = multiply(from_vector(rng.standard_normal(3)), measured.quaternion)
-    return Request(float(rng.choice([-1.0, 1.0])), here + move, turn)
+def _beside(place: np.ndarray) -> Box:
+    low, high = place + np.array([-0.05, 0.06, -0.1]), place + np.array([0.05, 0.16, 0.1])
+    return Box(tuple(low.tolist()), tuple(high.tolist()))
+
+
+class _Adversary:
+    """What is asked for next. The kinds change every `_RUN` actions; "mixed" draws one for each."""
+
+    def __init__(self, limits: Limits, rng: np.random.Generator):
+        self.limits, self.rng = limits, rng
+        self._kind = KINDS[0]
+        self._sign, self._way, self._joint = 1.0, np.zeros(3), 0
+
+    def asks(self, action: int, measured: Measured) -> Request:
+        rng = self.rng
+        if action % _RUN == 0:
+            self._kind = KINDS[(action // _RUN) % len(KINDS)]
+            self._way = rng.choice([-1.0, 1.0], 3)
+            self._joint = int(rng.integers(max(1, len(measured.joints))))
+        self._sign = -self._sign
+        kind = KINDS[int(rng.integers(len(KINDS) - 1))] if self._kind == "mixed" else self._kind
+        move, turn = self._step(kind, measured)
+        quaternion = multiply(from_vector(turn), measured.quaternion)
+        return Request(float(rng.choice([-1.0, 1.0])), measured.position + move, quaternion)
+
+    def _step(self, kind: str, measured: Measured) -> tuple[np.ndarray, np.ndarray]:
+        rng = self.rng
+        turn = rng.standard_normal(3)
+        if kind == "random":
+            return 0.05 * rng.standard_normal(3), turn
+        if kind == "one way":
+            return self._way, turn
+        if kind == "alternating":
+            return self._sign * 0.05 * self._way, self._sign * turn
+        if kind == "keep-out":
+            box = self.limits.keep_out[int(rng.integers(len(self.limits.keep_out)))]
+            return rng.uniform(np.array(box.low), np.array(box.high)) - measured.position, turn
+        if kind == "joint limits":
+            return self._towards_end(measured)
+        if kind == "absurd":
+            return rng.standard_normal(3) * 10.0 ** rng.choice([-300.0, -6.0, 0.0, 3.0, 9.0, 150.0, 300.0]), turn
+        bad = np.array([np.nan, np.inf, -np.inf])[rng.integers(3, size=3)]
+        bad[rng.random(3) < 0.5] = 0.01  # often only one number is; now and then none
+        return bad, turn
+
+    def _towards_end(self, measured: Measured) -> tuple[np.ndarray, np.ndarray]:
+        """The motion of the hand that one joint makes on its way to its nearer end."""
+        x, j = self.limits, self._joint
+        if measured.jacobian is None or not x.joint_low:
+            return self._way * 0.05, np.zeros(3)
+        sign = 1.0 if x.joint_high[j] - measured.joints[j] < measured.joints[j] - x.joint_low[j] else -1.0
+        motion = 0.2 * sign * measured.jacobian[:, j]
+        return motion[:3], motion[3:]
 
 
 class _Judge:
-    """Looks at the arm, not at the gate."""
+    """Looks at the arm, not at the gate. ``nearest`` (m, rad): how near it came to each wall; below 0: beyond."""
 
     def __init__(self, limits: Limits):
         self.limits = limits
         self.braking = limits.speed**2 / (2.0 * limits.acceleration)
         self.kinds = {"box": 0, "keep_out": 0, "speed": 0, "joints": 0}
-        self.speed = self.outside = 0.0
+        self.nearest = {"box": np.inf, "keep_out": np.inf, "joints": np.inf}
+        self.speed = 0.0
         self._last: tuple[float, np.ndarray] | None = None
 
     @property
@@ -85,14 +131,10 @@ class _Judge:
 
     def look(self, robot: SimulatedRobot) -> None:
         x, path = self.limits, robot.log.path
-        box = x.box
         for t, place in path:
-            beyond = float(max(np.max(np.array(box.low) - place), np.max(place - np.array(box.high))))  # type: ignore[union-attr]
-            self.outside = max(self.outside, beyond)
-            self.kinds["box"] += beyond > self.braking
+            self._wall("box", float(min(np.min(place - np.array(x.box.low)), np.min(np.array(x.box.high) - place))))  # type: ignore[union-attr]
             for out in x.keep_out:
-                depth = float(min(np.min(place - np.array(out.low)), np.min(np.array(out.high) - place)))
-                self.kinds["keep_out"] += depth > self.braking
+                self._wall("keep_out", _distance(place, out))
             if self._last is not None and t - self._last[0] > 1e-6:
                 speed = float(np.linalg.norm(place - self._last[1]) / (t - self._last[0]))
                 self.speed = max(self.speed, speed)
@@ -100,5 +142,17 @@ class _Judge:
             self._last = (t, place)
         path.clear()
         joints = robot.observe().joints
-        low, high = np.array(x.joint_low), np.array(x.joint_high)
-        self.kinds["joints"] += bool(((joints < low) | (joints > high)).any())
+        room = float(min(np.min(joints - np.array(x.joint_low)), np.min(np.array(x.joint_high) - joints)))
+        self.nearest["joints"] = min(self.nearest["joints"], room)
+        self.kinds["joints"] += room < 0.0
+
+    def _wall(self, name: str, room: float) -> None:
+        self.nearest[name] = min(self.nearest[name], room)
+        self.kinds[name] += room < -self.braking
+
+
+def _distance(place: np.ndarray, box: Box) -> float:
+    """From the outside; below 0 inside of it."""
+    low, high = np.array(box.low), np.array(box.high)
+    outside = float(np.linalg.norm(place - np.clip(place, low, high)))
+    return outside or -float(min(np.min(place - low), np.min(high - place)))

@@ -29,7 +29,8 @@ TARGETS = {"killed": (0.170, 0.300, 0.055), "frozen": (0.170, 0.300, 0.055)}
 
 
 def bench_robot(world: str, limits: Path, options: dict[str, Any], real_time: int = 0) -> dict[str, Any]:
-    """``options``: trials per victim, ticks against the gate, seconds of lateness, busy processes beside it."""
+    """``options``: trials per victim (0: none), actions against the gate, seconds of lateness and takeovers (0: neither),
+    busy processes beside it."""
     small = {"cameras": ["agentview"], "camera_size": 84} if world == "tabletop" else {}
     config = BodyConfig(
         limits=str(limits.resolve()), world=world, options=small, real_time=real_time,
@@ -43,9 +44,10 @@ def bench_robot(world: str, limits: Path, options: dict[str, Any], real_time: in
         _summary(v, how, [r for r in rows if (r.victim, r.how) == (v, how)]) for v, how in VICTIMS
     ]
     document["trials_all"] = [dataclasses.asdict(r) for r in rows]
-    document["lateness"] = lateness(config, options["seconds"], options["busy"])
-    document["takeover"] = takeover(config, max(3, options["trials"]))
-    document["gate"] = adversarial(make_world(world, small), limits, options["ticks"], seed=0)
+    if options["seconds"]:
+        document["lateness"] = lateness(config, options["seconds"], options["busy"])
+        document["takeover"] = takeover(config, max(3, options["trials"]))
+    document["gate"] = adversarial(make_world(world, small), limits, options["actions"], seed=0)
     return document
 
 

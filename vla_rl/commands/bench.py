@@ -107,7 +107,7 @@ def _add_robot(kinds: Any) -> None:
     robot.add_argument("--world", default="fake", help="fake or tabletop")
     robot.add_argument("--limits", type=Path, metavar="FILE", help="default: the world's own in configs/limits")
     robot.add_argument("--trials", type=int, default=3, help="of each kind of kill and freeze")
-    robot.add_argument("--steps", type=int, default=10_000, metavar="N", help="ticks of adversarial requests")
+    robot.add_argument("--steps", type=int, default=10_000, metavar="N", help="adversarial actions against the gate")
     robot.add_argument("--seconds", type=float, default=20.0, help="of measuring the loop's lateness")
     robot.add_argument("--busy", type=int, default=1, help="processes that compute meanwhile")
     robot.add_argument("--real-time", type=int, default=0, metavar="PRIORITY", help="SCHED_FIFO, if permitted")
@@ -147,7 +147,7 @@ def run_bench_robot(arguments: argparse.Namespace) -> None:
     if arguments.limits is None and arguments.world not in names:
         raise ConfigError(f"--world {arguments.world} needs --limits; those of {', '.join(names)} are known")
     limits = arguments.limits or config_dir() / "limits" / f"{names[arguments.world]}.yaml"
-    options = {"trials": arguments.trials, "ticks": arguments.steps, "seconds": arguments.seconds, "busy": arguments.busy}
+    options = {"trials": arguments.trials, "actions": arguments.steps, "seconds": arguments.seconds, "busy": arguments.busy}
     bench = build.attribute("real.bench.report:bench_robot")
     document = bench(arguments.world, Path(limits), options, real_time=arguments.real_time)
     write_result(arguments.json, document)

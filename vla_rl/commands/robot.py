@@ -40,10 +40,10 @@ def add(command: Add) -> None:
     verify.add_argument("session", type=Path, metavar="SESSION")
     verify.add_argument("--recover", action="store_true", help="close what a kill left open, at its last good record")
 
-    export = kinds.add_parser("export", help="write a session as a LeRobotDataset")
+    export = kinds.add_parser("export", help="write a session as a LeRobotDataset, or as FILE.rrd for the Rerun viewer")
     export.set_defaults(function=run_export)
     export.add_argument("session", type=Path, metavar="SESSION")
-    export.add_argument("dataset", type=Path, metavar="DATASET", help="a new folder")
+    export.add_argument("dataset", type=Path, metavar="DATASET", help="a new folder; or a new file that ends in .rrd")
     export.add_argument("--video", action="store_true", help="H.264 files instead of exact pictures")
     export.add_argument("--discarded", action="store_true", help="with the episodes that the operator discarded")
 
@@ -128,6 +128,12 @@ def run_export(arguments: argparse.Namespace) -> None:
 
     if arguments.dataset.exists():
         raise UserError(f"{arguments.dataset} exists already: choose another name for the dataset")
+    if arguments.dataset.suffix == ".rrd":
+        from vla_rl.data.rerun_export import export_session_rerun
+
+        count = export_session_rerun(arguments.session, arguments.dataset)
+        print(f"{arguments.dataset}: {count} episodes; show it with: rerun {arguments.dataset}")
+        return
     done = export_session(arguments.session, arguments.dataset, video=arguments.video, discarded=arguments.discarded)
     print(f"{done.path}: {done.episodes} episodes, {done.steps} control steps")
     for line in done.left_out:
