@@ -110,17 +110,19 @@ def _authenticate(config: RayConfig) -> None:
 
 def require_room(ray: Any, config: RayConfig) -> None:
     """Raise `UserError` where the cluster has not what the actors reserve."""
+    c = config
     needed = {
-        "CPU": config.rollouts * config.rollout_cpus + config.learners * config.learner_cpus,
-        "GPU": config.rollouts * config.rollout_gpus + config.learners * config.learner_gpus,
+        "CPU": c.rollouts * c.rollout_cpus + c.inference * c.inference_cpus + c.learners * c.learner_cpus,
+        "GPU": c.rollouts * c.rollout_gpus + c.inference * c.inference_gpus + c.learners * c.learner_gpus,
     }
     has = {name: float(ray.cluster_resources().get(name, 0.0)) for name in needed}
     short = [name for name, amount in needed.items() if amount > has[name]]
     if short:
         raise UserError(
-            f"the cluster is too small: cluster.rollouts={config.rollouts} actors (cluster.rollout_cpus="
-            f"{config.rollout_cpus:g}, cluster.rollout_gpus={config.rollout_gpus:g}) and cluster.learners={config.learners} "
-            f"(cluster.learner_cpus={config.learner_cpus:g}, cluster.learner_gpus={config.learner_gpus:g}) reserve "
+            f"the cluster is too small: cluster.rollouts={c.rollouts} actors (cluster.rollout_cpus={c.rollout_cpus:g}, "
+            f"cluster.rollout_gpus={c.rollout_gpus:g}), cluster.inference={c.inference} (cluster.inference_cpus="
+            f"{c.inference_cpus:g}, cluster.inference_gpus={c.inference_gpus:g}) and cluster.learners={c.learners} "
+            f"(cluster.learner_cpus={c.learner_cpus:g}, cluster.learner_gpus={c.learner_gpus:g}) reserve "
             f"{needed['CPU']:g} CPUs and {needed['GPU']:g} GPUs, and its {len(ray.nodes())} nodes have {has['CPU']:g} and "
             f"{has['GPU']:g}. Use fewer of them, reserve less, or add nodes"
         )
