@@ -1,4 +1,4 @@
-"""Actors that act for rollout actors: the same decisions, whoever dies meanwhile."""
+"""Actors that act for rollout actors: the same decisions, whoever dies meanwhile; with reward workers the same run."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_the_run_is_the_local_one_bit_for_bit(ray_here, start, tmp_path):  # noq
     own = [*TOY, "phases=[rl]", f"checkpoint={start}", "rl.episodes_per_iteration=12", f"output_dir={tmp_path}"]
     own += ["rl.iterations=2"]
     local = run_pipeline(compose([*own, "name=local"]))
-    ray = run_pipeline(compose([*own, "name=ray", "cluster=ray", "cluster.inference=1"]))
+    ray = run_pipeline(compose([*own, "name=ray", "cluster=ray", "cluster.inference=1", "cluster.reward_workers=2"]))
     assert figures(ray) == figures(local) and len(figures(local)) == 2
     weights = [load_file(folder / "checkpoints" / "rl" / "model.safetensors") for folder in (local, ray)]
     assert all(torch.equal(x, weights[1][name]) for name, x in weights[0].items())

@@ -111,20 +111,19 @@ def _authenticate(config: RayConfig) -> None:
 def require_room(ray: Any, config: RayConfig) -> None:
     """Raise `UserError` where the cluster has not what the actors reserve."""
     c = config
-    needed = {
-        "CPU": c.rollouts * c.rollout_cpus + c.inference * c.inference_cpus + c.learners * c.learner_cpus,
-        "GPU": c.rollouts * c.rollout_gpus + c.inference * c.inference_gpus + c.learners * c.learner_gpus,
-    }
+    roles = [
+        (c.rollouts, c.rollout_cpus, c.rollout_gpus), (c.inference, c.inference_cpus, c.inference_gpus),
+        (c.reward_workers, c.reward_cpus, c.reward_gpus), (c.learners, c.learner_cpus, c.learner_gpus),
+    ]  # fmt: skip
+    needed = {"CPU": sum(n * cpus for n, cpus, _ in roles), "GPU": sum(n * gpus for n, _, gpus in roles)}
     has = {name: float(ray.cluster_resources().get(name, 0.0)) for name in needed}
     short = [name for name, amount in needed.items() if amount > has[name]]
     if short:
         raise UserError(
-            f"the cluster is too small: cluster.rollouts={c.rollouts} actors (cluster.rollout_cpus={c.rollout_cpus:g}, "
-            f"cluster.rollout_gpus={c.rollout_gpus:g}), cluster.inference={c.inference} (cluster.inference_cpus="
-            f"{c.inference_cpus:g}, cluster.inference_gpus={c.inference_gpus:g}) and cluster.learners={c.learners} "
-            f"(cluster.learner_cpus={c.learner_cpus:g}, cluster.learner_gpus={c.learner_gpus:g}) reserve "
-            f"{needed['CPU']:g} CPUs and {needed['GPU']:g} GPUs, and its {len(ray.nodes())} nodes have {has['CPU']:g} and "
-            f"{has['GPU']:g}. Use fewer of them, reserve less, or add nodes"
+            f"the cluster is too small: cluster.rollouts={c.rollouts} actors, cluster.inference={c.inference}, "
+            f"cluster.reward_workers={c.reward_workers} and cluster.learners={c.learners}, by their ..._cpus and ..._gpus, "
+            f"reserve {needed['CPU']:g} CPUs and {needed['GPU']:g} GPUs, and its {len(ray.nodes())} nodes have "
+            f"{has['CPU']:g} and {has['GPU']:g}. Use fewer of them, reserve less, or add nodes"
         )
 
 

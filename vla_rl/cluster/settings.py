@@ -41,6 +41,8 @@ class RayConfig:
 
     ``inference`` actors hold the policy and act for the rollout actors, which then need none (0: each acts itself).
 
+    ``reward_workers`` actors score episodes as they end (0: the driver does).
+
     ``learners`` ranks, actors as well, make each update together (0: the driver learns), with their weights spread
     ("sharded": FSDP2) or whole ("replicated").
 
@@ -68,6 +70,9 @@ class RayConfig:
     inference: int = 0
     inference_cpus: float = 0.0
     inference_gpus: float = 0.0
+    reward_workers: int = 0
+    reward_cpus: float = 0.0
+    reward_gpus: float = 0.0
     learners: int = 0
     learner_mode: str = "sharded"
     learner_cpus: float = 0.0
@@ -100,7 +105,8 @@ class RayConfig:
         for name, least in (
             ("max_staleness", 0), ("max_late", 0), ("rollouts", 1), ("rollout_cpus", 0), ("rollout_gpus", 0), ("threads", 0),
             ("inference", 0), ("inference_cpus", 0), ("inference_gpus", 0), ("learners", 0), ("learner_cpus", 0),
-            ("learner_gpus", 0), ("max_failures", 1), ("object_store_mib", 75),
+            ("learner_gpus", 0), ("reward_workers", 0), ("reward_cpus", 0), ("reward_gpus", 0), ("max_failures", 1),
+            ("object_store_mib", 75),
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < least:
