@@ -11,6 +11,7 @@ import torch
 
 from vla_rl import build
 from vla_rl.cluster.group import RolloutGroup
+from vla_rl.cluster.inference import ServerJob, Servers
 from vla_rl.cluster.rollout_actor import Job
 from vla_rl.cluster.session import dashboard, ray_session, require_room
 from vla_rl.cluster.status import STATUS_FILE, StatusFile
@@ -50,7 +51,13 @@ class RayCollector:
             self._status = StatusFile(run.dir / STATUS_FILE, self._describe)
             self._ages: dict[str, float] = {}
             self._ray = ray
-            self.group = RolloutGroup(ray, config, job_of(run.config), run.progress.say, self._status.look)
+            job, servers = job_of(run.config), None
+            if config.inference:
+                place = Workplace.of(run.config, config.inference, config.threads)
+                server = ServerJob(place, run.env.embodiment.to_dict(), job.prepared)
+                servers = Servers(ray, config, server, run.progress.say)
+                self._resources.callback(servers.close)
+            self.group = RolloutGroup(ray, config, job, run.progress.say, self._status.look, servers)
             self._resources.callback(self._status.end)
             self._resources.callback(self.group.close)
         except BaseException:
@@ -191,7 +198,7 @@ def job_of(config: RunConfig) -> Job:
     entry, cluster = build.entry("algorithm", config.algorithm_type), config.cluster
     needs = entry.needs if isinstance(entry, build.AlgorithmEntry) else "likelihood"  # (of a user's own nothing is known)
     place = Workplace.of(config, cluster.rollouts, cluster.threads)
-    return Job(place, needs in ("likelihood", "imitation"), cluster.ahead > 0)
+    return Job(place, needs in ("likelihood", "imitation"), cluster.ahead > 0, cluster.start_timeout)
 
 
 def parallel_stats(rounds: Sequence[dict[str, float]], seconds: float) -> dict[str, float]:

@@ -19,6 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from vla_rl import errors
+from vla_rl.cluster.inference import Servers
 from vla_rl.cluster.packing import packed_weights, unpacked
 from vla_rl.cluster.rollout_actor import Job, RolloutActor, Taken
 from vla_rl.cluster.session import log_tail
@@ -87,9 +88,11 @@ class RolloutGroup:
     then."""
 
     def __init__(
-        self, ray: Any, config: RayConfig, job: Job, say: Callable[[str], None], look: Callable[[], None] = lambda: None
-    ) -> None:
+        self, ray: Any, config: RayConfig, job: Job, say: Callable[[str], None], look: Callable[[], None] = lambda: None,
+        servers: Servers | None = None,
+    ) -> None:  # fmt: skip
         self._ray, self._config, self._job, self._say, self._look = ray, config, job, say, look
+        self._servers = servers
         self.limit = 1
         self.tally = Tally()
         self._losses: list[str] = []  # what was said of them
@@ -102,7 +105,7 @@ class RolloutGroup:
         self._error: UserError | None = None
         self._stopping = False
         self._changed = threading.Condition()
-        self._workers = [_started(ray, config, job, number) for number in range(config.rollouts)]
+        self._workers = [_started(ray, config, job, number, servers) for number in range(config.rollouts)]
         self._thread = threading.Thread(target=self._look_after, name="rollout-group", daemon=True)
         self._thread.start()
 
@@ -113,12 +116,13 @@ class RolloutGroup:
         started = time.perf_counter()
         data, checksum = packed_weights(version, weights)
         reference = _stored(self._ray, data)
+        if self._servers is not None:
+            self._servers.publish(reference, checksum)
         with self._changed:
             self.tally.publish_seconds += time.perf_counter() - started
             self._weights = (version, reference, checksum, data.nbytes)
             for worker in self._workers:
-                if worker.ready:
-                    self._send_weights(worker)
+                self._send_weights(worker)
             self._assign()  # (without weights nothing starts)
 
     def submit(self, specs: Sequence[EpisodeSpec], deterministic: bool = False) -> None:
@@ -219,7 +223,7 @@ class RolloutGroup:
             return {
                 "version": None if self._weights is None else self._weights[0], "waiting": len(self._waiting),
                 "ready": len(self._finished), "actors": [worker.describe(self._ray) for worker in self._workers],
-                "restarts": list(self._losses),
+                "restarts": self._losses + ([] if self._servers is None else self._servers.losses),
             }  # fmt: skip
 
     def close(self) -> None:
@@ -264,14 +268,13 @@ class RolloutGroup:
             self._hear_sent(worker)
         now = time.monotonic()
         with self._changed:
+            if self._servers is not None:
+                self.tally.restarts += self._servers.look(self._workers)
             for worker in self._workers:
-                limit = self._config.hang_timeout if worker.ready else self._config.start_timeout
-                if worker.ready and not worker.open:
-                    limit = max(limit, 60.0)  # nothing to do, so only its answers are missed
-                if now - worker.alive > limit:
-                    what = "did nothing" if worker.ready else "was not ready"
-                    key = "hang_timeout" if worker.ready else "start_timeout"
-                    self._replace(worker, f"{what} for {limit:g} s (cluster.{key})")
+                if why := _overdue(worker, self._config, now):
+                    if self._servers is not None:  # whichever of the two hangs
+                        self._servers.replace(worker.number, f"an actor that it acts for {why}", self._workers)
+                    self._replace(worker, why)
 
     def _hear(self, worker: _Worker) -> None:
         try:
@@ -308,8 +311,7 @@ class RolloutGroup:
         """It is ready. Raises `UserError` where it is made of other code than this process."""
         require_same_code(worker.hello(self._ray))
         worker.ready, worker.alive = True, time.monotonic()
-        if self._weights is not None:
-            self._send_weights(worker)
+        self._send_weights(worker)
 
     def _hear_taken(self, worker: _Worker, taken: Taken) -> None:
         for place, name in enumerate(taken.rollout_ids):
@@ -354,7 +356,8 @@ class RolloutGroup:
                 worker.handle.add.options(concurrency_group="orders").remote(list(alike), sure)
 
     def _send_weights(self, worker: _Worker) -> None:
-        assert self._weights is not None
+        if self._weights is None or self._servers is not None or not worker.ready:
+            return
         _, reference, checksum, size = self._weights
         self.tally.bytes_out += size
         worker.sent = worker.handle.weights.options(concurrency_group="orders").remote(reference, checksum)
@@ -374,13 +377,25 @@ class RolloutGroup:
         self._say(self._losses[-1])
         self._ray.kill(worker.handle)
         self._waiting.extendleft(reversed(worker.open.values()))
-        new = _started(self._ray, self._config, self._job, worker.number)
+        new = _started(self._ray, self._config, self._job, worker.number, self._servers)
         new.failures = worker.failures
         self._workers[self._workers.index(worker)] = new
 
     def _raise(self) -> None:
         if self._error is not None:
             raise self._error
+
+
+def _overdue(worker: _Worker, config: RayConfig, now: float) -> str:
+    """Why ``worker`` is taken for dead; empty where it is not."""
+    limit = config.hang_timeout if worker.ready else config.start_timeout
+    if worker.ready and not worker.open:
+        limit = max(limit, 60.0)  # nothing to do, so only its answers are missed
+    if now - worker.alive <= limit:
+        return ""
+    return f"did nothing for {limit:g} s (cluster.hang_timeout)" if worker.ready else (
+        f"was not ready for {limit:g} s (cluster.start_timeout)"
+    )
 
 
 def _episodes(ray: Any, reference: Any) -> list[dict[str, Any]] | None:
@@ -406,13 +421,13 @@ def _cause(ray: Any, error: Exception) -> Exception:
     return cause
 
 
-def _started(ray: Any, config: RayConfig, job: Job, number: int) -> _Worker:
+def _started(ray: Any, config: RayConfig, job: Job, number: int, servers: Servers | None = None) -> _Worker:
     """A new actor, which is told to open what it needs."""
     make = ray.remote(
         max_restarts=0, num_cpus=config.rollout_cpus, num_gpus=config.rollout_gpus, scheduling_strategy="SPREAD",
         concurrency_groups={"orders": 1, "results": 1},
     )(RolloutActor)  # fmt: skip
-    handle = make.remote(job)
+    handle = make.remote(job, None if servers is None else servers.of(number))
     greeting = handle.hello.options(concurrency_group="orders").remote()
     return _Worker(number, handle, greeting, handle.open.options(concurrency_group="orders").remote())
 

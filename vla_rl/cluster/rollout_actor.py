@@ -20,6 +20,7 @@ import torch
 
 from vla_rl import build
 from vla_rl.cluster import workplace
+from vla_rl.cluster.inference import RemotePolicy
 from vla_rl.cluster.packing import packed, unpacked_weights
 from vla_rl.data.codec import trajectory_state
 from vla_rl.errors import UserError
@@ -39,6 +40,7 @@ class Job:
     place: workplace.Workplace
     prepared: bool
     streams: bool = False
+    patience: float = 300.0  # seconds that it waits for another server where its own is lost
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,9 @@ class Taken:
 class RolloutActor:
     """Runs the episodes it is given, list after list, in the order of their arrival."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, job: Job, server: Any = None) -> None:
+        """``server``: the handle of an `inference.InferenceActor` that acts in its stead."""
+        self._job, self._server = job, server
         self._lists: deque[tuple[list[EpisodeSpec], bool]] = deque()
         self._done: list[Trajectory] = []
         self._rounds: list[dict[str, float]] = []
@@ -80,7 +83,7 @@ class RolloutActor:
         """Open the env and the policy. Raises `UserError` for what the run's user can mend."""
         run = self._job.place.enter()
         config = run.config
-        policy = trained_policy(run)
+        policy = self._asking() if self._server is not None else trained_policy(run)
         if self._job.prepared and isinstance(policy, PreparedPolicy):
             policy.prepare_for_rl()
         engine = RolloutEngine(run.env, policy, config.rollout)
@@ -88,6 +91,15 @@ class RolloutActor:
         self._run, self._policy, self._engine, self._mark = run, policy, engine, engine.mark()
         self._collector: Collector = build.implementation("collector", config.collector_type)(config.collector, engine)
         threading.Thread(target=self._work, name="rollouts", daemon=True).start()
+
+    def _asking(self) -> RemotePolicy:
+        import ray
+
+        return RemotePolicy(ray, self._server, lambda version: self._collector.publish(version), self._job.patience)
+
+    def serve_by(self, server: Any) -> None:
+        """Another one acts from now on."""
+        self._policy.serve_by(server)
 
     def weights(self, data: np.ndarray, checksum: int) -> int:
         """Act with these from the next decision on; returns their version."""

@@ -110,19 +110,20 @@ def _authenticate(config: RayConfig) -> None:
 
 def require_room(ray: Any, config: RayConfig) -> None:
     """Raise `UserError` where the cluster has not what the actors reserve."""
-    needed = {
-        "CPU": config.rollouts * config.rollout_cpus + config.learners * config.learner_cpus,
-        "GPU": config.rollouts * config.rollout_gpus + config.learners * config.learner_gpus,
-    }
+    c = config
+    roles = [
+        (c.rollouts, c.rollout_cpus, c.rollout_gpus), (c.inference, c.inference_cpus, c.inference_gpus),
+        (c.reward_workers, c.reward_cpus, c.reward_gpus), (c.learners, c.learner_cpus, c.learner_gpus),
+    ]  # fmt: skip
+    needed = {"CPU": sum(n * cpus for n, cpus, _ in roles), "GPU": sum(n * gpus for n, _, gpus in roles)}
     has = {name: float(ray.cluster_resources().get(name, 0.0)) for name in needed}
     short = [name for name, amount in needed.items() if amount > has[name]]
     if short:
         raise UserError(
-            f"the cluster is too small: cluster.rollouts={config.rollouts} actors (cluster.rollout_cpus="
-            f"{config.rollout_cpus:g}, cluster.rollout_gpus={config.rollout_gpus:g}) and cluster.learners={config.learners} "
-            f"(cluster.learner_cpus={config.learner_cpus:g}, cluster.learner_gpus={config.learner_gpus:g}) reserve "
-            f"{needed['CPU']:g} CPUs and {needed['GPU']:g} GPUs, and its {len(ray.nodes())} nodes have {has['CPU']:g} and "
-            f"{has['GPU']:g}. Use fewer of them, reserve less, or add nodes"
+            f"the cluster is too small: cluster.rollouts={c.rollouts} actors, cluster.inference={c.inference}, "
+            f"cluster.reward_workers={c.reward_workers} and cluster.learners={c.learners}, by their ..._cpus and ..._gpus, "
+            f"reserve {needed['CPU']:g} CPUs and {needed['GPU']:g} GPUs, and its {len(ray.nodes())} nodes have "
+            f"{has['CPU']:g} and {has['GPU']:g}. Use fewer of them, reserve less, or add nodes"
         )
 
 

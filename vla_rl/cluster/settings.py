@@ -39,6 +39,10 @@ class RayConfig:
     share an iteration's episodes; each reserves ``rollout_cpus`` and ``rollout_gpus`` (0: nothing; for Ray these are
     numbers to plan with, not limits) and has ``threads`` torch threads (0: its part of the run's own).
 
+    ``inference`` actors hold the policy and act for the rollout actors, which then need none (0: each acts itself).
+
+    ``reward_workers`` actors score episodes as they end (0: the driver does).
+
     ``learners`` ranks, actors as well, make each update together (0: the driver learns), with their weights spread
     ("sharded": FSDP2) or whole ("replicated").
 
@@ -63,6 +67,12 @@ class RayConfig:
     rollouts: int = 1
     rollout_cpus: float = 0.0
     rollout_gpus: float = 0.0
+    inference: int = 0
+    inference_cpus: float = 0.0
+    inference_gpus: float = 0.0
+    reward_workers: int = 0
+    reward_cpus: float = 0.0
+    reward_gpus: float = 0.0
     learners: int = 0
     learner_mode: str = "sharded"
     learner_cpus: float = 0.0
@@ -94,11 +104,18 @@ class RayConfig:
             )
         for name, least in (
             ("max_staleness", 0), ("max_late", 0), ("rollouts", 1), ("rollout_cpus", 0), ("rollout_gpus", 0), ("threads", 0),
-            ("learners", 0), ("learner_cpus", 0), ("learner_gpus", 0), ("max_failures", 1), ("object_store_mib", 75),
+            ("inference", 0), ("inference_cpus", 0), ("inference_gpus", 0), ("learners", 0), ("learner_cpus", 0),
+            ("learner_gpus", 0), ("reward_workers", 0), ("reward_cpus", 0), ("reward_gpus", 0), ("max_failures", 1),
+            ("object_store_mib", 75),
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"cluster.{name}={value} must be {least} or more")
+        if self.inference > self.rollouts:
+            raise ConfigError(
+                f"cluster.inference={self.inference} actors would act for cluster.rollouts={self.rollouts}: use at most as "
+                f"many"
+            )
         for name in ("start_timeout", "hang_timeout"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"cluster.{name}={getattr(self, name)} must be above 0 (seconds)")

@@ -9,18 +9,22 @@ from typing import Any
 from vla_rl.types import EpisodeSpec, Observation, Trajectory
 
 
+def observation_state(o: Observation) -> dict[str, Any]:
+    """Nested dicts of tensors and strings; `observation_from_state` inverts it."""
+    return {"images": dict(o.images), "proprio": o.proprio, "instruction": list(o.instruction), "privileged": o.privileged}
+
+
+def observation_from_state(state: Mapping[str, Any]) -> Observation:
+    """Inverse of `observation_state`."""
+    return Observation(**{**state, "instruction": tuple(state["instruction"])})
+
+
 def trajectory_state(trajectory: Trajectory) -> dict[str, Any]:
     """Nested dicts of tensors, numbers and strings; `trajectory_from_state` inverts it."""
     state = {f.name: getattr(trajectory, f.name) for f in dataclasses.fields(trajectory)}
     state["episode"] = dataclasses.asdict(trajectory.episode)
     for name in ("observations", "final_observation"):
-        o: Observation = state[name]
-        state[name] = {
-            "images": dict(o.images),
-            "proprio": o.proprio,
-            "instruction": list(o.instruction),
-            "privileged": o.privileged,
-        }
+        state[name] = observation_state(state[name])
     return state
 
 
@@ -29,5 +33,5 @@ def trajectory_from_state(state: Mapping[str, Any]) -> Trajectory:
     values = dict(state)
     values["episode"] = EpisodeSpec(**state["episode"])
     for name in ("observations", "final_observation"):
-        values[name] = Observation(**{**state[name], "instruction": tuple(state[name]["instruction"])})
+        values[name] = observation_from_state(state[name])
     return Trajectory(**values)

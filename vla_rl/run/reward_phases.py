@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vla_rl.asked import AlgorithmFigures, asked
+from vla_rl.build import attribute
 from vla_rl.learning.guard import NO_SUCCESS, Finding, Guard, advice
 from vla_rl.reporting.metrics import write_json
 from vla_rl.rewards.build import RewardContext, build_reward, fit_updates, load_reward, reads_policy, save_reward
@@ -74,8 +75,18 @@ def rl_reward(run: Run, policy: Any) -> Any:
     if c.reward_check.refit_every:
         kept = run.dir / ROLLOUTS / "start"
         seeds = [*reward_demonstrations(run), *(load_rollouts(kept) if kept.is_dir() else [])]
-    reward = co_evolving(reward, c.reward_check, seeds)
+    reward = _elsewhere(run, co_evolving(reward, c.reward_check, seeds))
     return reward if c.rl.fallback == "none" else SwitchingReward(reward, lambda: fallback_reward(run, policy))
+
+
+def _elsewhere(run: Run, reward: Any) -> Any:
+    """The reward in actors of its own, where the run has some."""
+    c = run.config
+    if c.cluster_type != "ray" or not c.cluster.reward_workers:
+        return reward
+    import ray  # which the collector has connected
+
+    return attribute("vla_rl.cluster.scoring:RemoteReward")(ray, run, reward)
 
 
 def fallback_reward(run: Run, policy: Any) -> Any:

@@ -1,0 +1,165 @@
+"""Actors that act for rollout actors: the same decisions, whoever dies meanwhile; with reward workers the same run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_cluster import TOY, alive, assert_same_episodes, figures, gathered, specs, start  # noqa: F401 - a fixture
+
+from vla_rl.cluster.collector import job_of
+from vla_rl.cluster.group import RolloutGroup
+from vla_rl.cluster.inference import InferenceActor, RemotePolicy, ServerJob, Servers
+from vla_rl.cluster.packing import packed_weights
+from vla_rl.config import compose
+from vla_rl.errors import ConfigError
+from vla_rl.learning.spool import learned_weights
+from vla_rl.rollout.engine import RolloutEngine
+from vla_rl.run.opening import acting_policy, open_env
+from vla_rl.run.pipeline import run_pipeline
+
+
+class ActorLost(Exception): ...
+
+
+class TaskFailed(Exception): ...
+
+
+# What `RemotePolicy` uses of Ray, in one process: calls are made at once.
+HERE = SimpleNamespace(
+    get=lambda call: call(), exceptions=SimpleNamespace(RayTaskError=TaskFailed, RayActorError=ActorLost)
+)
+
+
+def reached(actor):
+    """A handle whose calls `HERE.get` makes."""
+    return SimpleNamespace(
+        open=SimpleNamespace(remote=lambda: actor.open), act=SimpleNamespace(remote=lambda data: lambda: actor.act(data))
+    )
+
+
+@pytest.fixture
+def parts(start):  # noqa: F811
+    """A config, its env and policy, and an actor that has the policy, too."""
+    config = compose([*TOY, "phases=[rl]", f"checkpoint={start}", "cluster=ray", "cluster.inference=1"])
+    env = open_env(config)
+    policy = acting_policy(config, start, env.embodiment)
+    policy.prepare_for_rl()
+    job = job_of(config)
+    actor = InferenceActor(ServerJob(job.place, env.embodiment.to_dict(), job.prepared))
+    return config, env, policy, actor
+
+
+def test_an_engine_that_asks_runs_the_same_episodes_bit_for_bit(parts):
+    config, env, policy, actor = parts
+    versions: list[int] = []
+    remote = RemotePolicy(HERE, reached(actor), versions.append, 1.0)
+    actor.weights(*packed_weights(7, learned_weights(policy)))
+    found = RolloutEngine(env, remote, config.rollout).collect(specs(9)).trajectories
+    assert_same_episodes(found, RolloutEngine(env, policy, config.rollout).collect(specs(9)).trajectories)
+    assert {*versions} == {7} and remote.chunk_length == policy.chunk_length
+
+
+def test_requests_that_wait_are_one_batch_and_each_gets_its_own_rows(parts):
+    """Three actors ask before there are weights: one call of the policy answers all, but for one that leaves out chance."""
+    config, env, policy, actor = parts
+    shape = actor.open()
+    calls, plain = [], actor._policy.act
+
+    def act(seen, *, deterministic, seeds):
+        calls.append((len(seen), deterministic))
+        return plain(seen, deterministic=deterministic, seeds=seeds)
+
+    actor._policy.act = act
+    assert shape["chunk_length"] == policy.chunk_length
+    asked = RolloutEngine(env, policy, config.rollout).collect(specs(6)).trajectories
+    rows = [trajectory.observations[:1] for trajectory in asked]
+    answers: dict[int, object] = {}
+
+    def ask(i: int, count: int, deterministic: bool) -> None:
+        remote = RemotePolicy(HERE, reached(actor), lambda version: None, 1.0)
+        seen = type(rows[0]).cat(rows[i : i + count])
+        answers[i] = remote.act(seen, deterministic=deterministic, seeds=range(i, i + count))
+
+    threads = [threading.Thread(target=ask, args=given) for given in ((0, 2, False), (2, 1, False), (3, 3, True))]
+    for thread in threads:
+        thread.start()
+    while len(actor._asked) < 3:
+        threading.Event().wait(0.01)
+    actor.weights(*packed_weights(1, learned_weights(policy)))
+    for thread in threads:
+        thread.join()
+    assert sorted(calls) == [(3, False), (3, True)]
+    for i, count, deterministic in ((0, 2, False), (2, 1, False), (3, 3, True)):
+        seen = type(rows[0]).cat(rows[i : i + count])
+        with torch.inference_mode():
+            expected = policy.act(seen, deterministic=deterministic, seeds=range(i, i + count))
+        torch.testing.assert_close(answers[i].chunk.actions, expected.chunk.actions, atol=1e-5, rtol=1e-5)
+        assert answers[i].replay.keys() == expected.replay.keys()
+
+
+def test_a_decision_is_asked_for_again_where_its_server_is_lost(parts):
+    config, env, policy, actor = parts
+    actor.weights(*packed_weights(1, learned_weights(policy)))
+    actor.open()
+
+    def lost(*_):
+        raise ActorLost("killed")
+
+    gone = SimpleNamespace(open=reached(actor).open, act=SimpleNamespace(remote=lambda data: lost))
+    remote = RemotePolicy(HERE, gone, lambda version: None, 30.0)
+    threading.Timer(0.2, remote.serve_by, [reached(actor)]).start()
+    found = RolloutEngine(env, remote, config.rollout).collect(specs(2)).trajectories
+    assert_same_episodes(found, RolloutEngine(env, policy, config.rollout).collect(specs(2)).trajectories)
+    with pytest.raises(TimeoutError, match=r"no other server came within 0\.1 s"):
+        RolloutEngine(env, RemotePolicy(HERE, gone, print, 0.1), config.rollout).collect(specs(1))
+
+
+def test_no_more_act_than_have_episodes():
+    with pytest.raises(ConfigError, match=r"cluster\.inference=2 actors would act for cluster\.rollouts=1"):
+        compose(["run=toy", "cluster=ray", "cluster.inference=2"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_run_is_the_local_one_bit_for_bit(ray_here, start, tmp_path):  # noqa: F811
+    own = [*TOY, "phases=[rl]", f"checkpoint={start}", "rl.episodes_per_iteration=12", f"output_dir={tmp_path}"]
+    own += ["rl.iterations=2"]
+    local = run_pipeline(compose([*own, "name=local"]))
+    ray = run_pipeline(compose([*own, "name=ray", "cluster=ray", "cluster.inference=1", "cluster.reward_workers=2"]))
+    assert figures(ray) == figures(local) and len(figures(local)) == 2
+    weights = [load_file(folder / "checkpoints" / "rl" / "model.safetensors") for folder in (local, ray)]
+    assert all(torch.equal(x, weights[1][name]) for name, x in weights[0].items())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_killed_server_costs_no_episode(ray_here, start):  # noqa: F811
+    """Two rollout actors and one that acts for both, which is killed in the middle."""
+    words = [*TOY, "phases=[rl]", f"checkpoint={start}", "cluster=ray", "cluster.rollouts=2", "cluster.inference=1"]
+    config = compose([*words, "env.step_seconds=0.005", "slots.slots_per_worker=2"])
+    env = open_env(config)
+    policy, job, said = acting_policy(config, start, env.embodiment), job_of(config), []
+    servers = Servers(ray_here, config.cluster, ServerJob(job.place, env.embodiment.to_dict(), job.prepared), said.append)
+    group = RolloutGroup(ray_here, config.cluster, job, said.append, servers=servers)
+    try:
+        group.publish(3, learned_weights(policy))
+        plan = specs(24)
+        group.limit = 12
+        group.submit(plan)
+        found = gathered(group, plan, until=2)
+        pid = ray_here.get(servers.of(0).hello.remote())["pid"]
+        os.kill(pid, signal.SIGKILL)
+        found += gathered(group, [s for s in plan if s.rollout_id not in {t.rollout_id for t in found}])
+        assert sorted(t.rollout_id for t in found) == sorted(s.rollout_id for s in plan)
+        assert {t.policy_version for t in found} == {3}
+        assert len(servers.losses) == 1 and "inference actor 0 is lost" in said[0] and group.restarts == 0
+        assert not alive(pid)
+    finally:
+        group.close()
+        servers.close()

@@ -1,0 +1,113 @@
+"""Reward workers: what the driver's own reward would say, whoever dies meanwhile."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_cluster import TOY
+from test_replay_store import episode
+
+from vla_rl.cluster.scoring import RemoteReward, RewardActor
+from vla_rl.config import compose
+from vla_rl.errors import ConfigError, UserError
+from vla_rl.run.opening import open_env
+from vla_rl.run.reward_phases import start_reward
+
+
+class ActorLost(Exception): ...
+
+
+class Changing:
+    """A reward that changes in a run."""
+
+    def score(self, trajectories):
+        return []
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state) -> None: ...
+
+
+class Worker:
+    """A handle of an actor in this process. Its calls happen as they are asked for; once ``dead`` they fail."""
+
+    def __init__(self, job) -> None:
+        self._actor, self.dead, self.scored = RewardActor(job), False, 0
+        self.hello = SimpleNamespace(remote=lambda: self._actor.hello)
+        self.score = SimpleNamespace(remote=lambda data: lambda: self._score(data))
+
+    def _score(self, data):
+        if self.dead:
+            raise ActorLost("killed")
+        self.scored += 1
+        return self._actor.score(data)
+
+
+@pytest.fixture
+def remote():
+    """The reward of a run with two workers, all workers that there ever were, what was said, and the driver's own reward."""
+    config = compose([*TOY, "cluster=ray", "cluster.reward_workers=2", "reward.time_discount=0.99"])
+    said: list[str] = []
+    run = SimpleNamespace(config=config, env=open_env(config), progress=SimpleNamespace(say=said.append))
+    workers: list[Worker] = []
+
+    def make(job) -> Worker:
+        workers.append(Worker(job))
+        return workers[-1]
+
+    ray = SimpleNamespace(
+        remote=lambda **_: lambda _: SimpleNamespace(remote=make), get=lambda call, timeout: call(),
+        kill=lambda worker: None,
+        exceptions=SimpleNamespace(RayTaskError=ZeroDivisionError, RayActorError=ActorLost, GetTimeoutError=TimeoutError),
+    )  # fmt: skip
+    own = start_reward(run, None)
+    return RemoteReward(ray, run, own), workers, said, own, (ray, run)
+
+
+def test_each_episode_is_scored_once_and_as_the_driver_would(remote):
+    reward, workers, _, own, _ = remote
+    episodes = [episode(i) for i in range(5)]
+    reward.prepare(episodes[3])  # as it ends first
+    found, expected = reward.score(episodes), own.score(episodes)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert any(bool(x.any()) for x in expected)
+    assert sorted(worker.scored for worker in workers) == [2, 3] and reward.metrics() == {}
+    assert reward.score([]) == []
+
+
+def test_a_dead_worker_is_replaced_and_what_it_had_is_asked_again(remote):
+    reward, workers, said, own, _ = remote
+    episodes = [episode(i) for i in range(6)]
+    for trajectory in episodes:
+        reward.prepare(trajectory)
+    workers[0].dead = True
+    found = reward.score(episodes)
+    assert all(torch.equal(a, b) for a, b in zip(found, own.score(episodes), strict=True))
+    assert len(workers) == 3 and said == ["reward worker 0 is lost (killed) and replaced"]
+    assert [worker.scored for worker in workers] == [0, 3, 3]
+
+
+def test_workers_that_fail_again_and_again_end_the_run(remote):
+    reward, workers, said, _, (ray, run) = remote
+    plain = ray.remote
+
+    def doomed(**options):
+        make = plain(**options)(None)
+
+        def remote_of(job):
+            worker = make.remote(job)
+            worker.dead = True
+            return worker
+
+        return lambda _: SimpleNamespace(remote=remote_of)
+
+    ray.remote = doomed
+    workers[0].dead = True
+    with pytest.raises(UserError, match=r"reward workers failed 3 times in a row \(cluster\.max_failures=3\)"):
+        reward.score([episode(0)])
+    assert len(said) == 2
+    with pytest.raises(ConfigError, match=r"cluster\.reward_workers=2: .*changes in the run"):
+        RemoteReward(ray, run, Changing())

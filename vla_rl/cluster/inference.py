@@ -1,0 +1,265 @@
+"""``cluster.inference``: the policy in actors of its own, servers, each of which acts for several rollout actors at once.
+
+A rollout actor then has a `RemotePolicy` where else its policy is, so that it needs no weights and no GPU. A server takes
+all requests that wait when it is free as one batch. What a decision is depends on its observation, seed and weights alone,
+so one that is asked for again, as its server was lost, is the same. With one rollout actor for each server, and
+``rollout.serve_fraction`` 1, batches are those of a local run, and decisions too, bit for bit.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from vla_rl.cluster import workplace
+from vla_rl.cluster.packing import packed, unpacked, unpacked_weights
+from vla_rl.cluster.settings import RayConfig
+from vla_rl.data.codec import observation_from_state, observation_state
+from vla_rl.errors import ConfigError, UserError, first_line
+from vla_rl.interfaces import Env, RememberingPolicy
+from vla_rl.learning.spool import take_weights
+from vla_rl.optional import PreparedPolicy
+from vla_rl.run.learner_main import Described
+from vla_rl.run.rl_phase import trained_policy
+from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyOutput
+
+
+@dataclass(frozen=True)
+class ServerJob:
+    """What a server is to do. ``prepared``: the algorithm prepares its policy for RL."""
+
+    place: workplace.Workplace
+    embodiment: dict[str, Any]
+    prepared: bool
+
+
+@dataclass
+class _Request:
+    observation: Observation
+    deterministic: bool
+    seeds: list[int]
+    answer: Future[dict[str, Any]] = field(default_factory=Future)
+
+
+class InferenceActor:
+    """The policy, which answers requests from one thread; others take them in, and orders."""
+
+    def __init__(self, job: ServerJob) -> None:
+        self._job = job
+        self._asked: list[_Request] = []
+        self._weights: tuple[int, dict[str, torch.Tensor]] | None = None
+        self._version: int | None = None
+        self._shape: dict[str, Any] = {}
+        self._changed = threading.Condition()
+
+    def hello(self) -> dict[str, Any]:
+        """Where it runs and with what."""
+        return workplace.hello()
+
+    def open(self) -> dict[str, Any]:
+        """Open the policy, unless it is, and say what an engine must know of it. Raises `UserError` for what the run's user
+        can mend."""
+        if self._shape:
+            return self._shape
+        run = self._job.place.enter()
+        run.env = cast(Env, Described(EmbodimentSpec.from_dict(self._job.embodiment), (), 0))
+        policy = trained_policy(run)
+        if isinstance(policy, RememberingPolicy):
+            raise ConfigError(
+                f"cluster.inference: {type(policy).__name__} remembers earlier decisions of an episode, which stay where "
+                f"the episode is: use cluster.inference=0"
+            )
+        if self._job.prepared and isinstance(policy, PreparedPolicy):
+            policy.prepare_for_rl()
+        self._policy = policy
+        threading.Thread(target=self._work, name="acting", daemon=True).start()
+        self._shape = {"embodiment": policy.embodiment.to_dict(), "chunk_length": policy.chunk_length}
+        return self._shape
+
+    def watch(self) -> None:
+        """Returns never: who waits for it hears when this process ends."""
+        threading.Event().wait()
+
+    def weights(self, data: np.ndarray, checksum: int) -> int:
+        """Act with these from the next batch on; returns their version."""
+        pending = unpacked_weights(data, checksum)
+        with self._changed:
+            self._weights = pending
+            self._changed.notify_all()
+        return pending[0]
+
+    def act(self, data: np.ndarray) -> np.ndarray:
+        """Waits for weights, and for its turn; returns a packed `PolicyOutput` and the version that acted."""
+        asked = unpacked(data)
+        request = _Request(observation_from_state(asked["observation"]), asked["deterministic"], asked["seeds"])
+        with self._changed:
+            self._asked.append(request)
+            self._changed.notify_all()
+        return packed(request.answer.result())
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._asked and (self._weights or self._version is not None))
+                kind = self._asked[0].deterministic
+                batch = [request for request in self._asked if request.deterministic == kind]
+                self._asked = [request for request in self._asked if request.deterministic != kind]
+                pending, self._weights = self._weights, None
+            try:
+                if pending is not None:
+                    self._version = pending[0]
+                    take_weights(self._policy, pending[1])
+                for request, answer in zip(batch, self._answers(batch, kind), strict=True):
+                    request.answer.set_result(answer)
+            except BaseException as error:  # theirs to hear
+                for request in batch:
+                    if not request.answer.done():
+                        request.answer.set_exception(error)
+
+    def _answers(self, batch: Sequence[_Request], deterministic: bool) -> list[dict[str, Any]]:
+        seeds = [seed for request in batch for seed in request.seeds]
+        with torch.inference_mode():
+            out = self._policy.act(Observation.cat([r.observation for r in batch]), deterministic=deterministic, seeds=seeds)
+        rows = {
+            "actions": out.chunk.actions, "valid": out.chunk.valid, "behavior_log_prob": out.behavior_log_prob,
+            **({} if out.value is None else {"value": out.value}), **{f"replay/{k}": x for k, x in out.replay.items()},
+        }  # fmt: skip
+        parts = {name: x.cpu().split([len(request.seeds) for request in batch]) for name, x in rows.items()}
+        return [{"version": self._version, "rows": {k: x[i] for k, x in parts.items()}} for i in range(len(batch))]
+
+
+class RemotePolicy:
+    """A `Policy` that asks ``server``, and tells ``acted`` which version has answered, before the answer is used."""
+
+    def __init__(self, ray: Any, server: Any, acted: Any, patience: float) -> None:
+        self._ray, self._server, self._acted, self._patience = ray, server, acted, patience
+        self._changed = threading.Condition()
+        shape = _heard(ray, server.open.remote())
+        self.embodiment = EmbodimentSpec.from_dict(shape["embodiment"])
+        self.chunk_length: int = shape["chunk_length"]
+
+    def serve_by(self, server: Any) -> None:
+        """Ask another one from now on, also for what is being asked."""
+        with self._changed:
+            self._server = server
+            self._changed.notify_all()
+
+    def act(
+        self, observation: Observation, *, deterministic: bool = False, seeds: Sequence[int] | None = None
+    ) -> PolicyOutput:
+        data = packed({
+            "observation": observation_state(observation), "deterministic": deterministic, "seeds": list(seeds or ()),
+        })  # fmt: skip
+        while True:
+            server = self._server
+            try:
+                found = unpacked(_heard(self._ray, server.act.remote(data)))
+                break
+            except self._ray.exceptions.RayActorError as error:
+                self._await_other(server, error)
+        rows = found["rows"]
+        self._acted(found["version"])
+        return PolicyOutput(
+            chunk=ActionChunk(rows["actions"], rows["valid"]),
+            behavior_log_prob=rows["behavior_log_prob"],
+            replay={name.partition("/")[2]: x for name, x in rows.items() if name.startswith("replay/")},
+            value=rows.get("value"),
+        )
+
+
+    def _await_other(self, lost: Any, error: Exception) -> None:
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._server is not lost, self._patience):
+                raise TimeoutError(f"no other server came within {self._patience:g} s: {error}") from error
+
+
+def _heard(ray: Any, call: Any) -> Any:
+    """What a call returns. Raises the `UserError` that it raised as what it is."""
+    try:
+        return ray.get(call)
+    except ray.exceptions.RayTaskError as error:
+        raise (error.cause if isinstance(error.cause, UserError) else error) from None
+
+
+@dataclass
+class _Server:
+    handle: Any
+    watched: Any  # the reference that is an error once it is lost
+    failures: int = 0  # in this place since weights were taken
+
+
+class Servers:
+    """``config.inference`` servers as the driver sees them. Server i acts for the rollout actors i, i + inference, ..."""
+
+    def __init__(self, ray: Any, config: RayConfig, job: ServerJob, say: Any) -> None:
+        self._ray, self._config, self._job, self._say = ray, config, job, say
+        self._weights: tuple[Any, int] | None = None
+        self.losses: list[str] = []
+        self._servers = [self._started() for _ in range(config.inference)]
+
+    def of(self, number: int) -> Any:
+        """The handle of the one that acts for rollout actor ``number``."""
+        return self._servers[number % len(self._servers)].handle
+
+    def publish(self, reference: Any, checksum: int) -> None:
+        """Have all act with these weights; they do when it returns, but for those that are lost."""
+        self._weights = reference, checksum
+        sent = {s.handle.weights.options(concurrency_group="orders").remote(reference, checksum): s for s in self._servers}
+        done, _ = self._ray.wait(list(sent), num_returns=len(sent), timeout=self._config.start_timeout)
+        for answer in done:
+            try:
+                _heard(self._ray, answer)
+                sent[answer].failures = 0
+            except self._ray.exceptions.RayActorError:  # `look` sees to it
+                continue
+
+    def look(self, clients: Sequence[Any]) -> int:
+        """Replace those that are lost; returns how many. Raises `UserError` after too many losses in a row in one place."""
+        lost, _ = self._ray.wait([s.watched for s in self._servers], num_returns=len(self._servers), timeout=0)
+        places = [i for i, server in enumerate(self._servers) if server.watched in lost]
+        for i in places:
+            self.replace(i, "its process ended", clients)
+        return len(places)
+
+    def replace(self, number: int, why: str, clients: Sequence[Any]) -> None:
+        """Another server in the place of the one that acts for rollout actor ``number``, as it is lost or hangs; of the
+        ``clients`` (with ``number`` and ``handle``) those that it acts for are told."""
+        place = number % len(self._servers)
+        old = self._servers[place]
+        failures = old.failures + 1
+        if failures >= self._config.max_failures:
+            raise UserError(
+                f"inference actor {place} failed {failures} times in a row (cluster.max_failures="
+                f"{self._config.max_failures}): {why}"
+            )
+        self.losses.append(f"inference actor {place} is lost ({first_line(UserError(why))}) and replaced")
+        self._say(self.losses[-1])
+        self._ray.kill(old.handle)
+        new = self._servers[place] = self._started()
+        new.failures = failures
+        if self._weights is not None:
+            new.handle.weights.options(concurrency_group="orders").remote(*self._weights)
+        for client in clients:
+            if client.number % len(self._servers) == place:
+                client.handle.serve_by.options(concurrency_group="orders").remote(new.handle)
+
+    def close(self) -> None:
+        for server in self._servers:
+            self._ray.kill(server.handle)
+
+    def _started(self) -> _Server:
+        c = self._config
+        clients = -(-c.rollouts // c.inference)
+        make = self._ray.remote(
+            max_restarts=0, num_cpus=c.inference_cpus, num_gpus=c.inference_gpus, scheduling_strategy="SPREAD",
+            concurrency_groups={"orders": 1, "watch": 1, "acts": clients + 1},
+        )(InferenceActor)  # fmt: skip
+        handle = make.remote(self._job)
+        handle.open.remote()  # (whom it serves asks again, and hears what is wrong)
+        return _Server(handle, handle.watch.options(concurrency_group="watch").remote())

@@ -1,0 +1,153 @@
+"""``cluster.reward_workers``: the reward model in actors of its own, each of which scores an episode as soon as it ends.
+
+For models that are the same all through a run and score each episode by itself: a large one then has GPUs of its own, and no
+learner waits for it. An episode is scored once for the loop, whoever dies: the driver has it, and sends it to another actor.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from torch import Tensor
+
+from vla_rl.cluster import workplace
+from vla_rl.cluster.packing import packed, unpacked
+from vla_rl.cluster.workplace import require_same_code
+from vla_rl.data.codec import trajectory_from_state, trajectory_state
+from vla_rl.errors import ConfigError, UserError, first_line
+from vla_rl.interfaces import Env
+from vla_rl.learning.figures import mean_figures
+from vla_rl.optional import StatefulReward
+from vla_rl.rewards.build import reads_policy
+from vla_rl.rewards.handle import is_learned, metrics_of, wants_demonstrations
+from vla_rl.run.context import Run
+from vla_rl.run.learner_main import Described
+from vla_rl.run.reward_phases import start_reward
+from vla_rl.types import EmbodimentSpec, Trajectory
+
+
+@dataclass(frozen=True)
+class RewardJob:
+    """What a reward worker is to do."""
+
+    place: workplace.Workplace
+    embodiment: dict[str, Any]
+
+
+class RewardActor:
+    """The run's reward model."""
+
+    def __init__(self, job: RewardJob) -> None:
+        self._job = job
+        self._reward: Any = None
+
+    def hello(self) -> dict[str, Any]:
+        """Where it runs and with what."""
+        return workplace.hello()
+
+    def score(self, data: np.ndarray) -> np.ndarray:
+        """The rewards [t] of a packed episode, and what the model says of them, packed."""
+        if self._reward is None:
+            run = self._job.place.enter()
+            run.env = cast(Env, Described(EmbodimentSpec.from_dict(self._job.embodiment), (), 0))
+            self._reward = start_reward(run, None)
+        rewards = self._reward.score([trajectory_from_state(unpacked(data))])
+        return packed({"rewards": rewards[0], "metrics": {k: float(v) for k, v in metrics_of(self._reward).items()}})
+
+
+@dataclass
+class _Call:
+    data: np.ndarray
+    place: int
+    worker: Any  # the handle that was asked
+    reference: Any
+
+
+class RemoteReward:
+    """A reward model that asks ``config.reward_workers`` actors, in turns. Ray is connected; ``reward`` is the driver's own,
+    which stays unused. Raises `ConfigError` for one that changes in the run, or needs what only the driver has."""
+
+    def __init__(self, ray: Any, run: Run, reward: Any) -> None:
+        config = run.config
+        changes = is_learned(reward) or isinstance(reward, StatefulReward) or config.rl.fallback != "none"
+        if changes or wants_demonstrations(reward) or reads_policy(config.reward):
+            raise ConfigError(
+                f"cluster.reward_workers={config.cluster.reward_workers}: reward.type={config.reward_type} (or rl.fallback) "
+                f"changes in the run, or wants its demonstrations or its policy, which the driver has: use "
+                f"cluster.reward_workers=0"
+            )
+        self._ray, self._cluster, self._say = ray, config.cluster, run.progress.say
+        c = config.cluster
+        self._job = RewardJob(workplace.Workplace.of(config, c.reward_workers), run.env.embodiment.to_dict())
+        self._workers = [self._started() for _ in range(c.reward_workers)]
+        self._turns = itertools.cycle(range(c.reward_workers))
+        self._calls: dict[str, _Call] = {}
+        self._metrics: dict[str, float] = {}
+        self._failures = 0  # in a row
+        self._changed = threading.Lock()  # episodes end in another thread than they are learned from
+
+    def prepare(self, trajectory: Trajectory) -> None:
+        """Have it scored; `score` asks for what came of it."""
+        with self._changed:
+            if trajectory.rollout_id not in self._calls:
+                self._calls[trajectory.rollout_id] = self._asked(packed(trajectory_state(trajectory)))
+
+    def score(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
+        """One float32 tensor [t] per trajectory."""
+        for trajectory in trajectories:
+            self.prepare(trajectory)
+        answers = [self._answer(self._calls[t.rollout_id]) for t in trajectories]
+        for trajectory in trajectories:
+            self._calls.pop(trajectory.rollout_id, None)
+        self._metrics = mean_figures([answer["metrics"] for answer in answers]) if answers else {}
+        return [answer["rewards"] for answer in answers]
+
+    def metrics(self) -> Mapping[str, float]:
+        """Means over the episodes of the last `score`."""
+        return self._metrics
+
+    def _answer(self, call: _Call) -> dict[str, Any]:
+        while True:
+            try:
+                answer = unpacked(self._ray.get(call.reference, timeout=self._cluster.hang_timeout))
+                self._failures = 0
+                return answer
+            except self._ray.exceptions.RayTaskError as error:
+                raise (error.cause if isinstance(error.cause, UserError) else error) from None
+            except (self._ray.exceptions.RayActorError, self._ray.exceptions.GetTimeoutError) as error:
+                with self._changed:
+                    self._replace(call, error)
+                    again = self._asked(call.data, call.place)
+                call.worker, call.reference = again.worker, again.reference
+
+    def _asked(self, data: np.ndarray, place: int | None = None) -> _Call:
+        place = next(self._turns) if place is None else place
+        return _Call(data, place, self._workers[place], self._workers[place].score.remote(data))
+
+    def _replace(self, call: _Call, error: Exception) -> None:
+        """Another worker where the one that was asked is lost or hangs, unless there is one by now."""
+        if self._workers[call.place] is not call.worker:
+            return
+        self._failures += 1
+        if self._failures >= self._cluster.max_failures:
+            raise UserError(
+                f"reward workers failed {self._failures} times in a row (cluster.max_failures="
+                f"{self._cluster.max_failures}). The last one: {type(error).__name__}: {first_line(error)}"
+            )
+        self._say(f"reward worker {call.place} is lost ({first_line(error)}) and replaced")
+        self._ray.kill(call.worker)
+        self._workers[call.place] = self._started()
+
+    def _started(self) -> Any:
+        c = self._cluster
+        make = self._ray.remote(
+            max_restarts=0, num_cpus=c.reward_cpus, num_gpus=c.reward_gpus, scheduling_strategy="SPREAD"
+        )(RewardActor)  # fmt: skip
+        worker = make.remote(self._job)
+        require_same_code(self._ray.get(worker.hello.remote(), timeout=c.start_timeout))
+        return worker
