@@ -23,7 +23,7 @@ ROUNDS = 2  # in turns; the fastest counts
 SLOTS = 4  # that step together
 FURTHER = 4  # times so many of ours, whose memory is measured
 PARTS = 5  # of the resets over which memory is looked at
-WANTED = {"steps": 3.0, "reset": 5.0, "mb_per_slot": 100.0}  # issue 17
+WANTED = {"steps": 3.0, "reset": 5.0, "mb_per_slot": 100.0}  # what is aimed at
 OURS = "simulator"
 
 

@@ -24,7 +24,7 @@ VICTIMS = (
     ("policy", "killed"), ("policy", "frozen"), ("operator", "killed"), ("recorder", "killed"), ("recorder", "frozen"),
     ("supervisor", "killed"), ("supervisor", "frozen"),
 )  # fmt: skip
-# the bounds: (hold begins, at rest) in seconds, metres
+# what is aimed at: (hold begins, at rest) in seconds, metres
 TARGETS = {"killed": (0.170, 0.300, 0.055), "frozen": (0.170, 0.300, 0.055)}
 
 

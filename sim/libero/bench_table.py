@@ -11,7 +11,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "light": {"look": "light"},
     "light, fast control": {"look": "light", "controller": "fast"},
 }
-# What the ratios should at least be in a single process with a chunk of 8 (issue 3), on a CPU renderer.
+# What the ratios should at least be in a single process with a chunk of 8, on a CPU renderer.
 WANTED = {
     "exact": 5.0, "exact, agentview only": 8.0, "light": 12.0, "reset": 20.0, "task change": 10.0, "control, fast": 2.5,
 }  # fmt: skip
