@@ -172,7 +172,6 @@ class RemotePolicy:
             value=rows.get("value"),
         )
 
-
     def _await_other(self, lost: Any, error: Exception) -> None:
         with self._changed:
             if not self._changed.wait_for(lambda: self._server is not lost, self._patience):
