@@ -15,7 +15,7 @@ WAYS = ("none", "coupled", "truncate", "mask", "vtrace")  # of `vla_rl.evaluatio
 
 
 def add(command: Add) -> None:
-    """``vla-rl bench sim``, ``learn``, ``staleness``, ``rhythm``, ``reward``, ``policy`` and ``replay``."""
+    """``vla-rl bench sim``, ``learn``, ``staleness``, ``rhythm``, ``faults``, ``reward``, ``policy`` and ``replay``."""
     bench = command("bench", None, "measure against a baseline, in one run")
     kinds = bench.add_subparsers(title="benchmarks", metavar="KIND", required=True)
 
@@ -99,6 +99,14 @@ def _add_learning(kinds: Any) -> None:
     rhythm.add_argument("--rounds", type=int, default=2, metavar="N")
     rhythm.add_argument("--as-given", action="store_true", help="keep algorithm.updates_per_decision, else balanced")
     rhythm.add_argument("--json", type=Path, metavar="FILE")
+
+    faults = kinds.add_parser("faults", help="a run on two Ray nodes whose processes are killed, against one in peace")
+    faults.set_defaults(function=run_bench_faults)
+    faults.add_argument("overrides", nargs="*", metavar="key=value", help="default: run=toy with rollout actors and ranks")
+    faults.add_argument("--kills", type=int, default=24, metavar="N")
+    faults.add_argument("--kinds", nargs="+", default=[], metavar="KIND", help="default: all that the run has")
+    faults.add_argument("--seed", type=int, default=0, help="of what is killed, and when")
+    faults.add_argument("--json", type=Path, metavar="FILE")
 
 
 def _add_robot(kinds: Any) -> None:
@@ -222,6 +230,13 @@ def run_bench_rhythm(arguments: argparse.Namespace) -> None:
 
     options = {"iterations": arguments.iterations, "rounds": arguments.rounds, "balance": not arguments.as_given}
     write_result(arguments.json, bench_rhythm(arguments.overrides, **options))
+
+
+def run_bench_faults(arguments: argparse.Namespace) -> None:
+    from vla_rl.evaluation.bench_faults import bench_faults
+
+    a = arguments
+    write_result(a.json, bench_faults(a.overrides, kills=a.kills, kinds=a.kinds, seed=a.seed))
 
 
 def run_bench_update(arguments: argparse.Namespace) -> None:

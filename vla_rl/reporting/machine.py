@@ -37,16 +37,17 @@ def memory_bytes() -> int:
 
 
 def process_tree(root: int) -> list[int]:
-    """A process and all its children; itself alone where the system does not tell (no Linux)."""
-    found, queue = [], [root]
-    while queue:
-        pid = queue.pop()
-        found.append(pid)
-        for file in Path(f"/proc/{pid}/task").glob("*/children"):
-            try:
-                queue.extend(int(child) for child in file.read_text().split())
-            except (OSError, ValueError):
-                continue
+    """A process and all below it; itself alone where the system does not tell (no Linux)."""
+    children: dict[int, list[int]] = {}  # (not each process has a file of its children: that is an option of the kernel)
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(file.read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):  # it ended meanwhile
+            continue
+        children.setdefault(parent, []).append(int(file.parent.name))
+    found = [root]
+    for pid in found:  # which grows
+        found += children.get(pid, [])
     return found
 
 
