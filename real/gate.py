@@ -38,7 +38,8 @@ FINITE, AGE, STEP, RATE, WORKSPACE, JOINTS, IK, FORCE, GRIPPER = range(len(STAGE
 SIGNALS = sum(1 << s for s in (FINITE, AGE, WORKSPACE, JOINTS, IK, FORCE))
 
 _TINY, _HUGE = 1e-9, 1e9
-_CREEP = 0.02  # rad/s: a joint this slow is at rest
+_CREEP = 0.02  # rad/s, m/s: what is this slow is at rest
+_SOON = 0.03  # seconds that it takes to stop
 _ABSURD = 1e6  # no robot's metres, radians or degrees
 _DAMPING = 1e-4  # squared, of the joint velocities that a hand's velocity needs
 _ROUNDS = 4  # of the box and the keep-outs against each other
@@ -110,6 +111,8 @@ class Gate:
         if request.obs_stamp is not None and (age := now - request.obs_stamp) > self.limits.observation_age:
             work[AGE] = age - self.limits.observation_age
             return self._refused(work, "")
+        if not self.joint_space and (trip := _escapes(self.limits, measured, work)) is not None:
+            return self._refused(work, trip)
         if (beyond := self._leaving(measured)) > 0.0:
             work[JOINTS] = beyond
             return self._refused(work, "")
@@ -241,9 +244,9 @@ class Gate:
         Below 0 where the arm is beyond it: then it has to come back, gently. An arm under impedance control that is only
         kept from going on would drift through a wall along which it slides, as what its joints do to each other pushes it.
         Four times its stiffness and, from where it would come to rest, twice its damping: critically damped again; and its
-        walls begin a braking distance earlier.
+        walls begin one and a half braking distances earlier.
         """
-        distance = distance - (self._speed[0] ** 2 / (2.0 * self._acceleration[0]) if self.gain else 0.0)
+        distance = distance - (0.75 * self._speed[0] ** 2 / self._acceleration[0] if self.gain else 0.0)
         room, beyond = np.maximum(distance, 0.0), np.maximum(-distance, 0.0)
         share = self.gain if self.gain else 0.5 / self.dt
         nearer = np.minimum(np.sqrt(self._acceleration[0] * room), share * room)  # half of the acceleration that it has
@@ -297,7 +300,7 @@ class Gate:
         end = np.where(u > 0, np.array(x.joint_high) - joints, joints - np.array(x.joint_low))
         room = np.maximum(end - x.joint_margin, 0.0)
         hardest = min(x.joint_acceleration, _HUGE)
-        return np.minimum(np.sqrt(hardest * room), 0.5 / self.dt * room)
+        return np.minimum(np.sqrt(hardest * room), (2.0 * self.gain if self.gain else 0.5 / self.dt) * room)
 
     def _leaving(self, measured: Measured) -> float:
         """By how much (rad/s) a joint runs too fast towards its end, whatever the hand was asked to do: what an arm's own
@@ -362,6 +365,38 @@ class Gate:
             else:
                 self.grip, self._gripped = want, now
         return self.grip
+
+
+def _escapes(x: Limits, measured: Measured, work: np.ndarray) -> str | None:
+    """Whether to brake, and why the session should pause ("": it need not). The hand runs through a wall, and is beyond
+    it; or a joint is within half its margin and goes on. Where an arm's controller holds a posture against its target no
+    target brings it back; only standing still helps."""
+    if measured.jacobian is None or len(measured.joint_velocity) != measured.jacobian.shape[1]:
+        return None
+    speed = measured.joint_velocity
+    if x.joint_low:
+        room = np.where(speed > 0, np.array(x.joint_high) - measured.joints, measured.joints - np.array(x.joint_low))
+        ending = np.flatnonzero((room < 0.5 * x.joint_margin) & (np.abs(speed) > _CREEP))
+        if len(ending):
+            work[JOINTS] = float(np.max(np.abs(speed[ending])))
+            return f"joint {ending[0] + 1} runs into its end"
+    ahead = measured.position + _SOON * (measured.jacobian[:3] @ speed)
+    now, then = _outside_by(x, measured.position), _outside_by(x, ahead)
+    half = 0.25 * x.speed**2 / x.acceleration  # of a braking distance
+    if then > half and then > now + 0.1 * _SOON * _CREEP:
+        work[WORKSPACE] = then
+        return "the hand drifts through a wall, and its controller does not bring it back" if now > 0.0 else ""
+    return None
+
+
+def _outside_by(x: Limits, place: np.ndarray) -> float:
+    """How far (m) beyond the wall that is passed furthest; 0 where none is."""
+    most = 0.0
+    if x.box is not None:
+        most = max(most, float(np.max(np.array(x.box.low) - place)), float(np.max(place - np.array(x.box.high))))
+    for box in x.keep_out:
+        most = max(most, float(min(np.min(place - np.array(box.low)), np.min(np.array(box.high) - place))))
+    return most
 
 
 def _shorten(vectors: np.ndarray, most: np.ndarray) -> np.ndarray:

@@ -32,8 +32,11 @@ LATE_S, FAR = 1.0, 0.25  # of a machine that is busy; a policy that drove on for
 
 @pytest.mark.parametrize(
     "victim, how",
-    [("policy", "killed"), ("policy", "frozen"), ("supervisor", "killed"), ("supervisor", "frozen"), ("operator", "killed")],
-)
+    [
+        ("policy", "killed"), ("policy", "frozen"), ("supervisor", "killed"), ("supervisor", "frozen"),
+        ("operator", "killed"), ("teleop", "frozen"), ("console", "frozen"),
+    ],
+)  # fmt: skip
 def test_the_arm_holds_when_a_process_dies_or_hangs(victim, how):
     found = trial(victim, how, FAKE, delay=0.5)
     assert found.speed > 0.1, "it was moving"
@@ -233,5 +236,6 @@ def test_the_fake_arm_behind_the_gate_keeps_its_limits():
     from real.bench.gate import adversarial
 
     figures = adversarial(make_world("fake", {}), LIMITS / "fake_point.yaml", actions=2000, seed=0)
-    assert figures["nearest"]["keep_out"] < 0.005 and figures["nearest"]["box"] < 0.005, figures
+    walls = 1.5 * 0.4**2 / (2 * 20)  # begin so much earlier
+    assert all(0 <= figures["nearest"][name] < walls + 1e-3 for name in ("box", "keep_out")), figures
     assert figures["violations"] == 0 and figures["clipped"]["workspace"] > 0 and figures["largest_speed"] > 0.1, figures

@@ -89,8 +89,8 @@ def test_after_a_fault_it_is_slow():
 
 def test_a_wall_takes_the_normal_part_alone():
     g = gate(gain=6.0, box=Box((-1.0, -1.0, 0.0), (0.0, 1.0, 1.0)))
-    passed = g(to(0.05, 0.05, 0.3), at(), 0.0)  # the hand is at the wall x = 0, which begins 1 / (2 · 1e6) m earlier
-    np.testing.assert_allclose(passed.reference.position, [-4 * 5e-7, 0.05, 0.3], atol=1e-9)
+    passed = g(to(0.05, 0.05, 0.3), at(), 0.0)  # the hand is at the wall x = 0, which begins 1.5 / (2 · 1e6) m earlier
+    np.testing.assert_allclose(passed.reference.position, [-4 * 7.5e-7, 0.05, 0.3], atol=1e-9)
     assert passed.mask == only(WORKSPACE)
 
 
@@ -123,17 +123,40 @@ def test_a_wall_counts_from_where_an_arm_would_come_to_rest():
 
 def test_a_joint_that_runs_into_its_end_is_braked_whatever_the_hand_was_asked_to_do():
     ends = {"joint_low": (-1.0,) * 3, "joint_high": (1.0,) * 3, "joint_margin": 0.05}
-    near = at(joints=(0.94, 0.0, 0.0))  # 0.01 before the margin: 50 / s of that is 0.5 rad/s
-    for speed, braked in ((0.4, False), (0.51, False), (0.53, True), (-3.0, False)):
+    near = at(joints=(0.94, 0.0, 0.0))  # 0.01 before the margin: 12 / s of that is 0.12 rad/s
+    for speed, braked in ((0.1, False), (0.13, False), (0.15, True), (-3.0, False)):
         moving = dataclasses.replace(near, joint_velocity=np.array([speed, 0.0, 0.0]))
         passed = gate(gain=6.0, **ends)(to(0.0, 0.0, 0.3), moving, 0.0)
         assert (passed.reference is None) == braked and passed.mask == (only(JOINTS) if braked else 0), speed
+        assert not passed.trip
+
+
+def test_what_does_not_come_back_pauses_the_session():
+    """Half a braking distance is 1² / (4 · 100) m; drifting at 0.1 m/s it is there 0.03 s later."""
+    jacobian = np.vstack([np.eye(3), np.zeros((3, 3))])
+    box, ends = Box((-1.0, -1.0, 0.0), (0.0, 1.0, 1.0)), {"joint_low": (-1.0,) * 3, "joint_high": (1.0,) * 3}
+
+    def trip(x: float, speed: float, joint: float = 0.0, **walls) -> str:
+        moving = dataclasses.replace(
+            at((x, 0.0, 0.3), jacobian=jacobian, joints=(joint, 0.0, 0.0)), joint_velocity=np.array([speed, 0.0, 0.0])
+        )
+        passed = gate(gain=6.0, acceleration=100.0, **walls)(to(-0.05, 0.0, 0.3), moving, 0.0)
+        return "braked" if passed.reference is None and not passed.trip else passed.trip
+
+    assert "drifts through a wall" in trip(0.003, 0.1, box=box) and "drifts" in trip(0.0001, 0.1, box=box)
+    assert not trip(0.003, 0.0, box=box) and not trip(0.003, -0.1, box=box), "at rest, and on its way back"
+    assert not trip(-0.001, 0.1, box=box) and not trip(0.0001, 0.05, box=box), "slow enough to be stopped"
+    assert trip(-0.001, 0.2, box=box) == "braked", "inside, and too fast for that"
+    assert "drifts" in trip(0.003, 0.1, keep_out=(Box((0.0, -1.0, 0.0), (1.0, 1.0, 1.0)),))
+    assert trip(-0.5, 0.1, joint=0.98, joint_margin=0.05, **ends) == "joint 1 runs into its end"
+    assert trip(-0.5, 0.1, joint=0.97, joint_margin=0.05, **ends) == "braked"
+    assert not trip(-0.5, -0.1, joint=0.98, joint_margin=0.05, **ends), "on its way back"
 
 
 def test_a_keep_out_is_slid_along():
     g = gate(gain=6.0, keep_out=(Box((0.0, -1.0, 0.0), (1.0, 1.0, 1.0)),))
     passed = g(to(0.05, 0.05, 0.3), at(), 0.0)
-    np.testing.assert_allclose(passed.reference.position, [-4 * 5e-7, 0.05, 0.3], atol=1e-9)
+    np.testing.assert_allclose(passed.reference.position, [-4 * 7.5e-7, 0.05, 0.3], atol=1e-9)
     inside = gate(gain=6.0, keep_out=(Box((-0.1, -1.0, 0.0), (1.0, 1.0, 1.0)),))
     np.testing.assert_allclose(inside(to(-0.05, 0.0, 0.3), at(), 0.0).reference.position, [-0.05, 0.0, 0.3], atol=1e-9)
     np.testing.assert_allclose(inside(to(0.05, 0.0, 0.3), at(), 0.0).reference.position, [0.0, 0.0, 0.3], atol=1e-9)

@@ -25,7 +25,8 @@ _HELD = 3  # ticks that an action is asked for, at most
 def adversarial(world: Any, limits_file: Path, actions: int, seed: int) -> dict[str, Any]:
     """Counts of violations beyond one braking distance over ``actions``, each asked for during one to three ticks of 10 ms.
 
-    Where the limits know no keep-out, one stands 6 cm beside the start, so that every kind of wall is pushed against.
+    Where the limits know no keep-out, one stands 6 cm beside the start, so that every kind of wall is pushed against. What
+    makes the gate pause a session (``trips``) ends in a new start.
     """
     now = [0.0]
     robot = SimulatedRobot(world, Defects(), lambda: now[0])
@@ -35,7 +36,7 @@ def adversarial(world: Any, limits_file: Path, actions: int, seed: int) -> dict[
         limits = dataclasses.replace(limits, keep_out=(_beside(robot.observe().position),))
     gate, rng = Gate(limits, robot.capabilities, turns, DT), np.random.default_rng(seed)
     adversary, judge = _Adversary(limits, rng), _Judge(limits)
-    clipped, refused, ticks = np.zeros(len(STAGES), int), 0, 0
+    clipped, refused, ticks, trips = np.zeros(len(STAGES), int), 0, 0, 0
     for action in range(actions):
         request = adversary.asks(action, robot.observe())
         for _ in range(int(rng.integers(1, _HELD + 1))):
@@ -52,9 +53,17 @@ def adversarial(world: Any, limits_file: Path, actions: int, seed: int) -> dict[
             ticks += 1
             robot.advance_to(now[0])
             judge.look(robot)
+            if passed.trip:  # the session would pause: the arm comes to rest, and a person begins anew
+                trips += 1
+                now[0] += 0.3
+                robot.advance_to(now[0])
+                judge.look(robot)
+                robot.begin({})
+                judge.anew(robot)
+                break
     return {
         "actions": actions, "ticks": ticks, "seed": seed, "violations": judge.violations, "of": judge.kinds,
-        "refused": refused, "clipped": dict(zip(STAGES, clipped.tolist())), "largest_speed": judge.speed,
+        "refused": refused, "trips": trips, "clipped": dict(zip(STAGES, clipped.tolist())), "largest_speed": judge.speed,
         "braking_m": judge.braking, "nearest": judge.nearest, "speed_limit": limits.speed,
     }  # fmt: skip
 
@@ -145,6 +154,11 @@ class _Judge:
         room = float(min(np.min(joints - np.array(x.joint_low)), np.min(np.array(x.joint_high) - joints)))
         self.nearest["joints"] = min(self.nearest["joints"], room)
         self.kinds["joints"] += room < 0.0
+
+    def anew(self, robot: SimulatedRobot) -> None:
+        """It was put elsewhere."""
+        robot.log.path.clear()
+        self._last = None
 
     def _wall(self, name: str, room: float) -> None:
         self.nearest[name] = min(self.nearest[name], room)

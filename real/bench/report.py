@@ -21,8 +21,9 @@ from real.messages import Input, Lease, State
 from real.named import make_world
 
 VICTIMS = (
-    ("policy", "killed"), ("policy", "frozen"), ("operator", "killed"), ("recorder", "killed"), ("recorder", "frozen"),
-    ("supervisor", "killed"), ("supervisor", "frozen"),
+    ("policy", "killed"), ("policy", "frozen"), ("teleop", "killed"), ("teleop", "frozen"), ("console", "killed"),
+    ("console", "frozen"), ("operator", "killed"), ("recorder", "killed"), ("recorder", "frozen"), ("supervisor", "killed"),
+    ("supervisor", "frozen"),
 )  # fmt: skip
 # what is aimed at: (hold begins, at rest) in seconds, metres
 TARGETS = {"killed": (0.170, 0.300, 0.055), "frozen": (0.170, 0.300, 0.055)}

@@ -24,6 +24,7 @@ from real.messages import Event, Lease, Message, Notice, State
 from real.robots.server import read_log
 
 AT_REST = 0.01  # m/s
+FULL = 0.05  # metres a control step of a device's full deflection, in both worlds
 MOVES = {"fake": (-0.048, 0.0, 0.0, -1.0), "tabletop": (0.0, 0.041, 0.0, -1.0)}  # about 0.25 m/s each
 
 
@@ -80,18 +81,19 @@ class Operator:
             self.press("start")
         self.until("AUTO")
 
-    def drive(self) -> None:
-        """Take control and let the policy move."""
+    def drive(self, mode: str = "AUTO") -> None:
+        """Take control and let the policy move; or until ``mode``, where somebody else takes over at once."""
         self.client.send(Lease, ask="request", token="", force=False)
         while not self.client.token:
             self.watch(0.02)
         self.press("arm", "start")
-        self.resume()
+        self.resume() if mode == "AUTO" else self.until(mode)
 
 
 def driver(socket: str, world: str, log: Path, *more: str) -> subprocess.Popen:
-    """The scripted policy in a process of its own."""
-    command = [sys.executable, "-m", "real.bench.driver", socket, "20", *map(str, MOVES[world]), *more]
+    """The scripted policy in a process of its own; or a hand, or a console, as ``more`` says."""
+    scale = FULL if "--hand" in more else 1.0
+    command = [sys.executable, "-m", "real.bench.driver", socket, "20", *(str(x / scale) for x in MOVES[world]), *more]
     with open(log, "wb") as out:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
     while not log.read_bytes().startswith(b"ready"):
@@ -102,37 +104,41 @@ def driver(socket: str, world: str, log: Path, *more: str) -> subprocess.Popen:
 
 
 def trial(victim: str, how: str, config: BodyConfig, delay: float, folder: Path | None = None) -> Trial:
-    """``victim`` "policy", "supervisor", "recorder" or "operator" is "killed" or "frozen" ``delay`` seconds after the arm
-    was told to move."""
+    """``victim`` "policy", "teleop" (whose device then moves the arm), "console", "supervisor", "recorder", or "operator"
+    (who has control, in this process) is "killed" or "frozen" ``delay`` seconds after the arm was told to move."""
     with tempfile.TemporaryDirectory(prefix="trial", dir=folder) as place, Body(place, config) as body:
-        policy = driver(body.socket, config.world, Path(place) / "driver.txt")
-        operator = Operator(body.socket)
+        own = {"policy": driver(body.socket, config.world, Path(place) / "driver.txt")}
+        if victim == "console":
+            own["console"] = driver(body.socket, config.world, Path(place) / "console.txt", "--console")
+        if victim == "teleop":
+            own["teleop"] = driver(body.socket, config.world, Path(place) / "hand.txt", "--hand")
+        operator = Operator(body.socket, "launcher" if victim == "console" else "console")
         try:
-            operator.drive()
+            operator.drive("HUMAN" if victim == "teleop" else "AUTO")
             operator.watch(delay)
-            when = _strike(victim, how, body, policy, operator)
+            when = _strike(victim, how, body.processes | own, operator)
             if victim == "operator":
                 time.sleep(1.2)  # its packets are not read any more either
             else:
                 _wait(operator, 1.2)
             log = read_log(body.run / "arm.log")
         finally:
-            for process in [policy, *body.processes.values()]:
+            for process in [*own.values(), *body.processes.values()]:
                 process.send_signal(signal.SIGCONT) if process.poll() is None else None
-            policy.kill()
-            policy.wait()
+            for process in own.values():
+                process.kill()
+                process.wait()
             operator.client.close()
     return Trial(victim, how, *_judged(log, when), os.getloadavg()[0])
 
 
-def _strike(victim: str, how: str, body: Body, policy: subprocess.Popen, operator: Operator) -> float:
+def _strike(victim: str, how: str, processes: dict[str, subprocess.Popen], operator: Operator) -> float:
     if victim == "operator":  # this very process: its beats and its lease end
         when = time.monotonic()
         operator.client.close()
         return when
-    process = policy if victim == "policy" else body.processes[victim]
     when = time.monotonic()
-    process.send_signal(signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+    processes[victim].send_signal(signal.SIGKILL if how == "killed" else signal.SIGSTOP)
     return when
 
 
