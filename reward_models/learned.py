@@ -76,7 +76,7 @@ class LearnedReward(ShapedProgress):
             self.network.set_statistics(table.proprio)
         parameters = [p for p in [*self.network.parameters(), *self.head.parameters()] if p.requires_grad]
         optimizer = torch.optim.AdamW(parameters, lr=c.learning_rate, weight_decay=c.weight_decay)
-        steps, rising = max(updates, 2), min(max(0.1, 2 / updates), 1.0)  # its first phase must last for more than a step
+        steps, rising = max(updates, 2), min(max(0.1, 2 / updates), 0.75)  # no phase of no length
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, c.learning_rate, total_steps=steps, pct_start=rising)
         self.network.train()
         average = float("nan")

@@ -70,6 +70,12 @@ def test_learns_to_tell_success_and_progress_on_new_episodes(kind, trained):
     assert quality.verdict == "good", quality.reasons
 
 
+@pytest.mark.parametrize("updates", [1, 2, 9, 10, 11])
+def test_a_fit_may_be_of_any_length(updates):
+    model = make("classifier", updates=updates)
+    assert math.isfinite(model.fit(episodes(6))["loss"])
+
+
 @pytest.mark.parametrize("kind", MODELS)
 def test_scores_are_shaped_progress_and_survive_saving(kind, trained):
     ts = episodes(6, seed=3)
