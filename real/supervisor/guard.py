@@ -22,7 +22,7 @@ TRIES = 50
 
 def watch(client: Client, stop: Callable[[], None]) -> int:
     """The exit status: 0 after a farewell, 3 after a stop."""
-    heard = time.monotonic()
+    heard, why = time.monotonic(), "the supervisor's connection ended without a farewell"
     while True:
         try:
             message = client.receive(max(0.001, heard + SILENCE_S - time.monotonic()))
@@ -32,6 +32,7 @@ def watch(client: Client, stop: Callable[[], None]) -> int:
             continue  # a packet that is no message is a sign of life all the same
         if message is None:
             if time.monotonic() - heard >= SILENCE_S:
+                why = f"the supervisor was silent for {SILENCE_S} s: it hangs, or this machine is too busy for a session"
                 break
             continue
         if isinstance(message, Notice) and message.name == "farewell":
@@ -40,6 +41,7 @@ def watch(client: Client, stop: Callable[[], None]) -> int:
     for _ in range(TRIES):
         try:
             stop()
+            print(f"it stopped the arm, since {why}", flush=True)
             return 3
         except (OSError, UserError):
             time.sleep(0.02)
