@@ -21,6 +21,7 @@ from vla_rl import build
 from vla_rl.algorithms.offline_settings import OfflineConfig
 from vla_rl.algorithms.settings import CurriculumConfig, ImitationConfig
 from vla_rl.asked import CorrectsStaleness
+from vla_rl.cluster.settings import WHAT_A_CLUSTER_LEARNS_FROM, RayConfig
 from vla_rl.errors import ConfigError
 from vla_rl.paths import config_dir
 from vla_rl.reporting.sinks import WandbConfig
@@ -33,12 +34,8 @@ MACHINE_KEYS = (
     "output_dir:", "threads:", "device:", "wandb:", "wandb.", "tensorboard:", "phases:", "collect.workers:", "slots.",
     "replay.", "rollout.max_retries:", "reward_check.on_bad:", "rl.guard:", "sft.checkpoint_every:", "rl.checkpoint_every:",
     "rl.keep_checkpoints:", "rl.keep_best:", "rl.concurrent.threads:", "rl.concurrent.nice:", "rl.concurrent.restarts:",
-    *(f"cluster.{key}:" for key in (
-        "type", "address", "rollouts", "rollout_cpus", "rollout_gpus", "learners", "learner_mode", "learner_cpus",
-        "learner_gpus", "threads", "start_timeout", "hang_timeout", "max_failures", "save_ready", "correction",
-        "object_store_mib", "dashboard", "trusted_network",
-    )),
-    "rl.concurrent.hang_seconds:",
+    "rl.concurrent.hang_seconds:", "cluster.type:",
+    *(f"cluster.{f.name}:" for f in dataclasses.fields(RayConfig) if f.name not in WHAT_A_CLUSTER_LEARNS_FROM),
 )  # fmt: skip
 _EXAMPLE = "Overrides look like run=quickstart seed=1 algorithm.learning_rate=1e-4"
 _GROUPS = ("policy", "env", "reward", "algorithm", "critic", "actor", "collector", "cluster")

@@ -10,6 +10,7 @@ from vla_rl.errors import ConfigError
 MODES = {"sync": 0, "pipelined": 1, "async": 2}
 LEARNER_MODES = ("sharded", "replicated")
 CORRECTIONS = ("truncate", "mask", "none")
+WHAT_A_CLUSTER_LEARNS_FROM = ("mode", "max_staleness", "max_late")  # the other options say how and where to compute
 
 
 @dataclass
@@ -18,9 +19,10 @@ class LocalConfig:
 
     mode: str = "sync"
     max_staleness: int | None = None
+    max_late: int = 0
 
     def __post_init__(self) -> None:
-        if self.mode != "sync" or self.max_staleness:
+        if self.mode != "sync" or self.max_staleness or self.max_late:
             raise ConfigError(
                 f"cluster.mode={self.mode} with cluster.max_staleness={self.max_staleness or 0} lets rollouts run ahead of "
                 f"the learner, which takes processes of their own: add cluster=ray, or leave both out"
