@@ -58,7 +58,7 @@ def parts(start):  # noqa: F811
 def test_an_engine_that_asks_runs_the_same_episodes_bit_for_bit(parts):
     config, env, policy, actor = parts
     versions: list[int] = []
-    remote = RemotePolicy(HERE, reached(actor), versions.append, 1.0)
+    remote = RemotePolicy(HERE, reached(actor), versions.append, 1.0).open()
     actor.weights(*packed_weights(7, learned_weights(policy)))
     found = RolloutEngine(env, remote, config.rollout).collect(specs(9)).trajectories
     assert_same_episodes(found, RolloutEngine(env, policy, config.rollout).collect(specs(9)).trajectories)
@@ -82,7 +82,7 @@ def test_requests_that_wait_are_one_batch_and_each_gets_its_own_rows(parts):
     answers: dict[int, object] = {}
 
     def ask(i: int, count: int, deterministic: bool) -> None:
-        remote = RemotePolicy(HERE, reached(actor), lambda version: None, 1.0)
+        remote = RemotePolicy(HERE, reached(actor), lambda version: None, 1.0).open()
         seen = type(rows[0]).cat(rows[i : i + count])
         answers[i] = remote.act(seen, deterministic=deterministic, seeds=range(i, i + count))
 
@@ -112,12 +112,23 @@ def test_a_decision_is_asked_for_again_where_its_server_is_lost(parts):
         raise ActorLost("killed")
 
     gone = SimpleNamespace(open=reached(actor).open, act=SimpleNamespace(remote=lambda data: lost))
-    remote = RemotePolicy(HERE, gone, lambda version: None, 30.0)
+    remote = RemotePolicy(HERE, gone, lambda version: None, 30.0).open()
     threading.Timer(0.2, remote.serve_by, [reached(actor)]).start()
     found = RolloutEngine(env, remote, config.rollout).collect(specs(2)).trajectories
     assert_same_episodes(found, RolloutEngine(env, policy, config.rollout).collect(specs(2)).trajectories)
     with pytest.raises(TimeoutError, match=r"no other server came within 0\.1 s"):
-        RolloutEngine(env, RemotePolicy(HERE, gone, print, 0.1), config.rollout).collect(specs(1))
+        RolloutEngine(env, RemotePolicy(HERE, gone, print, 0.1).open(), config.rollout).collect(specs(1))
+
+
+def test_a_server_that_is_lost_before_it_has_said_anything_is_replaced_all_the_same(parts):
+    _, _, policy, actor = parts
+
+    def lost():
+        raise ActorLost("killed")
+
+    remote = RemotePolicy(HERE, SimpleNamespace(open=SimpleNamespace(remote=lambda: lost)), print, 30.0)
+    threading.Timer(0.2, remote.serve_by, [reached(actor)]).start()
+    assert remote.open().chunk_length == policy.chunk_length
 
 
 def test_no_more_act_than_have_episodes():

@@ -9,7 +9,7 @@ so one that is asked for again, as its server was lost, is the same. With one ro
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -140,9 +140,13 @@ class RemotePolicy:
     def __init__(self, ray: Any, server: Any, acted: Any, patience: float) -> None:
         self._ray, self._server, self._acted, self._patience = ray, server, acted, patience
         self._changed = threading.Condition()
-        shape = _heard(ray, server.open.remote())
+
+    def open(self) -> RemotePolicy:
+        """Ask what an engine must know of the policy."""
+        shape = self._asked(lambda server: server.open.remote())
         self.embodiment = EmbodimentSpec.from_dict(shape["embodiment"])
         self.chunk_length: int = shape["chunk_length"]
+        return self
 
     def serve_by(self, server: Any) -> None:
         """Ask another one from now on, also for what is being asked."""
@@ -156,13 +160,7 @@ class RemotePolicy:
         data = packed({
             "observation": observation_state(observation), "deterministic": deterministic, "seeds": list(seeds or ()),
         })  # fmt: skip
-        while True:
-            server = self._server
-            try:
-                found = unpacked(_heard(self._ray, server.act.remote(data)))
-                break
-            except self._ray.exceptions.RayActorError as error:
-                self._await_other(server, error)
+        found = unpacked(self._asked(lambda server: server.act.remote(data)))
         rows = found["rows"]
         self._acted(found["version"])
         return PolicyOutput(
@@ -171,6 +169,15 @@ class RemotePolicy:
             replay={name.partition("/")[2]: x for name, x in rows.items() if name.startswith("replay/")},
             value=rows.get("value"),
         )
+
+    def _asked(self, call: Callable[[Any], Any]) -> Any:
+        """What the server answers, or another one where it is lost."""
+        while True:
+            server = self._server
+            try:
+                return _heard(self._ray, call(server))
+            except self._ray.exceptions.RayActorError as error:
+                self._await_other(server, error)
 
     def _await_other(self, lost: Any, error: Exception) -> None:
         with self._changed:

@@ -62,7 +62,8 @@ class RolloutActor:
 
     def __init__(self, job: Job, server: Any = None) -> None:
         """``server``: the handle of an `inference.InferenceActor` that acts in its stead."""
-        self._job, self._server = job, server
+        self._job = job
+        self._remote = None if server is None else self._asking(server)
         self._lists: deque[tuple[list[EpisodeSpec], bool]] = deque()
         self._done: list[Trajectory] = []
         self._rounds: list[dict[str, float]] = []
@@ -83,7 +84,7 @@ class RolloutActor:
         """Open the env and the policy. Raises `UserError` for what the run's user can mend."""
         run = self._job.place.enter()
         config = run.config
-        policy = self._asking() if self._server is not None else trained_policy(run)
+        policy = self._remote.open() if self._remote is not None else trained_policy(run)
         if self._job.prepared and isinstance(policy, PreparedPolicy):
             policy.prepare_for_rl()
         engine = RolloutEngine(run.env, policy, config.rollout)
@@ -92,14 +93,15 @@ class RolloutActor:
         self._collector: Collector = build.implementation("collector", config.collector_type)(config.collector, engine)
         threading.Thread(target=self._work, name="rollouts", daemon=True).start()
 
-    def _asking(self) -> RemotePolicy:
+    def _asking(self, server: Any) -> RemotePolicy:
         import ray
 
-        return RemotePolicy(ray, self._server, lambda version: self._collector.publish(version), self._job.patience)
+        return RemotePolicy(ray, server, lambda version: self._collector.publish(version), self._job.patience)
 
     def serve_by(self, server: Any) -> None:
-        """Another one acts from now on."""
-        self._policy.serve_by(server)
+        """Another one acts from now on, also where this actor is still opening."""
+        if self._remote is not None:
+            self._remote.serve_by(server)
 
     def weights(self, data: np.ndarray, checksum: int) -> int:
         """Act with these from the next decision on; returns their version."""
