@@ -66,13 +66,13 @@ def test_what_a_run_has_not_cannot_be_killed():
 @pytest.mark.timeout(2400)
 def test_a_short_soak_loses_nothing(tmp_path, capsys):
     target = tmp_path / "faults.json"
-    words = ["collect.episodes_per_task=20", "sft.updates=10", "rl.iterations=4", "rl.episodes_per_iteration=16"]
+    words = ["collect.episodes_per_task=20", "sft.updates=10", "rl.iterations=6", "rl.episodes_per_iteration=16"]
     words += ["evaluate.episodes_per_task=20", "slots.workers=0", "cluster.learners=0"]
-    assert cli.main(["bench", "faults", *words, "--kills", "2", "--kinds", "rollout", "node",
+    assert cli.main(["bench", "faults", *words, "--kills", "3", "--kinds", "rollout", "driver", "node",
                      "--json", str(target)]) == 0  # fmt: skip
     found = json.loads(target.read_text())
-    assert found["killed"]["counts"] == {"rollout": 1, "node": 1} and not found["calm"]["kills"]
+    assert found["killed"]["counts"] == {"rollout": 1, "driver": 1, "node": 1} and not found["calm"]["kills"]
     for side in ("calm", "killed"):
-        assert (found[side]["learned_from"], found[side]["lost"], found[side]["twice"]) == (4 * 16, 0, 0)
-        assert found[side]["iterations"] == 4
-    assert "2 kills" in capsys.readouterr().out and "1 node" in faults_text(found)
+        assert (found[side]["learned_from"], found[side]["lost"], found[side]["twice"]) == (6 * 16, 0, 0)
+        assert found[side]["iterations"] == 6
+    assert "3 kills" in capsys.readouterr().out and "1 driver" in faults_text(found)

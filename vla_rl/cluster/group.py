@@ -425,7 +425,7 @@ def _started(ray: Any, config: RayConfig, job: Job, number: int, servers: Server
     """A new actor, which is told to open what it needs."""
     make = ray.remote(
         max_restarts=0, num_cpus=config.rollout_cpus, num_gpus=config.rollout_gpus, scheduling_strategy="SPREAD",
-        concurrency_groups={"orders": 1, "results": 1},
+        concurrency_groups={"orders": 1, "results": 1, "servers": 1},  # of another server it hears while it opens
     )(RolloutActor)  # fmt: skip
     handle = make.remote(job, None if servers is None else servers.of(number))
     greeting = handle.hello.options(concurrency_group="orders").remote()

@@ -253,7 +253,7 @@ class Servers:
             new.handle.weights.options(concurrency_group="orders").remote(*self._weights)
         for client in clients:
             if client.number % len(self._servers) == place:
-                client.handle.serve_by.options(concurrency_group="orders").remote(new.handle)
+                client.handle.serve_by.options(concurrency_group="servers").remote(new.handle)
 
     def close(self) -> None:
         for server in self._servers:
