@@ -96,6 +96,7 @@ class InferenceActor:
 
     def act(self, data: np.ndarray) -> np.ndarray:
         """Waits for weights, and for its turn; returns a packed `PolicyOutput` and the version that acted."""
+        self.open()  # (a rollout actor that was here before the driver's order would wait for ever)
         asked = unpacked(data)
         request = _Request(observation_from_state(asked["observation"]), asked["deterministic"], asked["seeds"])
         with self._changed:
