@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import json
 import os
 import resource
 import signal
+import sys
 import time
+from typing import Any
 
 _PDEATHSIG = 1  # of prctl
 _RTTIME_US = 200_000  # of CPU time in one go, after which a real-time process is stopped by the kernel
@@ -26,6 +29,17 @@ def die_with_parent(sign: int = signal.SIGTERM) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PDEATHSIG, int(sign), 0, 0, 0)
     except (OSError, AttributeError):
         return
+
+
+def own_config() -> dict[str, Any]:
+    """Of a process that owns a device: the config file that the command line names. It ends at once with its parent or by
+    SIGTERM, and not by a Ctrl-C that was meant for the session's launcher."""
+    die_with_parent(signal.SIGKILL)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with open(sys.argv[1], encoding="utf-8") as file:
+        config: dict[str, Any] = json.load(file)
+    return config
 
 
 def real_time(priority: int) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,13 @@ from real.supervisor.settings import SupervisorConfig
 
 LIMITS = Path(__file__).resolve().parent.parent / "configs" / "limits"
 DT = 0.01
+
+
+def kill_child(process: subprocess.Popen, named: str) -> None:
+    """Kill -9 the one child of ``process`` whose command line holds ``named``."""
+    listed = subprocess.run(["ps", "--ppid", str(process.pid), "-o", "pid=,args="], capture_output=True, text=True)
+    (child,) = [line.split()[0] for line in listed.stdout.splitlines() if named in line]
+    os.kill(int(child), signal.SIGKILL)
 
 
 class Clock:

@@ -32,14 +32,24 @@ class TaskFailed(Exception): ...
 
 # What `RemotePolicy` uses of Ray, in one process: calls are made at once.
 HERE = SimpleNamespace(
-    get=lambda call: call(), exceptions=SimpleNamespace(RayTaskError=TaskFailed, RayActorError=ActorLost)
+    get=lambda call, timeout: call(), exceptions=SimpleNamespace(RayTaskError=TaskFailed, RayActorError=ActorLost)
 )
+
+
+def grouped(call):
+    """A method of a handle that several callers may have run at once."""
+
+    def options(concurrency_group):
+        assert concurrency_group == "acts", "in Ray's default group one request would wait for the one before"
+        return SimpleNamespace(remote=call)
+
+    return SimpleNamespace(options=options)
 
 
 def reached(actor):
     """A handle whose calls `HERE.get` makes."""
     return SimpleNamespace(
-        open=SimpleNamespace(remote=lambda: actor.open), act=SimpleNamespace(remote=lambda data: lambda: actor.act(data))
+        open=SimpleNamespace(remote=lambda: actor.open), act=grouped(lambda data: lambda: actor.act(data))
     )
 
 
@@ -111,7 +121,7 @@ def test_a_decision_is_asked_for_again_where_its_server_is_lost(parts):
     def lost(*_):
         raise ActorLost("killed")
 
-    gone = SimpleNamespace(open=reached(actor).open, act=SimpleNamespace(remote=lambda data: lost))
+    gone = SimpleNamespace(open=reached(actor).open, act=grouped(lambda data: lost))
     remote = RemotePolicy(HERE, gone, lambda version: None, 30.0).open()
     threading.Timer(0.2, remote.serve_by, [reached(actor)]).start()
     found = RolloutEngine(env, remote, config.rollout).collect(specs(2)).trajectories

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from real_helpers import kill_child
 
 from policies.actors.residual import ACTION, ResidualPolicy
 from policies.actors.settings import ResidualConfig
@@ -325,9 +324,7 @@ def test_a_session_and_its_learner_may_be_killed_and_the_same_command_goes_on(st
     for text in process.stdout:
         said.append(text)
         if text.startswith("episode 1:"):
-            listed = subprocess.run(["ps", "--ppid", str(process.pid), "-o", "pid=,args="], capture_output=True, text=True)
-            (learner,) = [line.split()[0] for line in listed.stdout.splitlines() if "learner_main" in line]
-            os.kill(int(learner), signal.SIGKILL)
+            kill_child(process, "learner_main")
         if text.startswith("episode 2:"):
             process.kill()
             break

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from real_helpers import kill_child
 from test_robot_learn import EXACT, FAKE, RAISE, SPEC, composed, helped
 
 from policies.settings import SmallConfig
@@ -243,9 +242,7 @@ def test_a_reward_that_dies_does_not_end_the_session(tmp_path, riser, classifier
     for text in process.stdout:
         said.append(text)
         if text.startswith("episode 1:"):
-            listed = subprocess.run(["ps", "--ppid", str(process.pid), "-o", "pid=,args="], capture_output=True, text=True)
-            (scorer,) = [line.split()[0] for line in listed.stdout.splitlines() if "vla_rl.robot.live" in line]
-            os.kill(int(scorer), signal.SIGKILL)
+            kill_child(process, "vla_rl.robot.live")
     process.communicate(timeout=60)
     assert process.returncode == 0, said
     first, *_, last = [read(path) for path in journals(tmp_path / "s")]

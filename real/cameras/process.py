@@ -9,10 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import json
-import os
-import signal
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,7 +19,7 @@ from real.link import Client, LinkError
 from real.messages import Frame
 from real.named import named
 from real.ring import RingWriter
-from real.scheduling import die_with_parent, freeze_garbage
+from real.scheduling import freeze_garbage, own_config
 from real.supervisor.watch import DeviceClock
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.specs import CameraSpec
@@ -127,11 +123,7 @@ class Station:
 
 
 def main() -> None:
-    with open(sys.argv[1], encoding="utf-8") as file:
-        config = json.load(file)
-    die_with_parent(signal.SIGKILL)
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    config = own_config()
     name = config["name"]
     try:
         chosen = CameraConfig(**config["camera"])

@@ -9,11 +9,7 @@ command (the supervisor) or stop it (a guard). What it physically did is appende
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import os
-import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -27,7 +23,7 @@ from real.ring import RingWriter
 from real.robots.faults import Defects, Fault
 from real.robots.protocol import Reference, RobotLost
 from real.robots.simulated import Picture, SimulatedRobot
-from real.scheduling import Deadlines, die_with_parent, freeze_garbage
+from real.scheduling import Deadlines, freeze_garbage, own_config
 from vla_rl.errors import ConfigError, UserError
 
 SILENCE_S = 0.3  # of the supervisor, after which a driver's arm is stopped; a simulated one may have a watchdog of its own
@@ -211,11 +207,7 @@ def read_log(path: str | Path) -> dict[str, list[tuple[float, Any]]]:
 
 
 def main() -> None:
-    with open(sys.argv[1], encoding="utf-8") as file:
-        config = json.load(file)
-    die_with_parent(signal.SIGKILL)
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    config = own_config()
     try:
         server = ArmServer(config)
     except UserError as error:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,10 +22,9 @@ from vla_rl.cluster.packing import packed, unpacked, unpacked_weights
 from vla_rl.cluster.settings import RayConfig
 from vla_rl.data.codec import observation_from_state, observation_state
 from vla_rl.errors import ConfigError, UserError, first_line
-from vla_rl.interfaces import Env, RememberingPolicy
+from vla_rl.interfaces import Policy, RememberingPolicy
 from vla_rl.learning.spool import take_weights
 from vla_rl.optional import PreparedPolicy
-from vla_rl.run.learner_main import Described
 from vla_rl.run.rl_phase import trained_policy
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyOutput
 
@@ -56,7 +55,7 @@ class InferenceActor:
         self._weights: tuple[int, dict[str, torch.Tensor]] | None = None
         self._version: int | None = None
         self._shape: dict[str, Any] = {}
-        self._changed = threading.Condition()
+        self._changed, self._opening = threading.Condition(), threading.Lock()
 
     def hello(self) -> dict[str, Any]:
         """Where it runs and with what."""
@@ -65,11 +64,15 @@ class InferenceActor:
     def open(self) -> dict[str, Any]:
         """Open the policy, unless it is, and say what an engine must know of it. Raises `UserError` for what the run's user
         can mend."""
-        if self._shape:
+        with self._opening:
+            if not self._shape:
+                self._policy = self._opened()
+                self._shape = {"embodiment": self._policy.embodiment.to_dict(), "chunk_length": self._policy.chunk_length}
+                threading.Thread(target=self._work, name="acting", daemon=True).start()
             return self._shape
-        run = self._job.place.enter()
-        run.env = cast(Env, Described(EmbodimentSpec.from_dict(self._job.embodiment), (), 0))
-        policy = trained_policy(run)
+
+    def _opened(self) -> Policy:
+        policy = trained_policy(self._job.place.enter(self._job.embodiment))
         if isinstance(policy, RememberingPolicy):
             raise ConfigError(
                 f"cluster.inference: {type(policy).__name__} remembers earlier decisions of an episode, which stay where "
@@ -77,10 +80,7 @@ class InferenceActor:
             )
         if self._job.prepared and isinstance(policy, PreparedPolicy):
             policy.prepare_for_rl()
-        self._policy = policy
-        threading.Thread(target=self._work, name="acting", daemon=True).start()
-        self._shape = {"embodiment": policy.embodiment.to_dict(), "chunk_length": policy.chunk_length}
-        return self._shape
+        return policy
 
     def watch(self) -> None:
         """Returns never: who waits for it hears when this process ends."""
@@ -96,7 +96,7 @@ class InferenceActor:
 
     def act(self, data: np.ndarray) -> np.ndarray:
         """Waits for weights, and for its turn; returns a packed `PolicyOutput` and the version that acted."""
-        self.open()  # (a rollout actor that was here before the driver's order would wait for ever)
+        self.open()  # (whoever asks first: Ray orders no calls of different callers)
         asked = unpacked(data)
         request = _Request(observation_from_state(asked["observation"]), asked["deterministic"], asked["seeds"])
         with self._changed:
@@ -161,7 +161,7 @@ class RemotePolicy:
         data = packed({
             "observation": observation_state(observation), "deterministic": deterministic, "seeds": list(seeds or ()),
         })  # fmt: skip
-        found = unpacked(self._asked(lambda server: server.act.remote(data)))
+        found = unpacked(self._asked(lambda server: server.act.options(concurrency_group="acts").remote(data)))
         rows = found["rows"]
         self._acted(found["version"])
         return PolicyOutput(
@@ -176,7 +176,7 @@ class RemotePolicy:
         while True:
             server = self._server
             try:
-                return _heard(self._ray, call(server))
+                return workplace.heard(self._ray, call(server))
             except self._ray.exceptions.RayActorError as error:
                 self._await_other(server, error)
 
@@ -184,14 +184,6 @@ class RemotePolicy:
         with self._changed:
             if not self._changed.wait_for(lambda: self._server is not lost, self._patience):
                 raise TimeoutError(f"no other server came within {self._patience:g} s: {error}") from error
-
-
-def _heard(ray: Any, call: Any) -> Any:
-    """What a call returns. Raises the `UserError` that it raised as what it is."""
-    try:
-        return ray.get(call)
-    except ray.exceptions.RayTaskError as error:
-        raise (error.cause if isinstance(error.cause, UserError) else error) from None
 
 
 @dataclass
@@ -221,7 +213,7 @@ class Servers:
         done, _ = self._ray.wait(list(sent), num_returns=len(sent), timeout=self._config.start_timeout)
         for answer in done:
             try:
-                _heard(self._ray, answer)
+                workplace.heard(self._ray, answer)
                 sent[answer].failures = 0
             except self._ray.exceptions.RayActorError:  # `look` sees to it
                 continue

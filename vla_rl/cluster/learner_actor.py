@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,12 +16,9 @@ from vla_rl.cluster.packing import packed, unpacked
 from vla_rl.cluster.ranks import Ranks, gathered, load_full_state, shard
 from vla_rl.data.codec import trajectory_from_state
 from vla_rl.errors import ConfigError
-from vla_rl.interfaces import Env
 from vla_rl.learning.learners import BatchLearner
 from vla_rl.learning.spool import learned_weights
-from vla_rl.run.learner_main import Described
 from vla_rl.run.rl_phase import learner_of, trained_policy
-from vla_rl.types import EmbodimentSpec
 
 
 @dataclass(frozen=True)
@@ -56,8 +53,7 @@ class LearnerActor:
     def open(self, address: str) -> None:
         """Meet the other ranks at ``address`` and build what learns. Raises `UserError` for what the user can mend."""
         job = self._job
-        run = job.place.enter()
-        run.env = cast(Env, Described(EmbodimentSpec.from_dict(job.embodiment), (), job.privileged_dim))
+        run = job.place.enter(job.embodiment, job.privileged_dim)
         backend = "nccl" if run.device.type == "cuda" else "gloo"
         dist.init_process_group(
             backend, init_method=address, rank=job.index, world_size=job.size, timeout=timedelta(seconds=job.timeout)

@@ -10,7 +10,7 @@ import itertools
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -20,15 +20,13 @@ from vla_rl.cluster.packing import packed, unpacked
 from vla_rl.cluster.workplace import require_same_code
 from vla_rl.data.codec import trajectory_from_state, trajectory_state
 from vla_rl.errors import ConfigError, UserError, first_line
-from vla_rl.interfaces import Env
 from vla_rl.learning.figures import mean_figures
 from vla_rl.optional import StatefulReward
 from vla_rl.rewards.build import reads_policy
 from vla_rl.rewards.handle import is_learned, metrics_of, wants_demonstrations
 from vla_rl.run.context import Run
-from vla_rl.run.learner_main import Described
 from vla_rl.run.reward_phases import start_reward
-from vla_rl.types import EmbodimentSpec, Trajectory
+from vla_rl.types import Trajectory
 
 
 @dataclass(frozen=True)
@@ -53,9 +51,7 @@ class RewardActor:
     def score(self, data: np.ndarray) -> np.ndarray:
         """The rewards [t] of a packed episode, and what the model says of them, packed."""
         if self._reward is None:
-            run = self._job.place.enter()
-            run.env = cast(Env, Described(EmbodimentSpec.from_dict(self._job.embodiment), (), 0))
-            self._reward = start_reward(run, None)
+            self._reward = start_reward(self._job.place.enter(self._job.embodiment), None)
         rewards = self._reward.score([trajectory_from_state(unpacked(data))])
         return packed({"rewards": rewards[0], "metrics": {k: float(v) for k, v in metrics_of(self._reward).items()}})
 
@@ -114,11 +110,9 @@ class RemoteReward:
     def _answer(self, call: _Call) -> dict[str, Any]:
         while True:
             try:
-                answer = unpacked(self._ray.get(call.reference, timeout=self._cluster.hang_timeout))
+                answer = unpacked(workplace.heard(self._ray, call.reference, self._cluster.hang_timeout))
                 self._failures = 0
                 return answer
-            except self._ray.exceptions.RayTaskError as error:
-                raise (error.cause if isinstance(error.cause, UserError) else error) from None
             except (self._ray.exceptions.RayActorError, self._ray.exceptions.GetTimeoutError) as error:
                 with self._changed:
                     self._replace(call, error)

@@ -19,8 +19,11 @@ import torch
 from vla_rl import config as configs
 from vla_rl.config import RunConfig
 from vla_rl.errors import UserError
+from vla_rl.interfaces import Env
 from vla_rl.reporting.progress import Progress
 from vla_rl.run.context import Run
+from vla_rl.run.learner_main import Described
+from vla_rl.types import EmbodimentSpec
 
 _PACKAGES = ("vla_rl", "sim", "policies", "reward_models", "real")
 
@@ -43,12 +46,24 @@ class Workplace:
         share = threads or max(1, torch.get_num_threads() // sharers)
         return cls(tree, os.getcwd(), tuple(path for path in sys.path if path), share)
 
-    def enter(self) -> Run:
-        """Be there; the run as one process alone would have it, with nothing opened."""
+    def enter(self, embodiment: Mapping[str, Any] | None = None, privileged_dim: int = 0) -> Run:
+        """Be there; the run as one process alone would have it, with nothing opened. ``embodiment``
+        (`EmbodimentSpec.to_dict`) stands in for the env of a process that opens none."""
         os.chdir(self.folder)
         sys.path += [path for path in self.paths if path not in sys.path]
         torch.set_num_threads(self.threads)
-        return Run(configs.from_tree(self.config), cast(Any, None), Progress(), {})
+        run = Run(configs.from_tree(self.config), cast(Any, None), Progress(), {})
+        if embodiment is not None:
+            run.env = cast(Env, Described(EmbodimentSpec.from_dict(embodiment), (), privileged_dim))
+        return run
+
+
+def heard(ray: Any, call: Any, timeout: float | None = None) -> Any:
+    """What a call of an actor returns. Raises a `UserError` of the actor as what it is, all else as Ray does."""
+    try:
+        return ray.get(call, timeout=timeout)
+    except ray.exceptions.RayTaskError as error:
+        raise (error.cause if isinstance(error.cause, UserError) else error) from None
 
 
 def hello() -> dict[str, Any]:

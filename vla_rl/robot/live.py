@@ -6,13 +6,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import signal
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,12 +17,12 @@ import torch
 from vla_rl import build
 from vla_rl import config as configs
 from vla_rl.config import RunConfig
-from vla_rl.errors import UserError
 from vla_rl.optional import AskingReward
 from vla_rl.rewards.build import reads_policy
 from vla_rl.rewards.handle import is_fitted
 from vla_rl.rewards.tools import needs_judging
 from vla_rl.robot.labels import SessionReward
+from vla_rl.robot.process import run_process
 from vla_rl.run.learner_main import job_of, run_of
 from vla_rl.types import EmbodimentSpec, EpisodeSpec, Observation, SlotObservation, Trajectory
 
@@ -215,12 +211,4 @@ def main(config: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    build.attribute("real.scheduling:die_with_parent")()
-    try:
-        main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
-    except UserError as error:
-        print(f"error: {error}", flush=True)
-        sys.exit(2)
+    run_process(main)

@@ -8,9 +8,6 @@ weights, which it takes as an episode ends.
 from __future__ import annotations
 
 import json
-import os
-import signal
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from vla_rl import build
-from vla_rl.errors import UserError
+from vla_rl.robot.process import run_process
 from vla_rl.specs import EmbodimentSpec, SlotObservation
 
 Decide = Callable[[dict[str, np.ndarray], np.ndarray, str, bool], np.ndarray]
@@ -143,12 +140,4 @@ def main(config: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    build.attribute("real.scheduling:die_with_parent")()
-    try:
-        main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
-    except UserError as error:
-        print(f"error: {error}", flush=True)
-        sys.exit(2)
+    run_process(main)

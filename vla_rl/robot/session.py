@@ -58,8 +58,8 @@ def run(settings: SessionSettings, asked: Asked, say: Callable[[str], None] = pr
     folder = settings.folder
     if (folder / "journal").exists():
         raise UserError(f"{folder} holds a session already: choose another name=")
-    reward_config(settings)
-    (run_lockstep if asked.lockstep else run_processes)(settings, asked, checkpoint, folder, say)
+    reward = reward_config(settings)
+    (run_lockstep if asked.lockstep else run_processes)(settings, asked, checkpoint, folder, reward, say)
     return folder
 
 
@@ -77,7 +77,7 @@ def possible(settings: SessionSettings, asked: Asked) -> None:
 
 # ------------------------------------------------------------------------------------------------------------- in real time
 def run_processes(
-    settings: SessionSettings, asked: Asked, checkpoint: Path | None, folder: Path, say: Callable[[str], None]
+    settings: SessionSettings, asked: Asked, checkpoint: Path | None, folder: Path, reward: Any, say: Callable[[str], None]
 ) -> None:
     """Each part in a process of its own, until the episodes are done, Ctrl-C, or one of them ends.
 
@@ -95,11 +95,11 @@ def run_processes(
             require_same(embodiment, checkpoint)
             say(f"loading {checkpoint}")
             start_policy(body, settings, checkpoint, about["embodiment"], plan)
-        if (config := reward_config(settings)) is not None:
+        if reward is not None:
             from vla_rl.robot.live import start_live
 
-            say(f"loading the reward {config.reward_type}")
-            start_live(body, config, embodiment, settings.robot.score_every, settings.threads)
+            say(f"loading the reward {reward.reward_type}")
+            start_live(body, reward, embodiment, settings.robot.score_every, settings.threads)
         if asked.console:
             open_console(body, settings, plan, say)
         with contextlib.closing(judge):
@@ -280,7 +280,7 @@ def _hear(clients: dict[str, Any], conductor: Any, judge: Any) -> None:
 
 # ---------------------------------------------------------------------------------------------------------- in virtual time
 def run_lockstep(
-    settings: SessionSettings, asked: Asked, checkpoint: Path | None, folder: Path, say: Callable[[str], None]
+    settings: SessionSettings, asked: Asked, checkpoint: Path | None, folder: Path, reward: Any, say: Callable[[str], None]
 ) -> None:
     from vla_rl.robot.policy import load, load_others
 
@@ -291,10 +291,10 @@ def run_lockstep(
         decide, version = load(str(checkpoint), session.robot.embodiment, settings.deterministic, settings.device)
         plan = dataclasses.replace(make_plan(settings, asked, session.world.tasks), alone=True)
         session.others = load_others(reset_policy(settings, plan), session.robot.embodiment, settings.device)
-        if (config := reward_config(settings)) is not None:
+        if reward is not None:
             from vla_rl.robot.live import load_live
 
-            session.scored(load_live(config, session.robot.embodiment, settings.robot.score_every))
+            session.scored(load_live(reward, session.robot.embodiment, settings.robot.score_every))
         say(f"session {folder}, in virtual time")
         conductor = session.run(plan, decide, version, acting_config(settings), lambda outcome: say(line(outcome)))
         for line_ in summary(conductor.outcomes):
