@@ -6,13 +6,14 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from test_replay_store import episode
 
 from vla_rl import cli
 from vla_rl.errors import UserError
-from vla_rl.evaluation.bench_faults import KINDS, Counted, _accounts, _order, _Soak, bench_faults, faults_text
+from vla_rl.evaluation.bench_faults import KINDS, Counted, CountedConfig, _accounts, _order, _Soak, bench_faults, faults_text
 from vla_rl.reporting.metrics import write_json
 from vla_rl.storage import save_state
 
@@ -25,9 +26,9 @@ def test_each_kind_is_killed_as_often_as_the_others():
 
 def test_what_counts_is_what_the_last_checkpoint_knows(tmp_path):
     """Of six episodes one is missing and one is there twice."""
-    reward = Counted(None)
+    reward = Counted(CountedConfig())
     reward.score([episode(0), episode(1)])
-    again = Counted(None)
+    again = Counted(CountedConfig())
     again.load_state_dict(reward.state_dict())
     assert len(again.score([episode(2)])) == 1 and len(again.ids) == 3 and reward.ids == again.ids[:2]
     save_state(tmp_path / "checkpoints" / "rl" / "training_state", {"reward": {"ids": ["a", "b", "c", "d", "e", "a"]}})
@@ -60,19 +61,35 @@ def test_a_process_is_found_by_what_it_is(tmp_path):
 def test_what_a_run_has_not_cannot_be_killed():
     with pytest.raises(UserError, match="--kinds inference: this run has rollout, rank, simulator, driver, node"):
         bench_faults([], kinds=["inference"])
+    with pytest.raises(UserError, match=r"--kills 3: rl.iterations=7 has room for 2, .*give rl.iterations=8 or fewer kills"):
+        bench_faults(["rl.iterations=7"], kills=3)
+
+
+def test_scoring_waits_at_the_gate(tmp_path):
+    """A run that is ahead of the kills does not end before them."""
+    gate = tmp_path / "gate"
+    write_json(gate, 1)
+    reward = Counted(CountedConfig(gate=str(gate)))
+    reward.score([episode(0)])
+    with ThreadPoolExecutor(1) as pool:
+        later = pool.submit(reward.score, [episode(1)])
+        with pytest.raises(TimeoutError):
+            later.result(timeout=1)
+        write_json(gate, 2)
+        assert len(later.result(timeout=60)) == 1
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 def test_a_short_soak_loses_nothing(tmp_path, capsys):
     target = tmp_path / "faults.json"
-    words = ["collect.episodes_per_task=20", "sft.updates=10", "rl.iterations=6", "rl.episodes_per_iteration=16"]
+    words = ["collect.episodes_per_task=20", "sft.updates=10", "rl.iterations=8", "rl.episodes_per_iteration=16"]
     words += ["evaluate.episodes_per_task=20", "slots.workers=0", "cluster.learners=0"]
     assert cli.main(["bench", "faults", *words, "--kills", "3", "--kinds", "rollout", "driver", "node",
                      "--json", str(target)]) == 0  # fmt: skip
     found = json.loads(target.read_text())
     assert found["killed"]["counts"] == {"rollout": 1, "driver": 1, "node": 1} and not found["calm"]["kills"]
     for side in ("calm", "killed"):
-        assert (found[side]["learned_from"], found[side]["lost"], found[side]["twice"]) == (6 * 16, 0, 0)
-        assert found[side]["iterations"] == 6
+        assert (found[side]["learned_from"], found[side]["lost"], found[side]["twice"]) == (8 * 16, 0, 0)
+        assert found[side]["iterations"] == 8
     assert "3 kills" in capsys.readouterr().out and "1 driver" in faults_text(found)

@@ -1,7 +1,8 @@
 """`vla-rl bench faults`: a run on a cluster of two Ray nodes, whose processes are killed at random all along.
 
-Both nodes are on this machine, each a `ray start` of its own. After each kill (-9) the run gets until it has learned from
-one more batch, and a moment more, before the next. Kinds of what is killed:
+Both nodes are on this machine, each a `ray start` of its own. The kills (-9) are spread over the iterations, each at a
+moment after the run has learned since the last one; a run that is ahead of them waits for them (`Counted`), so that none is
+missed on a fast machine. Kinds of what is killed:
 
     rollout     a rollout actor
     simulator   a worker process of an actor's simulator
@@ -29,6 +30,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,7 @@ from vla_rl.evaluation.bench_learn import hardware, made, rl_records
 from vla_rl.evaluation.statistics import difference_interval, wilson_interval
 from vla_rl.files import read_json
 from vla_rl.reporting.machine import process_tree, versions
+from vla_rl.reporting.metrics import write_json
 from vla_rl.run.pipeline import run_pipeline
 from vla_rl.storage import load_state
 from vla_rl.types import Trajectory
@@ -50,24 +53,33 @@ ACTORS = {"rollout": "ray::RolloutActor", "inference": "ray::InferenceActor", "r
 KINDS = (*ACTORS, "simulator", "driver", "node")
 DEFAULT = (
     "run=toy", "cluster=ray", "cluster.mode=async", "cluster.rollouts=2", "cluster.learners=2", "slots.workers=1",
-    "slots.slots_per_worker=8", "rl.episodes_per_iteration=64", "rl.iterations=30", "evaluate.video_episodes=0",
+    "slots.slots_per_worker=8", "rl.episodes_per_iteration=64", "rl.iterations=50", "evaluate.video_episodes=0",
 )  # fmt: skip
+_POLL = 0.2  # seconds
 _MOMENT = 2.0  # seconds at most, after the run went on and before the next kill
 _PATIENCE = 900.0  # seconds that the run gets to go on
 _ATTEMPTS = 5  # to start a node
 
 
+@dataclass(frozen=True)
+class CountedConfig:
+    gate: str = ""  # a file that holds how many episodes may be scored so far; more wait. "": no bound
+
+
 class Counted:
     """Task success; its state is the rollout ids of what was scored, in order."""
 
-    Config = build.NoConfig
+    Config = CountedConfig
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: CountedConfig) -> None:
+        self._gate = Path(config.gate) if config.gate else None
         self._reward = build.implementation("reward", "success")(build.config_class("reward", "success")())
         self.ids: list[str] = []
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
         """[t] per trajectory."""
+        while self._gate and len(self.ids) >= json.loads(self._gate.read_text()):
+            time.sleep(_POLL)
         self.ids += [t.rollout_id for t in trajectories]
         return self._reward.score(trajectories)
 
@@ -91,6 +103,9 @@ def bench_faults(
     kinds = kinds or known
     if wrong := {*kinds} - {*known}:
         raise UserError(f"--kinds {' '.join(sorted(wrong))}: this run has {', '.join(known)}")
+    if kills > (room := (config.rl.iterations - 2) // 2):
+        raise UserError(f"--kills {kills}: rl.iterations={config.rl.iterations} has room for {room}, one in two iterations; "
+                        f"give rl.iterations={2 * kills + 2} or fewer kills")  # fmt: skip
     began = made("faults", [*overrides, "--kills", str(kills), "--kinds", *kinds, "--seed", str(seed)])
     expected = config.rl.iterations * config.rl.episodes_per_iteration
     found: dict[str, dict[str, Any]] = {}
@@ -101,7 +116,8 @@ def bench_faults(
         for side, count in (("killed", kills), ("calm", 0)):
             order = _order(kinds, count, seed)
             started = time.perf_counter()
-            done = _Soak([*given, *own, f"name={side}"], Path(name) / side, random.Random(seed)).run(order)
+            soak = _Soak([*given, *own, f"name={side}"], Path(name) / side, random.Random(seed))
+            done = soak.run(order, config.rl.iterations, config.rl.episodes_per_iteration)
             found[side] = done | {"seconds": time.perf_counter() - started} | _accounts(Path(name) / side, expected)
     a, b = found["killed"], found["calm"]
     document = {
@@ -139,27 +155,35 @@ class _Soak:
     """One run by the command, and who kills its processes."""
 
     def __init__(self, words: Sequence[str], folder: Path, chance: random.Random) -> None:
-        self._words, self._folder, self._random = words, folder, chance
+        self._gate = folder.with_suffix(".gate")
+        self._words, self._folder, self._random = [*words, f"reward.gate={self._gate}"], folder, chance
         self._kills: list[dict[str, Any]] = []
 
-    def run(self, order: Sequence[str]) -> dict[str, Any]:
+    def run(self, order: Sequence[str], iterations: int, episodes: int) -> dict[str, Any]:
+        """Kill ``order`` over ``iterations`` of ``episodes`` each."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
         with contextlib.ExitStack() as stack:
             self._nodes = _Nodes(environment, stack)
             driver = self._driver = self._begin(environment, stack)
             for i, kind in enumerate(order):
-                steps = self._await_step(self._steps() + 1)
+                due = 1 + i * (iterations - 2) // len(order)
+                self._allow((due + 1) * episodes)
+                steps = self._await_step(due)
                 if driver.poll() is not None:
-                    break  # the run is over
+                    break  # it failed
                 time.sleep(self._random.uniform(0, _MOMENT))
                 self._kill(kind, f"{i + 1}/{len(order)}, after iteration {steps}")
                 if kind == "driver":
                     driver.wait()
                     driver = self._driver = self._begin(environment, stack)
+            self._allow(iterations * episodes)
             if driver.wait():
                 raise UserError(f"the run ended with exit code {driver.returncode}: {self._tail()}")
         return {"kills": self._kills, "counts": dict(Counter(kill["kind"] for kill in self._kills))}
+
+    def _allow(self, episodes: int) -> None:
+        write_json(self._gate, episodes)
 
     def _begin(self, environment: Mapping[str, str], stack: contextlib.ExitStack) -> subprocess.Popen:
         self._folder.parent.mkdir(exist_ok=True)
@@ -190,7 +214,7 @@ class _Soak:
         while self._steps() < step and self._driver.poll() is None:
             if time.monotonic() > deadline:
                 raise UserError(f"the run did not get to iteration {step} within {_PATIENCE:g} s: {self._tail()}")
-            time.sleep(0.2)
+            time.sleep(_POLL)
         return self._steps()
 
     def _kill(self, kind: str, when: str) -> None:
@@ -199,7 +223,7 @@ class _Soak:
         while not (found := self._candidates(kind)):
             if time.monotonic() > deadline or self._driver.poll() is not None:
                 return
-            time.sleep(0.2)
+            time.sleep(_POLL)
         if kind == "node":
             self._nodes.lose_second()
         else:
