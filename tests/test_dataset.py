@@ -104,6 +104,22 @@ def test_sampling_follows_the_generator_and_covers_everything(folder):
         load_demonstrations(folder, chunk_length=0)
 
 
+def test_what_is_not_worth_imitating_is_not_drawn(folder):
+    """Its actions still follow in the chunks of the steps before it, and it stays what it was in a part of the data."""
+    data = load_demonstrations(folder, chunk_length=2)
+    data.worth = torch.arange(len(data)) % 3 != 1
+    wanted = data.proprio[data.worth]
+    epoch = torch.cat([o.proprio for o, _, _ in data.batches(8, torch.Generator().manual_seed(0))])
+    assert torch.equal(epoch.sort(0).values, wanted.sort(0).values)
+    drawn = torch.cat([data.sample(64)[0].proprio, data.evenly(1000)[0].proprio])
+    assert {tuple(row) for row in drawn.tolist()} <= {tuple(row) for row in wanted.tolist()}
+    assert torch.equal(data.at(torch.tensor([0]))[1][0], data.actions[:2])
+    part, _ = data.split(0)
+    last = data.episodes[-1]
+    kept = data.subset([None] * (len(data.episodes) - 1) + [torch.ones(last.length, dtype=torch.bool)])
+    assert part.worth is data.worth and torch.equal(kept.worth, data.worth[last.start :])
+
+
 def test_the_last_episodes_of_each_task_are_kept_out(folder):
     """Episodes 0, 1, 2 of tasks t0, t1, t0 and lengths 7, 4, 9."""
     data = load_demonstrations(folder, SPEC)

@@ -17,13 +17,16 @@ from reward_helpers import episodes, trajectory
 
 from reward_models.pairwise import PairwiseConfig
 from reward_models.process import ProcessConfig
+from reward_models.settings import ValueProgressConfig
 from reward_models.shaping import ShapedProgress, ShapingConfig, shaped_reward
 from reward_models.success import TaskSuccess, TaskSuccessConfig
+from reward_models.value_progress import ValueProgress
 from vla_rl import cli
 from vla_rl.algorithms.advantages import decision_discounts, discounted_returns
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.checkpoint import CheckpointError
 from vla_rl.config import compose
+from vla_rl.data.lerobot_reader import load_demonstrations
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.interfaces import FittedReward, ProgressReward, RewardModel
 from vla_rl.learning.groups import GroupBuffer
@@ -42,6 +45,7 @@ from vla_rl.rewards.combined import CombinedReward
 from vla_rl.rewards.handle import is_fitted
 from vla_rl.rewards.quality import Figures, RewardCheckConfig, backwards, decide, judge, render_quality, write_quality
 from vla_rl.rewards.scorer import CoEvolvingReward, RewardScorer
+from vla_rl.rewards.sources import mark_worth
 from vla_rl.run import reward_phases
 from vla_rl.run.pipeline import run_pipeline
 from vla_rl.settings import CombinedConfig
@@ -431,6 +435,34 @@ def test_a_bad_reward_stops_a_run(run, tmp_path, monkeypatch):
     config.reward_check.on_bad = "warn"  # the same run goes on
     run_pipeline(config)
     assert json.loads((config.run_dir / "phases.json").read_text())["reward"]["verdict"] == "bad"
+
+
+def test_sft_leaves_out_what_a_critic_calls_a_mistake(run, tmp_path, monkeypatch, capsys):
+    """GR-RL's drop filter from its command on: the value is fitted, and where it soon falls nothing is imitated."""
+    fitted = tmp_path / "value"
+    words = ["reward=value_progress", "reward.updates=3", "reward.network.image_size=16", "reward.network.width=8"]
+    assert cli.main(["reward", "fit", *words, f"data={run / 'dataset'}", "--out", str(fitted)]) == 0
+
+    def fall(self, trajectories):  # at the second decision of each
+        assert self.config.updates == 3 and is_fitted(self)
+        return [torch.tensor([0.5, 0.9] + [0.2] * (len(t) - 1)) for t in trajectories]
+
+    monkeypatch.setattr(ValueProgress, "progress", fall)
+    sft = [f"dataset={run / 'dataset'}", "phases=[sft]", f"output_dir={tmp_path}"]
+    folder = run_pipeline(compose([*TOY, *sft, f"sft.filter={fitted}"]))
+    data, _ = load_demonstrations(run / "dataset").split(5, 0.2)
+    lengths = [e.length for e in data.episodes]
+    # the first two decisions, of four control steps each and the last frame; an episode of 5 has only one
+    share = 1 - sum(n if n < 10 else 8 for n in lengths if n > 5) / sum(lengths)
+    record = json.loads((folder / "phases.json").read_text())["sft"]
+    assert record["worth_imitating"] == pytest.approx(share) and f"{share:.0%} of" in capsys.readouterr().out
+
+    for name, named in ((run / "reward", "PairwiseCritic, which does not say"), (tmp_path, "is no trained reward")):
+        with pytest.raises(UserError, match=f"sft.filter={name}.*{named}.*vla-rl reward fit"):
+            run_pipeline(compose([*TOY, *sft, "name=other", f"sft.filter={name}"]))
+    monkeypatch.setattr(ValueProgress, "progress", lambda self, ts: [torch.linspace(1, 0, len(t) + 1) for t in ts])
+    with pytest.raises(UserError, match=r"no step of these demonstrations.*drop_threshold"):
+        mark_worth(data, ValueProgress(ValueProgressConfig(drop_threshold=0.0)), stride=1)
 
 
 def test_commands_fit_score_and_judge(run, tmp_path, capsys):

@@ -236,6 +236,15 @@ class MeasuredEnv(WorkerEnv, Protocol):
 
 # ------------------------------------------------------------------------------------------------------------------ rewards
 @runtime_checkable
+class FilteringReward(Protocol):
+    """A reward that tells mistakes in demonstrations."""
+
+    def keep_masks(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
+        """Which decisions are worth imitating: bool [t] per trajectory."""
+        ...
+
+
+@runtime_checkable
 class PreparingReward(Protocol):
     """A reward model that can do a part of its work as each episode ends."""
 

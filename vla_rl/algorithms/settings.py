@@ -115,7 +115,8 @@ class ImitationConfig:
     ``micro_batch_size`` (None: at once) accumulates gradients. ``offload_optimizer`` keeps the optimiser's state in host
     memory. ``max_bad_updates`` non-finite updates in a row raise `TrainingDiverged`. ``checkpoint_every`` updates a
     checkpoint is written and checked on the validation episodes. ``base_part``: of hybrid demonstrations
-    (``collect.base_share``) also what the frozen policy did before it handed over.
+    (``collect.base_share``) also what the frozen policy did before it handed over. ``filter``: the folder of a trained
+    reward which says what of the demonstrations is worth imitating (``value_progress``: GR-RL's drop filter); "": all is.
     """
 
     updates: int = 1000
@@ -134,6 +135,7 @@ class ImitationConfig:
     max_bad_updates: int = 10
     seed: int = 0
     base_part: bool = True
+    filter: str = ""
     augment: AugmentConfig = field(default_factory=AugmentConfig)
 
     def __post_init__(self) -> None:

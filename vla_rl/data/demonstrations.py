@@ -35,10 +35,12 @@ class DemonstrationDataset:
     ``images`` {camera: uint8 [n H W 3]}, ``proprio`` float32 [n p], ``actions`` float32 [n a] (physical units) hold all
     n control steps of all episodes; ``statistics`` {"action" | "observation.state": {"min", "max", "mean", "std",
     "q01", "q99", …: float32 [d]}} are computed from them. ``by_base`` bool [n]: which of hybrid rollouts' steps the frozen
-    policy chose; None where that is not known.
+    policy chose; None where that is not known. ``worth`` bool [n]: at which steps the decision is worth imitating, the only
+    ones that are drawn; None: at all.
     """
 
     by_base: Tensor | None = None
+    worth: Tensor | None = None
 
     def __init__(
         self,
@@ -116,6 +118,7 @@ class DemonstrationDataset:
             self._instruction_index[index], self.instructions, episodes, self.chunk_length,
         )  # fmt: skip
         out.by_base = None if self.by_base is None else self.by_base[index]
+        out.worth = None if self.worth is None else self.worth[index]
         return out
 
     def without_base(self) -> DemonstrationDataset:
@@ -146,18 +149,24 @@ class DemonstrationDataset:
 
     def evenly(self, rows: int) -> tuple[Observation, Tensor, Tensor]:
         """At most ``rows`` control steps spread evenly over all episodes; returns what `at` returns."""
-        return self.at(torch.linspace(0, len(self) - 1, min(rows, len(self))).round().long())
+        drawn = self._drawn()
+        return self.at(drawn[torch.linspace(0, len(drawn) - 1, min(rows, len(drawn))).round().long()])
 
     def sample(self, batch_size: int, generator: torch.Generator | None = None) -> tuple[Observation, Tensor, Tensor]:
         """``batch_size`` control steps drawn uniformly with replacement; returns what `at` returns."""
-        return self.at(torch.randint(len(self), (batch_size,), generator=generator))
+        drawn = self._drawn()
+        return self.at(drawn[torch.randint(len(drawn), (batch_size,), generator=generator)])
 
     def batches(
         self, batch_size: int, generator: torch.Generator | None = None
     ) -> Iterator[tuple[Observation, Tensor, Tensor]]:
         """One epoch in random order; the last batch may be smaller."""
-        for index in torch.randperm(len(self), generator=generator).split(batch_size):
-            yield self.at(index)
+        drawn = self._drawn()
+        for index in torch.randperm(len(drawn), generator=generator).split(batch_size):
+            yield self.at(drawn[index])
+
+    def _drawn(self) -> Tensor:
+        return torch.arange(len(self)) if self.worth is None else torch.nonzero(self.worth).flatten()
 
 
 class DatasetSampler:

@@ -15,8 +15,9 @@ from vla_rl import build
 from vla_rl.algorithms.settings import advantage_of
 from vla_rl.asked import AlgorithmOptions, EncoderOptions, RewardOptions, ShapingOptions, asked
 from vla_rl.checkpoint import CheckpointError, restoring
+from vla_rl.config import checked
 from vla_rl.errors import ConfigError
-from vla_rl.optional import EmbodiedReward, ImageFeatures, ReferenceReward
+from vla_rl.optional import EmbodiedReward, FilteringReward, ImageFeatures, ReferenceReward
 from vla_rl.reporting.metrics import write_json
 from vla_rl.rewards.handle import is_learned
 from vla_rl.settings import refuse_potential_in_groups
@@ -122,12 +123,7 @@ def save_reward(folder: Path | str, kind: str, config: Any, reward: Any, figures
 def load_reward(folder: Path | str, kind: str, reward: Any) -> None:
     """Load what `save_reward` wrote into ``reward``. Raises `CheckpointError` that names the folder."""
     folder = Path(folder)
-    try:
-        stored = json.loads((folder / REWARD_FILE).read_text(encoding="utf-8"))["type"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(
-            f"reward.checkpoint={folder} is no trained reward ({error}). Give a folder that 'vla-rl reward fit' wrote"
-        ) from error
+    stored = str(_stored(folder, "reward.checkpoint")["type"])
     if stored != kind:
         raise CheckpointError(
             f"reward.checkpoint={folder} holds a reward of type {stored!r}, the config asks for {kind!r}: use "
@@ -136,3 +132,33 @@ def load_reward(folder: Path | str, kind: str, reward: Any) -> None:
     state = load_state(folder / STATE_FOLDER)
     with restoring(folder, f"a trained reward of type {kind!r}"):
         reward.load_state_dict(state)
+
+
+def stored_reward(folder: Path | str, key: str, context: RewardContext | None = None) -> Any:
+    """The reward that `save_reward` wrote, as it was configured. Raises `CheckpointError` that names ``key``."""
+    stored = _stored(Path(folder), key)
+    kind = str(stored["type"])
+    where = f"{key}={folder}: {REWARD_FILE}: config"
+    config = checked(build.config_class("reward", kind), {**stored["config"], "checkpoint": str(folder)}, where)
+    return build_reward(kind, config, context)
+
+
+def demonstration_filter(folder: str) -> FilteringReward:
+    """``sft.filter``. Raises `ConfigError` for a reward that cannot tell."""
+    reward = stored_reward(folder, "sft.filter")
+    if not isinstance(reward, FilteringReward):
+        raise ConfigError(
+            f"sft.filter={folder} holds a {type(reward).__name__}, which does not say what is worth imitating: give one of "
+            f"'vla-rl reward fit reward=value_progress data=FOLDER'"
+        )
+    return reward
+
+
+def _stored(folder: Path, key: str) -> Any:
+    try:
+        stored = json.loads((folder / REWARD_FILE).read_text(encoding="utf-8"))
+        return {"type": stored["type"], "config": stored.get("config", {})}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(
+            f"{key}={folder} is no trained reward ({error}). Give a folder that 'vla-rl reward fit' wrote"
+        ) from error

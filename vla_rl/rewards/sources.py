@@ -19,8 +19,10 @@ import torch
 
 from vla_rl.data.codec import trajectory_from_state, trajectory_state
 from vla_rl.data.demonstrations import DemonstrationDataset
+from vla_rl.data.lerobot_format import DatasetError
 from vla_rl.data.lerobot_reader import load_demonstrations
 from vla_rl.errors import UserError
+from vla_rl.optional import FilteringReward
 from vla_rl.splits import stable_seed
 from vla_rl.storage import load_state, save_state
 from vla_rl.types import EmbodimentSpec, EpisodeSpec, Observation, TaskSpec, Trajectory
@@ -85,6 +87,21 @@ def demonstration_trajectories(
             )
         )
     return out
+
+
+def mark_worth(dataset: DemonstrationDataset, reward: FilteringReward, *, stride: int = 4) -> float:
+    """Have only those control steps of ``dataset`` drawn that ``reward`` finds worth imitating, judged ``stride`` control
+    steps at a time; returns their share. Raises `DatasetError` where none is."""
+    worth = torch.ones(len(dataset), dtype=torch.bool)
+    trajectories = demonstration_trajectories(dataset, stride=stride)
+    for t, keep in zip(trajectories, reward.keep_masks(trajectories), strict=True):
+        e = dataset.episodes[t.episode.group_id]
+        steps = keep.cpu().repeat_interleave(stride)
+        worth[e.start : e.start + e.length] = torch.cat([steps, steps[-1:]])[: e.length]  # no decision begins at the last
+    if not worth.any():
+        raise DatasetError("sft.filter finds no step of these demonstrations worth imitating: raise its drop_threshold")
+    dataset.worth = worth
+    return float(worth.float().mean())
 
 
 def _rows(dataset: DemonstrationDataset, rows: torch.Tensor, instruction: str) -> Observation:

@@ -16,15 +16,16 @@ from torch import Tensor
 
 from vla_rl import build
 from vla_rl.asked import RewardClass, RewardOptions, asked
+from vla_rl.data.demonstrations import DemonstrationDataset
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.evaluation.video import Clip, grid, have_video, write_mp4
 from vla_rl.interfaces import ProgressReward
 from vla_rl.reporting.metrics import METRICS_FILE, read_metrics, write_json
-from vla_rl.rewards.build import RewardContext, build_reward, save_reward
+from vla_rl.rewards.build import RewardContext, build_reward, demonstration_filter, save_reward
 from vla_rl.rewards.handle import is_fitted, is_learned
 from vla_rl.rewards.quality import Quality, RewardCheckConfig, judge, write_quality
 from vla_rl.rewards.scorer import CoEvolvingReward
-from vla_rl.rewards.sources import Source
+from vla_rl.rewards.sources import Source, mark_worth
 from vla_rl.types import EpisodeSpec, Observation, Trajectory
 
 Progress = Callable[[int, float], None]
@@ -75,6 +76,15 @@ def fit_and_judge(
             f"reward {name!r} has no rollouts left to be judged on: raise reward_check.episodes ({check.episodes})"
         )
     return judge(reward, held, name, check), figures
+
+
+def leave_out(dataset: DemonstrationDataset, folder: str, say: Callable[[str], None]) -> dict[str, float]:
+    """``sft.filter``: mark what the reward in ``folder`` finds worth imitating; its share, by name ("": nothing is done)."""
+    if not folder:
+        return {}
+    share = mark_worth(dataset, demonstration_filter(folder))
+    say(f"sft.filter: {share:.0%} of {len(dataset)} control steps are worth imitating")
+    return {"worth_imitating": share}
 
 
 def enforce(quality: Quality, check: RewardCheckConfig, page: Path) -> None:

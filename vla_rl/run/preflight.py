@@ -45,6 +45,7 @@ _PLACES = {
     "reward": ("checkpoint", "reference", "release", "comparisons", "backbone_checkpoint"),
     "env": ("assets", "root", "seeds"),
     "policy": ("checkpoint", "vlm"),
+    "sft": ("filter",),
 }
 
 
