@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-CASES = ("compose", "act_1", "act_16", "sft", "engine", "ppo", "simulator")
+CASES = ("compose", "act_1", "act_16", "sft", "engine", "ppo", "simulator", "iteration")
 
 
 # --------------------------------------------------------------------------------------------------- in a tree's process
@@ -71,8 +71,8 @@ def _sft() -> Callable[[], float]:
     return lambda: imitation.update()["sft/loss"]
 
 
-def _toy() -> tuple[Any, Callable[[], Any]]:
-    """The toy run's config, and a function that rolls out 64 episodes of its untrained policy."""
+def _rollout(words: list[str], env_type: str, episodes: int, slots: int) -> tuple[Any, Callable[[], Any]]:
+    """A config, and a function that rolls out that many episodes of its untrained policy."""
     from sim.inline import InlineEnv
     from vla_rl import build
     from vla_rl.config import compose
@@ -83,13 +83,17 @@ def _toy() -> tuple[Any, Callable[[], Any]]:
     except ImportError:  # of before the rooms
         from vla_rl.rollout import RolloutEngine
 
-    config = compose(["run=toy"])
-    env = InlineEnv(build.implementation("env", "toy")(config.env), num_slots=32)
+    config = compose(words)
+    env = InlineEnv(build.implementation("env", env_type)(config.env), num_slots=slots)
     policy = build.implementation("policy", "nano_vla")(config.policy, env.embodiment)
     engine = RolloutEngine(env, policy.eval(), config.rollout)
-    episodes = [EpisodeSpec("reach_red", i, seed=i, group_id=i, rollout_id=str(i)) for i in range(64)]
+    specs = [EpisodeSpec(env.tasks[0].task_id, i, seed=i, group_id=i, rollout_id=str(i)) for i in range(episodes)]
     collect = engine.collect if hasattr(engine, "collect") else engine.run  # (likewise)
-    return (config, env, policy), lambda: collect(episodes).trajectories
+    return (config, env, policy), lambda: collect(specs).trajectories
+
+
+def _toy() -> tuple[Any, Callable[[], Any]]:
+    return _rollout(["run=toy"], "toy", 64, 32)
 
 
 def _engine() -> Callable[[], float]:
@@ -98,17 +102,31 @@ def _engine() -> Callable[[], float]:
     return lambda: float(sum(t.actions.double().sum() for t in rollout()))
 
 
-def _ppo() -> Callable[[], float]:
-    """Updates on those 64 episodes: log-probs, critic, advantages, three epochs."""
+def _learner(parts: Any) -> Callable[[Any], float]:
+    """PPO with its critic: an update on trajectories, and a number that came of it."""
     from vla_rl import build
     from vla_rl.types import RolloutBatch
 
-    (config, env, policy), rollout = _toy()
+    config, env, policy = parts
     config.algorithm.critic_warmup_iterations = 0
     critic = build.implementation("critic", "privileged")(env.privileged_dim, config.critic)
     ppo = build.implementation("algorithm", "ppo")(config.algorithm, policy, critic)
-    batch = RolloutBatch.from_trajectories(rollout())
-    return lambda: ppo.update(batch)["ppo/loss"]
+    return lambda trajectories: ppo.update(RolloutBatch.from_trajectories(trajectories))["ppo/loss"]
+
+
+def _ppo() -> Callable[[], float]:
+    """Updates on those 64 episodes: log-probs, critic, advantages, three epochs."""
+    parts, rollout = _toy()
+    learn, trajectories = _learner(parts), rollout()
+    return lambda: learn(trajectories)
+
+
+def _iteration() -> Callable[[], float]:
+    """One of RL on the quickstart's task: 32 episodes of 80 control steps, and PPO on their 320 decisions."""
+    words = ["run=quickstart", "env.horizon=80", "rl.episodes_per_iteration=32"]
+    parts, rollout = _rollout(words, "tabletop", 32, 8)
+    learn = _learner(parts)
+    return lambda: learn(rollout())
 
 
 def _simulator() -> Callable[[], float]:
