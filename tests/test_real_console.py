@@ -532,6 +532,24 @@ def test_numbers_without_end_and_faults_are_shown():
     assert found["disk"] == {"gb": None, "low": True}
 
 
+def test_a_call_for_help_stands_until_the_arm_practises_again():
+    now = [5.0]
+    shown = display.Display(ConsoleConfig(), lambda: now[0])
+    calls = lambda: json.loads(shown.text({}))["help"]  # noqa: E731
+    shown.hear_note("the cable is loose")
+    assert calls() == ""
+    shown.hear_note("help is wanted: 3 resets in a row have failed: put things back")
+    now[0] += 40.0  # a reminder is late
+    shown.hear_state(_state(mode="HUMAN"))
+    assert calls() == "3 resets in a row have failed: put things back"
+    shown.hear_state(_state(mode="AUTO"))
+    assert calls() == ""
+    shown.hear_note("help is wanted: left the safe set")
+    assert calls() == "left the safe set"
+    now[0] += 46.0  # whoever called is gone
+    assert calls() == ""
+
+
 def test_every_event_of_the_table_can_be_asked_for_by_a_page():
     assert {*wire.FOR_ALL, *wire.FOR_HOLDER} == {*MODE_EVENTS, "label", "task", "note"} - {"fault"}
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from console_stub import Session, until
 
+from real.messages import Event, Writer
 from real.modes import Mode
 
 CHROMIUM = shutil.which("chromium")
@@ -335,6 +336,22 @@ def test_old_pictures_lock_driving(browser, session):
     page.keyboard.down("Shift")
     page.wait_for_timeout(300)
     assert not stub.inputs()[-1].dead_man
+    page.context.close()
+
+
+def test_a_call_for_help_stands_on_every_page_that_opens(browser, session):
+    """Also on one that opens after it, until the arm practises again."""
+    stub = session.stub
+    note = Writer("launcher", stub.writer.clock).make(
+        Event, name="note", lease="", at=0.0, value="help is wanted: 3 resets in a row have failed: put things back"
+    )
+    session.call(lambda: stub.send_on(note))
+    page = opened(browser, session, viewport={"width": 1280, "height": 860})
+    shows(page, "#help", "Help is wanted: 3 resets in a row have failed: put things back. Take control")
+    picture(page, "help")
+    in_control(page, session, "p")
+    hidden(page, "#help")
+    assert not page.mistakes
     page.context.close()
 
 

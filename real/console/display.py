@@ -12,6 +12,7 @@ from real.console.remedies import remedy
 from real.console.settings import ConsoleConfig
 from real.messages import Frame, Progress, State, Welcome
 from real.modes import TABLE, Mode
+from real.practice import CALL, REMIND_S
 
 DISK_EVERY_S = 2.0
 _CURVE = 240  # values of the reward model's curve that a page gets
@@ -90,6 +91,7 @@ class Display:
         self.curve: list[tuple[int, float]] = []
         self.model, self.label = "", ""
         self._curve_episode = -1
+        self._call, self._call_at = "", -1e9
         self._disk: dict[str, Any] | None = None
         self._disk_at = -1e9
 
@@ -102,6 +104,16 @@ class Display:
         self.share.add(state)
         if state.episode != self._curve_episode:
             self._curve_episode, self.curve, self.label = state.episode, [], ""
+
+    def hear_note(self, text: str) -> None:
+        """Practice calls for help, and again every `REMIND_S` while it is wanted."""
+        if text.startswith(CALL):
+            self._call, self._call_at = text.removeprefix(CALL).lstrip(": "), self.clock()
+
+    def call(self) -> str:
+        """Why help is wanted; "" where it is not: the arm practises again, or nobody has called for longer than it would."""
+        practises = self.state is not None and self.state.mode == Mode.AUTO.value and self.state_at > self._call_at
+        return "" if practises or self.clock() - self._call_at > 1.5 * REMIND_S else self._call
 
     def hear_progress(self, progress: Progress) -> None:
         self.model = progress.model
@@ -136,6 +148,7 @@ class Display:
             "share": self.share.shown(),
             "progress": {"model": self.model, "curve": self.curve[:: 1 + len(self.curve) // _CURVE]},
             "label": self.label,
+            "help": self.call(),
             "robot": None,
         }
         if self.state is not None:

@@ -27,6 +27,7 @@ from real.console.wire import (
     parse,
 )
 from real.messages import Beat, Event, Frame, Grant, Input, Message, Notice, Progress, Refused, State, Welcome
+from real.practice import LEADER
 
 LABEL_AGE_S = 15.0  # a mark may be moved this far back
 RELAYED = ("label", "task", "note", "loss")
@@ -203,6 +204,8 @@ class Hub:
         if event.name in RELAYED:
             if event.name == "label":
                 self.display.label = event.value
+            elif event.source == LEADER:  # of notes: others may write what they like
+                self.display.hear_note(event.value)
             self._tell_all("notice", name=event.name, value=event.value, by=event.source, mode="")
 
     def hear_nothing(self) -> None:
