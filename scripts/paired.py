@@ -126,7 +126,13 @@ def _iteration() -> Callable[[], float]:
     words = ["run=quickstart", "env.horizon=80", "rl.episodes_per_iteration=32"]
     parts, rollout = _rollout(words, "tabletop", 32, 8)
     learn = _learner(parts)
-    return lambda: learn(rollout())
+
+    def run() -> float:
+        trajectories = rollout()
+        learn(trajectories)
+        return float(sum(t.actions.double().sum() for t in trajectories))
+
+    return run
 
 
 def _simulator() -> Callable[[], float]:
