@@ -56,6 +56,23 @@ class ChainPolicy(Protocol):
 
 
 @runtime_checkable
+class GuidedPolicy(Protocol):
+    """A policy that can draw a chunk towards one that is wanted while it denoises it: real-time chunking."""
+
+    @property
+    def guidable(self) -> bool:
+        """Whether its sampler allows it."""
+        ...
+
+    def act_towards(
+        self, observation: Observation, wanted: Tensor, weight: Tensor, most: float, *, deterministic: bool = False
+    ) -> Tensor:
+        """Actions float32 [b h a], in physical units as ``wanted`` [b h a]; ``weight`` [b h] in [0, 1] says how much each
+        control step of that counts, the factor of the guidance is at most ``most``. Nobody knows their likelihood."""
+        ...
+
+
+@runtime_checkable
 class StackedPolicy(Protocol):
     """A policy on top of a frozen one, which can act by itself."""
 

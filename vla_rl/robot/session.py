@@ -193,8 +193,8 @@ def require_same(embodiment: EmbodimentSpec, checkpoint: Path) -> None:
 
 
 def acting_config(settings: SessionSettings) -> Any:
-    robot = settings.robot
-    return build.attribute("real.acting:ActingConfig")(robot.acting, robot.steps, robot.valid_s)
+    kind = build.attribute("real.acting:ActingConfig")
+    return kind(**{f.name: getattr(settings.robot, f.name) for f in dataclasses.fields(kind)})
 
 
 def start_policy(
@@ -288,13 +288,14 @@ def run_lockstep(
     try:
         assert checkpoint is not None
         require_same(session.robot.embodiment, checkpoint)
-        decide, version = load(str(checkpoint), session.robot.embodiment, settings.deterministic, settings.device)
+        spec, acting = session.robot.embodiment, settings.robot.acting
+        decide, version = load(str(checkpoint), spec, settings.deterministic, settings.device, acting)
         plan = dataclasses.replace(make_plan(settings, asked, session.world.tasks), alone=True)
-        session.others = load_others(reset_policy(settings, plan), session.robot.embodiment, settings.device)
+        session.others = load_others(reset_policy(settings, plan), spec, settings.device, acting)
         if reward is not None:
             from vla_rl.robot.live import load_live
 
-            session.scored(load_live(reward, session.robot.embodiment, settings.robot.score_every))
+            session.scored(load_live(reward, spec, settings.robot.score_every))
         say(f"session {folder}, in virtual time")
         conductor = session.run(plan, decide, version, acting_config(settings), lambda outcome: say(line(outcome)))
         for line_ in summary(conductor.outcomes):
