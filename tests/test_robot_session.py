@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -34,6 +36,8 @@ from vla_rl.cli import main
 from vla_rl.data.session_export import export_session
 from vla_rl.data.session_trajectory import session_trajectory
 from vla_rl.errors import ConfigError, UserError
+from vla_rl.evaluation import bench_acting
+from vla_rl.evaluation.bench_acting import seams
 from vla_rl.robot.doctor import FAIL, MISSING, OK, check_devices, check_port, doctor, render
 from vla_rl.robot.operator import OperatorSettings, make_operator
 from vla_rl.robot.policy import make_decide
@@ -248,6 +252,40 @@ def test_nothing_is_mixed_with_or_held_to_what_was_predicted_before_a_takeover(t
     assert any(told[c["decision"]][1] is not None for c in episode.chunks) == (kind == "rtc")
 
 
+def test_what_is_counted_where_chunks_meet_by_hand():
+    """Two ticks to a control step; bounds of ±0.05, so 0.01 is 0.2 half-ranges. Of decision 1 one row has passed."""
+
+    def tick(number, decision, x, done):
+        return {"tick": number, "decision": decision, "policy": [x, 0.0, 0.0, (-1.0) ** number], "step_done": done,
+                "stamp": number * 0.01}  # fmt: skip
+
+    asked = [(0, 0, 0.01), (2, 0, 0.02), (4, 1, 0.05), (6, 1, 0.04)]
+    ticks = [tick(at + i, decision, x, bool(i)) for at, decision, x in asked for i in range(2)]
+    chunks = [
+        {"start": 0, "delay": 0, "rows": [[0.01] + [0.0] * 3]},
+        {"start": 2, "delay": 1, "rows": [[0.03, 0.0, 0.0, 1.0], [0.05, 0.0, 0.0, 1.0]]},
+    ]
+    spec = dataclasses.replace(PointWorld().embodiment, control_hz=50.0)
+    found = seams(SimpleNamespace(ticks=ticks, chunks=chunks, header={"supervisor": {"hz": 100.0}}), spec)
+    np.testing.assert_allclose(found["seam"], [0.6])
+    np.testing.assert_allclose(found["within"], [0.2, 0.2])
+    np.testing.assert_allclose(found["prefix"], [0.2])
+    assert found["late"].tolist() == [0.0, 1.0] and found["seconds"] == pytest.approx(0.06)
+
+
+@pytest.mark.slow
+def test_guided_chunks_agree_with_what_ran_before_they_came(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(bench_acting, "_UPDATES", 150)
+    file = tmp_path / "a.json"
+    assert main(["bench", "acting", "--episodes", "1", "--thinking", "0.1", "--json", str(file), "robot.horizon=40"]) == 0
+    rows = json.loads(file.read_text())["acting"]
+    assert list(rows) == ["synchronous", "asynchronous", "ensemble", "rtc"] and "rtc " in capsys.readouterr().out
+    assert rows["rtc"]["late"] == rows["asynchronous"]["late"] > 1.0
+    assert rows["rtc"]["prefix"] < 0.6 * rows["asynchronous"]["prefix"]
+    assert rows["rtc"]["seam"] < 0.6 * rows["asynchronous"]["seam"]
+    assert rows["synchronous"]["steps_per_s"] < 17.0 < 19.9 < rows["rtc"]["steps_per_s"]
+
+
 def test_late_rows_of_an_asynchronous_chunk_are_dropped():
     """A decision that takes 120 ms at 20 Hz: the rows of the first two control steps have passed when it comes."""
     clock = Clock()
@@ -272,6 +310,12 @@ def test_another_decision_waits_for_a_picture_from_after_the_last(tmp_path):
     assert not acting.due
     with pytest.raises(ConfigError, match="synchronous, asynchronous"):
         ActingConfig("now and then")
+    for wrong, said in (
+        ({"rtc_schedule": "cubic"}, "rtc_schedule='cubic' is unknown: use one of exp, linear"),
+        ({"rtc_guidance": 0.0}, "rtc_guidance=0.0 above 0"), ({"ensemble_decay": -1.0}, "ensemble_decay=-1.0 must be 0"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=said):
+            ActingConfig(**wrong)
     with pytest.raises(UserError, match=r"\[2, 3\]; this robot takes \[steps, 4\]"):
         lockstep(tmp_path / "s", lambda *_: np.zeros((2, 3)))
 
@@ -342,6 +386,15 @@ def mover(tmp_path, monkeypatch):
 def overrides(tmp_path, mover, *more):
     slow = ["robot.supervisor.silence_s=0.3", "robot.supervisor.frame_age_s=2.0", "threads=1"]
     return [f"checkpoint={mover}", "robot=fake", f"output_dir={tmp_path}", "name=s", *slow, *more]
+
+
+def test_a_policy_that_cannot_be_guided_is_refused_before_anything_moves(tmp_path, mover, capsys):
+    asked = ["robot", "run", "--headless", "--episodes", "1"]
+    for more in (["--lockstep"], []):
+        assert main([*asked, *more, *overrides(tmp_path, mover, "robot.acting=rtc", f"name=s{len(more)}")]) == 2
+        said = capsys.readouterr().err
+        assert "robot.acting=rtc" in said and "Mover cannot be guided: use robot.acting=ensemble or asynchronous" in said
+    assert not list(tmp_path.glob("s*/journal/*"))
 
 
 def test_a_session_of_processes_runs_and_ends_by_itself(tmp_path, mover, capsys):

@@ -90,19 +90,19 @@ def run_processes(
         about = json.loads((body.run / "robot.json").read_text(encoding="utf-8"))
         embodiment = EmbodimentSpec.from_dict(about["embodiment"])
         judge = build.attribute("real.robots.remote:Judge")(body.arm_socket)
-        plan = make_plan(settings, asked, judge.tasks)
-        if checkpoint is not None:
-            require_same(embodiment, checkpoint)
-            say(f"loading {checkpoint}")
-            start_policy(body, settings, checkpoint, about["embodiment"], plan)
-        if reward is not None:
-            from vla_rl.robot.live import start_live
-
-            say(f"loading the reward {reward.reward_type}")
-            start_live(body, reward, embodiment, settings.robot.score_every, settings.threads)
-        if asked.console:
-            open_console(body, settings, plan, say)
         with contextlib.closing(judge):
+            plan = make_plan(settings, asked, judge.tasks)
+            if checkpoint is not None:
+                require_same(embodiment, checkpoint)
+                say(f"loading {checkpoint}")
+                start_policy(body, settings, checkpoint, about["embodiment"], plan)
+            if reward is not None:
+                from vla_rl.robot.live import start_live
+
+                say(f"loading the reward {reward.reward_type}")
+                start_live(body, reward, embodiment, settings.robot.score_every, settings.threads)
+            if asked.console:
+                open_console(body, settings, plan, say)
             lead(body, plan, embodiment.control_hz, judge, say)
 
 
