@@ -184,14 +184,15 @@ def test_guidance_with_full_weight_gives_the_chunk_that_is_wanted(changes: dict,
 
         def gap(weight: torch.Tensor) -> torch.Tensor:
             """[b h], in shares of the distance of two chunks that know nothing of each other."""
-            found = policy.act_towards(seen, wanted, weight, 5.0, deterministic=deterministic)
+            found = policy.act_towards(seen, wanted, weight, 5.0, deterministic=deterministic).actions
             return (found - wanted).abs().mean(-1) / (plain - wanted).abs().mean()
 
         full, none = gap(torch.ones(4, 3)), gap(torch.zeros(4, 3))
         assert full.mean() < 0.1 < none.mean()
         if deterministic:
             same = policy.act(seen, deterministic=True).chunk.actions
-            torch.testing.assert_close(policy.act_towards(seen, wanted, torch.zeros(4, 3), 5.0, deterministic=True), same)
+            free = policy.act_towards(seen, wanted, torch.zeros(4, 3), 5.0, deterministic=True)
+            torch.testing.assert_close(free.actions, same)
         held = gap(torch.tensor([[1.0, 0.0, 0.0]] * 4))
         assert held[:, 0].mean() < 0.2 < held[:, 1:].mean()
     assert all(p.grad is None for p in policy.parameters())

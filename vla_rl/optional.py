@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Generator, Tensor, nn
 
-from vla_rl.types import EmbodimentSpec, EpisodeSpec, Observation, PolicyOutput, Trajectory, Transitions
+from vla_rl.types import ActionChunk, EmbodimentSpec, EpisodeSpec, Observation, PolicyOutput, Trajectory, Transitions
 
 
 # --------------------------------------------------------------------------------------------------------------- policies
@@ -66,9 +66,9 @@ class GuidedPolicy(Protocol):
 
     def act_towards(
         self, observation: Observation, wanted: Tensor, weight: Tensor, most: float, *, deterministic: bool = False
-    ) -> Tensor:
-        """Actions float32 [b h a], in physical units as ``wanted`` [b h a]; ``weight`` [b h] in [0, 1] says how much each
-        control step of that counts, the factor of the guidance is at most ``most``. Nobody knows their likelihood."""
+    ) -> ActionChunk:
+        """Near ``wanted`` [b h a] (physical units), of which each control step counts by ``weight`` [b h] in [0, 1]; the
+        factor of the guidance is at most ``most``. Nobody knows its likelihood."""
         ...
 
 

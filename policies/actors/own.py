@@ -18,7 +18,7 @@ from policies.actors.settings import OwnConfig
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import ImitationPolicy
 from vla_rl.optional import GuidedPolicy
-from vla_rl.types import Observation, PolicyOutput, Transitions
+from vla_rl.types import ActionChunk, Observation, PolicyOutput, Transitions
 
 
 class OwnPolicy(FrozenBaseActor):
@@ -78,7 +78,7 @@ class OwnPolicy(FrozenBaseActor):
 
     def act_towards(
         self, observation: Observation, wanted: Tensor, weight: Tensor, most: float, *, deterministic: bool = False
-    ) -> Tensor:
+    ) -> ActionChunk:
         return self.base.act_towards(observation, wanted, weight, most, deterministic=deterministic)
 
     # ------------------------------------------------------------------------------------------------------ checkpoints

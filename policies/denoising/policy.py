@@ -33,7 +33,7 @@ from policies.tokenizer import WordTokenizer
 from policies.trunk.llama import mlp
 from policies.trunk.noise import counter_uniforms
 from vla_rl.errors import EmbodimentMismatch
-from vla_rl.types import EmbodimentSpec, Observation, PolicyEvaluation, PolicyOutput
+from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyEvaluation, PolicyOutput
 
 
 class DenoisingVLA(DenoisingBase):
@@ -214,14 +214,14 @@ class DenoisingVLA(DenoisingBase):
     @torch.no_grad()
     def act_towards(
         self, observation: Observation, wanted: Tensor, weight: Tensor, most: float, *, deterministic: bool = False
-    ) -> Tensor:
+    ) -> ActionChunk:
         """See `vla_rl.optional.GuidedPolicy`."""
         x, step_noise, first_step = self._noises(len(observation), deterministic, None)
         own, _ = self._own_expert(observation)
         wanted, weight = self.normalize(wanted.to(self.device))[:, None], weight.to(self.device)[:, None, :, None]
         guidance = Guidance(wanted, weight, most)
         path, _ = self._denoise(x[:, None], self._experts(own, observation), step_noise, first_step, guidance)
-        return self.denormalize(path[:, -1, 0])
+        return self._chunk(path[:, -1, 0])
 
     def _own_expert(
         self, observation: Observation, replay: Mapping[str, Tensor] | None = None

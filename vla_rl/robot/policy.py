@@ -45,7 +45,8 @@ def make_decide(policy: Any, deterministic: bool, device: Any = None, acting: st
             wanted[0, : len(guide.wanted)] = torch.from_numpy(guide.wanted)
             weight[0, : len(guide.weight)] = torch.from_numpy(guide.weight)
             seen = observation if device is None else observation.to(device)
-            return policy.act_towards(seen, wanted, weight, guide.most, deterministic=deterministic)[0].cpu().numpy()
+            chunk = policy.act_towards(seen, wanted, weight, guide.most, deterministic=deterministic)
+            return chunk.actions[0][chunk.valid[0]].float().cpu().numpy()
         options: dict[str, Any] = {"deterministic": deterministic}
         if isinstance(policy, RememberingPolicy):
             if first or not memory:
