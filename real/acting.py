@@ -3,9 +3,16 @@
 Pictures and state are brought together as the simulator would show them at one moment: a decision waits for a picture of
 every camera from after the last control step, and takes the state that was measured nearest to them.
 
-Synchronous: decide, run the rows, decide again; the arm keeps its last goal meanwhile. Asynchronous: decide on what was seen
-while the rows before still run; a chunk's rows count from the moment of its observation, and those that have passed by the
-time it comes are dropped by the supervisor.
+Synchronous: decide, run the rows, decide again; the arm keeps its last goal meanwhile. In all other ways it decides on what
+was seen while the rows before still run. A chunk then begins with the first control step after its observation, in step with
+the rows before; those that have passed by the time it comes are dropped by the supervisor. How two chunks meet:
+
+- asynchronous: the new one replaces the old one;
+- ensemble (temporal ensembling, ACT, arXiv 2304.13705): a control step runs the mean of all that was predicted for it;
+- rtc (real-time chunking, arXiv 2506.07339): the policy denoises the new chunk towards what is left of the old one. How many
+  rows will have passed (d) is foreseen from how long decisions took lately.
+
+Whoever else moves the arm makes all that was predicted void: no chunk is mixed with, or held to, one from before.
 """
 
 from __future__ import annotations
@@ -13,51 +20,86 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from real.messages import Chunk, Frame, Message, Notice, Refused, State, Welcome
+from real.overlap import SCHEDULES, Guide, ensemble_weights, mean_action, soft_mask
 from real.tasks import parse
 from vla_rl.errors import ConfigError, UserError
 
-KINDS = ("synchronous", "asynchronous")
+KINDS = ("synchronous", "asynchronous", "ensemble", "rtc")
 _LOST_S = 0.5  # after which a chunk of which nothing runs is taken for lost
 _KEPT = 128  # states
+_RECENT, _SHARE = 20, 0.95  # decisions, and the share of them that takes no longer than is foreseen
 
-Decide = Callable[[dict[str, np.ndarray], np.ndarray, str, bool], np.ndarray]
+Decide = Callable[..., np.ndarray]
 """({camera: uint8 [H W 3]}, proprio float32 [p], instruction, whether it is the first since somebody else moved the arm) →
-actions [h a] in the robot's units."""
+actions [h a] in the robot's units; with rtc a `Guide` may follow."""
 Pictures = Callable[[Frame], "np.ndarray | None"]
 
 
 @dataclass(frozen=True)
 class ActingConfig:
-    """``steps`` of each chunk are run before the next is due (0: all of them, asynchronously half of them). A chunk whose
-    first row has not begun ``valid_s`` seconds after it was sent is void."""
+    """``steps`` of each chunk are run before the next is due (0: synchronously all of them, with ensemble 1, else half). A
+    chunk whose first row has not begun ``valid_s`` seconds after it was sent is void. ``ensemble_decay`` is m of the weights
+    exp(−m i), ``rtc_guidance`` the limit β of the guidance's factor, ``rtc_schedule`` how its weights fall."""
 
     acting: str = "synchronous"
     steps: int = 0
     valid_s: float = 0.3
+    ensemble_decay: float = 0.01
+    rtc_guidance: float = 5.0
+    rtc_schedule: str = "exp"
 
     def __post_init__(self) -> None:
         if self.acting not in KINDS:
             raise ConfigError(f"robot.acting={self.acting!r} is unknown: use one of {', '.join(KINDS)}")
         if self.steps < 0 or not 0 < self.valid_s <= 2:
             raise ConfigError(f"robot.steps={self.steps} must be 0 or more, and robot.valid_s={self.valid_s} in (0, 2]")
+        if self.rtc_schedule not in SCHEDULES:
+            raise ConfigError(f"robot.rtc_schedule={self.rtc_schedule!r} is unknown: use one of {', '.join(SCHEDULES)}")
+        if not 0 <= self.ensemble_decay < math.inf or not 0 < self.rtc_guidance < math.inf:
+            raise ConfigError(
+                f"robot.ensemble_decay={self.ensemble_decay} must be 0 or more, and robot.rtc_guidance={self.rtc_guidance} "
+                f"above 0"
+            )
 
 
 @dataclass
 class _Sent:
-    """The newest chunk. ``last`` is the index of its last row, ``captured`` when its observation was."""
+    """The newest chunk. ``rows`` [h a] are what was predicted, but for those that were late: there it is what ran instead
+    (an ensemble keeps its predictions as they are). ``begins`` is the tick of the first one (-1: at once, and no state has
+    shown when that was), ``captured`` when its observation was."""
 
     decision: int
-    last: int
+    rows: np.ndarray
+    begins: int
     captured: float
     at: float
     seq: int = -1
     running: bool = False
+
+    @property
+    def last(self) -> int:
+        """The index of its last row."""
+        return len(self.rows) - 1
+
+
+@dataclass
+class _Place:
+    """Where a chunk begins: at tick ``begins``, which is due at ``due`` (seconds); -1: at once. ``rest`` [k a] are the rows
+    of the chunk before from there on."""
+
+    begins: int = -1
+    due: float = 0.0
+    rest: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
+
+    def late(self, at: float, hz: float) -> int:
+        """How many of its rows, ``hz`` a second, are due by then."""
+        return 0 if self.begins < 0 else max(0, math.floor((at - self.due) * hz + 1e-6) + 1)
 
 
 class Acting:
@@ -80,6 +122,7 @@ class Acting:
         self._epoch, self._since = -1, math.inf
         self._first = True
         self._sent: _Sent | None = None
+        self._past: list[_Sent] = []  # of an ensemble, the oldest first
 
     # ------------------------------------------------------------------------------------------------------------ hearing
     def hear(self, message: Message) -> None:
@@ -93,7 +136,7 @@ class Acting:
             self.version = self._swap() or self.version
         elif isinstance(message, Refused):
             if self._sent is not None and message.about == self._sent.seq:
-                self._first, self._sent = True, None  # what the policy remembers of it was not executed
+                self._void(True)  # what the policy remembers of it was not executed
         elif isinstance(message, State):
             self._hear_state(message)
 
@@ -103,23 +146,35 @@ class Acting:
             self._epoch = -1
         elif state.epoch != self._epoch:
             self._epoch, self._since = state.epoch, state.stamp
-            self._first, self._sent = True, None
+            self._void(True)
         elif (sent := self._sent) is not None:
             self._follow(sent, state)
 
     def _follow(self, sent: _Sent, state: State) -> None:
         mine = state.decision == sent.decision
         sent.running = sent.running or mine
+        if mine:
+            begins = state.tick - round(state.index * self._per_row)
+            sent.begins = begins if sent.begins < 0 else min(sent.begins, begins)
         over = mine and state.index == sent.last and state.step_done
         skipped = sent.running and not mine and state.decision < sent.decision  # the tick that ends a step was skipped
         lost = not sent.running and state.stamp - sent.at > _LOST_S
         if over or skipped or lost:
             self._since = state.stamp + (1.0 / self._hz if over else 0.0)
-            self._first, self._sent = self._first or lost, None
+            self._void(self._first or lost)
+
+    def _void(self, first: bool) -> None:
+        """Nothing that was predicted counts any more."""
+        self._first, self._sent, self._past = first, None, []
 
     @property
     def _hz(self) -> float:
         return self._welcome.hz if self._welcome is not None else 100.0
+
+    @property
+    def _per_row(self) -> float:
+        """Ticks of a control step."""
+        return self._hz / self._welcome.control_hz if self._welcome is not None else 1.0
 
     # ------------------------------------------------------------------------------------------------------------- acting
     @property
@@ -131,7 +186,7 @@ class Acting:
             return False
         since = self._since
         if self._sent is not None:
-            if self.config.acting == "synchronous":
+            if self.config.acting == "synchronous" or self._sent.begins < 0:
                 return False
             since = self._sent.captured + (self._steps(self._sent.last + 1)) / self._welcome.control_hz
         captured, newest = self._captured, self._states[-1]
@@ -149,7 +204,7 @@ class Acting:
         return min(self._frames[name].capture for name in self._welcome.cameras)
 
     def _steps(self, rows: int) -> int:
-        usual = rows if self.config.acting == "synchronous" else max(1, rows // 2)
+        usual = {"synchronous": rows, "ensemble": 1}.get(self.config.acting, max(1, rows // 2))
         return min(self.config.steps, rows) if self.config.steps else usual
 
     def chunk(self, now: Callable[[], float]) -> dict[str, Any] | None:
@@ -165,30 +220,81 @@ class Acting:
             return None
         state = min(self._states, key=lambda s: abs(s.measured - captured))
         decide, version = self.others.get(self.instruction, (self.decide, self.version))
-        rows = np.asarray(decide(images, np.array(state.proprio, np.float32), self.instruction, self._first))
+        place = self._place(state)
+        guide = self._guide(place, begun)
+        given = (images, np.array(state.proprio, np.float32), self.instruction, self._first)
+        rows = self._checked(decide(*given) if guide is None else decide(*given, guide))
+        ended = now()
+        self.waited.append(ended - begun)
+        late = place.late(ended, self._welcome.control_hz)
+        sent = _Sent(self.decisions, rows, place.begins, captured, ended)
+        actions = rows
+        if self.config.acting == "ensemble":
+            actions = self._averaged(sent, state.tick)
+        elif k := min(late, len(place.rest), len(rows)):
+            sent.rows = np.concatenate([place.rest[:k], rows[k:]])
+        self._sent, self._first = sent, False
+        self.decisions += 1
+        return {
+            "epoch": self._epoch, "start": max(place.begins, 0), "hz": self._welcome.control_hz, "decision": sent.decision,
+            "policy_version": version, "obs_stamp": captured, "acting": self.config.acting,
+            "prefix": 0 if guide is None else int((guide.weight == 1.0).sum()),
+            "delay": late, "actions": _tuples(actions),
+            "predicted": () if actions is rows else _tuples(rows),
+        }  # fmt: skip
+
+    def _checked(self, answer: Any) -> np.ndarray:
+        """A policy's answer as rows [h a]: those that are run, where it decides again only after them."""
+        assert self._welcome is not None
+        rows = np.asarray(answer)
         width = len(self._welcome.action_names)
         if rows.ndim != 2 or rows.shape[1] != width or not len(rows):
             raise UserError(f"the policy answers with actions {list(rows.shape)}; this robot takes [steps, {width}]")
-        queued = self.config.acting == "asynchronous"
-        if not queued:
-            rows = rows[: self._steps(len(rows))]
-        ended = now()
-        self.waited.append(ended - begun)
-        self._sent = _Sent(self.decisions, len(rows) - 1, captured, ended)
-        start = state.tick + 1 if queued and not self._first else 0
-        self._first = False
-        self.decisions += 1
-        return {
-            "epoch": self._epoch, "start": start, "hz": self._welcome.control_hz, "decision": self._sent.decision,
-            "policy_version": version, "obs_stamp": captured, "prefix": 0,
-            "delay": math.ceil((ended - captured) * self._welcome.control_hz) if queued else 0,
-            "actions": tuple(tuple(map(float, row)) for row in rows),
-        }  # fmt: skip
+        return rows[: self._steps(len(rows))] if self.config.acting == "synchronous" else rows
+
+    def _place(self, state: State) -> _Place:
+        """Of a chunk that is decided on what was seen at ``state``: where the first control step after it begins, while a
+        chunk runs; at once, where none does."""
+        sent = self._sent
+        if sent is None:
+            return _Place()
+        over = max(0, math.floor((state.tick - sent.begins) / self._per_row) + 1)
+        begins = sent.begins + round(over * self._per_row)
+        return _Place(begins, state.stamp + (begins - state.tick) / self._hz, sent.rows[over:])
+
+    def _guide(self, place: _Place, begun: float) -> Guide | None:
+        """What a chunk is held to that begins to be inferred now."""
+        if self.config.acting != "rtc" or not len(place.rest):
+            return None
+        assert self._welcome is not None
+        foreseen = float(np.quantile(self.waited[-_RECENT:], _SHARE))
+        delay = place.late(begun + foreseen, self._welcome.control_hz)
+        mask = soft_mask(len(place.rest), delay, self.config.rtc_schedule)
+        return Guide(place.rest, mask, self.config.rtc_guidance)
+
+    def _averaged(self, sent: _Sent, tick: int) -> np.ndarray:
+        """The mean [h a] of all that was predicted for each control step of ``sent``, which counts from now on too."""
+        assert self._welcome is not None
+        self._past = [s for s in self._past if s.begins + len(s.rows) * self._per_row > tick] + [sent]
+        means = []
+        for i, own in enumerate(sent.rows):
+            at = [round(i + (sent.begins - s.begins) / self._per_row) for s in self._past]
+            found = np.stack([s.rows[k] for s, k in zip(self._past, at) if k < len(s.rows)])
+            if len(found) == 1:
+                means.append(own)
+                continue
+            weights = ensemble_weights(len(found), self.config.ensemble_decay)
+            means.append(mean_action(found, weights, self._welcome.turns, self._welcome.grips))
+        return np.stack(means)
 
     def sent(self, message: Message) -> None:
         """The chunk went out as ``message``: a refusal of it will name its number."""
         if self._sent is not None:
             self._sent.seq = message.seq
+
+
+def _tuples(rows: np.ndarray) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(map(float, row)) for row in rows)
 
 
 def serve(client: Any, acting: Acting) -> None:

@@ -8,6 +8,7 @@ cuts what a kill left behind at the last record whose CRC is right, and marks it
 |---|---|
 | header | {schema, session, episode, task, embodiment, limits, …; monotonic, wall: one instant on both clocks} |
 | tick | the fields of a `State` in the order of `TICK_FIELDS`: all three actions, who chose, mode, holder, epoch, … |
+| chunk | a decision: acting, decision, epoch, start, hz, prefix, delay, policy_version, obs_stamp, what it predicted [h a] |
 | frame | camera, number, device_no, capture, device_stamp, [H W C], JPEG |
 | event | what somebody did: name, value, source, at (when it was pressed), stamp; labels among them |
 | notice | what the supervisor says: name, value, by, mode, epoch, tick |
@@ -29,7 +30,7 @@ from typing import Any
 
 import msgpack
 
-from real.messages import Event, Frame, Notice, Progress, State
+from real.messages import Chunk, Event, Frame, Notice, Progress, State
 from vla_rl.errors import DiskFull, UserError
 
 SCHEMA = 1
@@ -38,6 +39,7 @@ SUFFIX, OPEN = ".vrj", ".open"
 _HEAD = struct.Struct("<4sII")
 _MOST = 64 * 2**20  # bytes of one record: more is damage
 TICK_FIELDS = tuple(f.name for f in dataclasses.fields(State))
+CHUNK_FIELDS = ("acting", "decision", "epoch", "start", "hz", "prefix", "delay", "policy_version", "obs_stamp")  # and rows
 
 
 class JournalError(UserError):
@@ -72,6 +74,10 @@ class JournalWriter:
     def tick(self, state: State) -> None:
         self._write(["tick", *(getattr(state, name) for name in TICK_FIELDS)])
         self.ticks += 1
+
+    def chunk(self, chunk: Chunk) -> None:
+        predicted = chunk.predicted or chunk.actions
+        self._write(["chunk", *(getattr(chunk, name) for name in CHUNK_FIELDS), predicted])
 
     def frame(self, frame: Frame, jpeg: bytes) -> None:
         f = frame
@@ -138,12 +144,14 @@ def scan(path: Path) -> Iterator[tuple[int, list[Any]]]:
 @dataclass
 class Episode:
     """One journal, read: ``ticks`` as {field: value}, ``frames`` {camera: [(number, device_no, capture, device_stamp, size,
-    jpeg)]}. ``lost_bytes`` lay behind the last good record.
+    jpeg)]}, ``chunks`` as {field: value} with the ``rows`` that were predicted. ``lost_bytes`` lay behind the last good
+    record.
     """
 
     path: Path
     header: dict[str, Any]
     ticks: list[dict[str, Any]] = field(default_factory=list)
+    chunks: list[dict[str, Any]] = field(default_factory=list)
     frames: dict[str, list[tuple[Any, ...]]] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
     notices: list[dict[str, Any]] = field(default_factory=list)
@@ -169,6 +177,8 @@ def read(path: str | Path, pictures: bool = True) -> Episode:
             found = Episode(path, values[0])
         elif kind == "tick":
             found.ticks.append(dict(zip(TICK_FIELDS, values)))
+        elif kind == "chunk":
+            found.chunks.append(dict(zip((*CHUNK_FIELDS, "rows"), values)))
         elif kind == "frame":
             row = tuple(values[1:] if pictures else [*values[1:-1], b""])
             found.frames.setdefault(values[0], []).append(row)

@@ -1,8 +1,8 @@
 """A session in virtual time, in one process: world, supervisor, policy, conductor and recorder take turns, tick by tick.
 
-Nothing is late, deciding takes one tick, and cameras show what the policy waits for at once: it does here what it can do at
-best, and twice the same, as fast as it computes. What this cannot show is what time does to a session: that is what the
-processes of `real.body` are for.
+Nothing is late, deciding takes one tick (or ``thinking_s``), and cameras show what the policy waits for at once: it does
+here what it can do at best, and twice the same, as fast as it computes. What this cannot show is what time does to a
+session: that is what the processes of `real.body` are for.
 """
 
 from __future__ import annotations
@@ -47,10 +47,12 @@ class Scorer(Protocol):
 
 
 class Lockstep:
-    """``config`` as for `real.body.Body`, of a simulated world. ``folder`` gets the journals, where they are wanted."""
+    """``config`` as for `real.body.Body`, of a simulated world. ``folder`` gets the journals, where they are wanted. A
+    decision goes out ``thinking_s`` of virtual time after it began."""
 
-    def __init__(self, folder: str | Path, config: BodyConfig):
-        self.config, self.now = config, 1.0
+    def __init__(self, folder: str | Path, config: BodyConfig, thinking_s: float = 0.0):
+        self.config, self.now, self.thinking_s = config, 1.0, thinking_s
+        self._thought: tuple[float, dict[str, Any]] | None = None  # when it goes out, and what
         defects = dict(config.defects)
         script = tuple(Fault(**f) for f in defects.pop("script", ()))
         self.world = make_world(config.world, config.options)
@@ -91,7 +93,7 @@ class Lockstep:
     ) -> Conductor:
         """Until the plan is done. ``told`` hears of every episode once its record is closed, and may answer with the name
         of the policy's version from then on. Without ``decide`` nobody acts."""
-        conductor = Conductor(plan, self.robot.embodiment.control_hz)
+        conductor, self._thought = Conductor(plan, self.robot.embodiment.control_hz), None
         policy = Acting(decide, self._pictures, version, acting) if decide is not None else None
         if policy is not None:
             policy.others = self.others
@@ -143,7 +145,16 @@ class Lockstep:
         if self._scorer is not None and self._scorer.due and (fields := self._scorer.score()) is not None:
             self._send(_REWARD, Progress, **fields)
             self._spread(conductor, policy)
-        if policy is not None and policy.due and (row := policy.chunk(lambda: self.now)) is not None:
+        if policy is not None:
+            self._think(conductor, policy)
+
+    def _think(self, conductor: Conductor, policy: Acting) -> None:
+        if self._thought is None and policy.due:
+            times = iter((self.now, self.now + self.thinking_s))  # of its begin and its end
+            row = policy.chunk(lambda: next(times))
+            self._thought = None if row is None else (self.now + self.thinking_s, row)
+        if self._thought is not None and self.now >= self._thought[0] - 1e-9:
+            row, self._thought = self._thought[1], None
             policy.sent(self._send("policy", Chunk, policy.config.valid_s, **row))
             self._spread(conductor, policy)
 

@@ -92,9 +92,10 @@ class Command(Message):
 class Chunk(Message):
     """The rows of one inference. Row i is due at tick ``start + round(i * loop_hz / hz)`` of the supervisor.
 
-    Rows that are already late when it comes are skipped, never hurried. ``prefix`` rows at the front repeat what was
-    committed before the inference began; ``delay`` is how many rows the policy expected its inference to take. The
-    ``expiry`` says when the first row not yet begun dies; the supervisor adds each row's own offset.
+    Rows that are already late when it comes are skipped, never hurried. ``prefix`` rows at the front were taken for
+    committed as the inference began, and the policy was held to what had been sent for them; ``delay`` rows were late when
+    it went out. The ``expiry`` says when the first row not yet begun dies; the supervisor adds each row's own offset.
+    ``acting`` is one of `real.acting.KINDS`; ``predicted`` what the policy itself answered, empty where it is ``actions``.
     """
 
     kind: ClassVar[str] = "chunk"
@@ -107,6 +108,8 @@ class Chunk(Message):
     prefix: int
     delay: int
     actions: Rows
+    acting: str = ""
+    predicted: Rows = ()
 
 
 @dataclass(frozen=True)
@@ -181,7 +184,8 @@ class Lease(Message):
 class Welcome(Message):
     """What a client needs to know: ``zero`` is the time of tick 0, so tick k is due at ``zero + k / hz``.
 
-    ``control_hz`` is the rate of the robot's actions (rows of a chunk), ``hz`` that of the supervisor's ticks.
+    ``control_hz`` is the rate of the robot's actions (rows of a chunk), ``hz`` that of the supervisor's ticks. An action's
+    numbers 3 to 5 are a rotation vector where it ``turns``, its last one is a gripper's command where it ``grips``.
     """
 
     kind: ClassVar[str] = "welcome"
@@ -195,6 +199,8 @@ class Welcome(Message):
     action_names: Texts
     action_low: Vector
     action_high: Vector
+    turns: bool
+    grips: bool
     cameras: Texts
     stages: Texts
 
@@ -362,10 +368,7 @@ _M = TypeVar("_M", bound=Message)
 
 
 class Writer:
-    """Makes messages of one source: counts ``seq`` up and stamps them.
-
-    ``clock`` returns seconds of CLOCK_MONOTONIC, or of a session's virtual time.
-    """
+    """Makes messages of one source: counts ``seq`` up and stamps them by ``clock``: CLOCK_MONOTONIC, or virtual time."""
 
     def __init__(self, source: str, clock: typing.Callable[[], float]):
         self.source, self.clock, self.seq = source, clock, -1
@@ -413,7 +416,7 @@ def _convert(place: str, name: str, kind: Any, value: Any) -> Any:
     if kind is str:
         return text(place, name, value)
     if kind == Rows:
-        return rows(place, name, value, nan)
+        return () if name == "predicted" and value == () else rows(place, name, value, nan)
     if kind == Vector:
         return vector(place, name, value, nan)
     good = isinstance(value, tuple | list) and len(value) <= MAX_ITEMS

@@ -18,7 +18,7 @@ import numpy as np
 
 from real.journal import JournalWriter
 from real.link import Client, LinkError
-from real.messages import Event, Frame, Message, Notice, Progress, State
+from real.messages import Chunk, Event, Frame, Message, Notice, Progress, State
 from real.ring import RingReader
 from real.scheduling import die_with_parent
 from vla_rl.errors import DiskFull, MissingPackage, UserError
@@ -62,6 +62,8 @@ class Recorder:
             return
         if isinstance(message, State):
             journal.tick(message)
+        elif isinstance(message, Chunk):
+            journal.chunk(message)
         elif isinstance(message, Frame):
             image = self._read(message)
             if image is not None:

@@ -48,6 +48,7 @@ def check(episode: Episode) -> list[str]:
     for camera, rows in sorted(episode.frames.items()):
         found += _frame_gaps(camera, rows)
     found += _contradictions(episode.ticks)
+    found += _unexplained(episode)
     return found
 
 
@@ -93,3 +94,11 @@ def _contradictions(ticks: list[dict[str, Any]]) -> list[str]:
         if t["is_human"] and t["mode"] != "HUMAN":
             found.append(f"{place}: a person's action in {t['mode']}")
     return found
+
+
+def _unexplained(episode: Episode) -> list[str]:
+    """Decisions that ran, and of which the record has not what was predicted; it had none of any before there were such."""
+    told = {(c["epoch"], c["decision"]) for c in episode.chunks}
+    ran = dict.fromkeys((t["epoch"], t["decision"]) for t in episode.ticks if t["policy"])
+    missing = [key for key in ran if told and key not in told]
+    return [f"decision {number} of epoch {epoch} ran, and what it predicted is not there" for epoch, number in missing]

@@ -91,7 +91,7 @@ class StubSupervisor:
             self.send(
                 m.Welcome, session="stub", robot="stub arm", hz=HZ, control_hz=HZ, zero=self.zero, tick=self.tick,
                 epoch=self.modes.epoch, action_names=NAMES, action_low=(-1.0,) * 7, action_high=(1.0,) * 7,
-                cameras=self.cameras, stages=STAGES,
+                turns=True, grips=True, cameras=self.cameras, stages=STAGES,
             )  # fmt: skip
         elif isinstance(message, m.Lease):
             self._lease(message)

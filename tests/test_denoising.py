@@ -13,6 +13,7 @@ from contracts import check_policy
 
 from policies.denoising import chain as chains
 from policies.denoising.base import chunk_normals
+from policies.denoising.guidance import Guidance, guided
 from policies.denoising.policy import DenoisingVLA, DenoisingVLAConfig
 from policies.trunk.noise import counter_normals
 from vla_rl.algorithms.losses import reduce_log_prob
@@ -21,6 +22,8 @@ from vla_rl.checkpoint import load_policy, save_checkpoint
 from vla_rl.config import compose
 from vla_rl.errors import ConfigError, EmbodimentMismatch
 from vla_rl.interfaces import DistillablePolicy, ImitationPolicy, LikelihoodPolicy
+from vla_rl.optional import GuidedPolicy
+from vla_rl.robot.policy import make_decide
 from vla_rl.run.pipeline import run_pipeline
 from vla_rl.types import CameraSpec, EmbodimentSpec, EpisodeSpec, Observation, RolloutBatch, Trajectory
 
@@ -144,6 +147,62 @@ def test_clipped_actions_still_explain_the_noisy_chunk():
         action, epsilon = chains.split_prediction(kind, output, x, signal, noise, (-torch.ones(50), torch.ones(50)))
         assert float(action.abs().max()) <= 1.0
         torch.testing.assert_close(signal * action + noise * epsilon, x)
+
+
+def test_the_guided_velocity_of_a_linear_denoiser_by_hand():
+    """The network says v = −output = −A x, so x̂0 = (1 − t A) x and its Jacobian is 1 − t A, which is not symmetric: with the
+    Jacobian itself, or with 1 in its place, as lerobot 0.4.4 has it, the numbers differ."""
+    a = torch.tensor([[0.0, 1.0], [0.0, 0.5]])
+    x, wanted, weight = torch.tensor([2.0, 4.0]), torch.tensor([1.0, -1.0]), torch.tensor([1.0, 0.5])
+    t, most = torch.tensor(0.75), 5.0
+
+    def estimate(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (*chains.split_prediction("velocity", a @ x, x, 1.0 - t, t), x)
+
+    # x̂0 = (2 − 3, 4 − 1.5) = (−1, 2.5); W (Y − x̂0) = (2, −1.75); Jᵀ = ((1, 0), (−0.75, 0.625)): (2, −2.59375)
+    # the factor at τ = 1/4: (1/16 + 9/16) / (3/16) = 10/3
+    expected = -(a @ x) + torch.tensor([2.0, -2.59375]) * 10 / 3
+    action, epsilon, kept = guided(estimate, x, 1.0 - t, t, Guidance(wanted, weight, most))
+    torch.testing.assert_close(action - epsilon, expected)
+    torch.testing.assert_close(0.25 * action + 0.75 * epsilon, x, msg="both still explain x")
+    assert torch.equal(kept, x) and not action.requires_grad
+    clipped, noise, _ = guided(estimate, x, 1.0 - t, t, Guidance(wanted, weight, 2.0))
+    torch.testing.assert_close(clipped - noise, -(a @ x) + 2.0 * torch.tensor([2.0, -2.59375]))
+    first, noise, _ = guided(estimate, x, torch.tensor(0.0), torch.tensor(1.0), Guidance(wanted, weight, most))
+    assert torch.isfinite(first).all() and torch.isfinite(noise).all(), "at τ = 0 the factor is β"
+
+
+@pytest.mark.parametrize("changes", [{}, {"sampler": "flow_noise"}, {"sampler": "flow_cps"}, {"clip_action": True}])
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_guidance_with_full_weight_gives_the_chunk_that_is_wanted(changes: dict, deterministic: bool):
+    torch.manual_seed(1)
+    policy, seen = make(noise_level=0.1, denoising_steps=10, **changes), observe(4)
+    assert isinstance(policy, GuidedPolicy) and policy.guidable
+    with torch.inference_mode():  # as a session acts
+        plain = policy.act(seen, deterministic=deterministic, seeds=[1, 2, 3, 4]).chunk.actions
+        wanted = policy.act(seen, deterministic=False, seeds=[5, 6, 7, 8]).chunk.actions
+
+        def gap(weight: torch.Tensor) -> torch.Tensor:
+            """[b h], in shares of the distance of two chunks that know nothing of each other."""
+            found = policy.act_towards(seen, wanted, weight, 5.0, deterministic=deterministic).actions
+            return (found - wanted).abs().mean(-1) / (plain - wanted).abs().mean()
+
+        full, none = gap(torch.ones(4, 3)), gap(torch.zeros(4, 3))
+        assert full.mean() < 0.1 < none.mean()
+        if deterministic:
+            same = policy.act(seen, deterministic=True).chunk.actions
+            free = policy.act_towards(seen, wanted, torch.zeros(4, 3), 5.0, deterministic=True)
+            torch.testing.assert_close(free.actions, same)
+        held = gap(torch.tensor([[1.0, 0.0, 0.0]] * 4))
+        assert held[:, 0].mean() < 0.2 < held[:, 1:].mean()
+    assert all(p.grad is None for p in policy.parameters())
+
+
+def test_only_a_flow_is_guided():
+    assert not make(**DIFFUSION).guidable
+    with pytest.raises(ConfigError, match=r"robot.acting=rtc .* DenoisingVLA cannot be guided: use robot.acting=ensemble"):
+        make_decide(make(**DIFFUSION), True, acting="rtc")
+    make_decide(make(), True, acting="rtc")
 
 
 def test_schedules_over_denoising_steps():

@@ -27,6 +27,7 @@ from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.checkpoint import load_policy, save_checkpoint
 from vla_rl.data.lerobot_writer import DemonstrationWriter
 from vla_rl.errors import ConfigError, EmbodimentMismatch, MissingDependency, MissingPackage, UserError
+from vla_rl.optional import GuidedPolicy
 from vla_rl.types import CameraSpec, EmbodimentSpec, EpisodeSpec, Observation, RolloutBatch, Trajectory
 
 pytest.importorskip("lerobot", reason="lerobot is not installed: pip install 'vla-rl[lerobot]'")
@@ -195,6 +196,27 @@ def test_acts_as_lerobot_does(family: str, folders: dict[str, Path], tmp_path: P
     output = policy.act(observation(), deterministic=True, seeds=[5, 6, 7])
     noise = output.replay["chain"][:, 0] if output.replay else None
     torch.testing.assert_close(output.chunk.actions, lerobots_actions(folder, observation(), noise), rtol=0, atol=1e-5)
+
+
+def test_a_flow_of_lerobots_is_drawn_towards_a_wanted_chunk(folders: dict[str, Path]) -> None:
+    """Weight 1: nearly that chunk; 0: what it does by itself; of the first control step alone: nearly that one."""
+    policy, seen = load(folders["smolvla"]), observation(3)
+    assert isinstance(policy, GuidedPolicy) and policy.guidable and not load(folders["diffusion"]).guidable
+    with torch.inference_mode():  # as a session acts
+        plain = policy.act(seen, deterministic=True).chunk
+        wanted = policy.act(seen, deterministic=True, seeds=[5, 6, 7]).chunk.actions
+
+        def towards(weight: torch.Tensor) -> torch.Tensor:
+            chunk = policy.act_towards(seen, wanted, weight, 5.0, deterministic=True)
+            assert chunk.valid.tolist() == plain.valid.tolist()
+            return chunk.actions
+
+        scale = (plain.actions - wanted).abs().mean()
+        assert (towards(torch.ones(3, CHUNK)) - wanted).abs().mean() < 0.1 * scale
+        torch.testing.assert_close(towards(torch.zeros(3, CHUNK)), plain.actions)
+        gap = (towards(torch.eye(CHUNK)[:1].expand(3, -1)) - wanted).abs().mean((0, 2))
+        assert gap[0] < 0.2 * scale < gap[1:].min()
+    assert all(p.grad is None for p in policy.parameters())
 
 
 @pytest.mark.parametrize("prediction", ["epsilon", "sample"])
@@ -600,6 +622,15 @@ def test_pi0_around_a_stand_in_for_its_trunk(family: str, vlm: str, tmp_path: Pa
     before, after = again.preprocessor, again.postprocessor
     theirs = again.model.predict_action_chunk(before(lerobot_batch(observation())), noise=output.replay["chain"][:, 0])
     torch.testing.assert_close(output.chunk.actions, after(theirs), rtol=0, atol=1e-4)
+    wanted = again.act(observation(), deterministic=True, seeds=[1, 2, 3]).chunk.actions
+    free, held = (
+        again.act_towards(observation(), wanted, torch.full((3, CHUNK), weight), 5.0, deterministic=True).actions
+        for weight in (0.0, 1.0)
+    )
+    torch.testing.assert_close(free, again.act(observation(), deterministic=True).chunk.actions)
+    assert torch.isfinite(held).all() and not torch.equal(held, free)
+    if family == "pi0":  # the other's random weights answer with hundreds of standard deviations
+        assert (held - wanted).abs().mean() < 0.5 * (free - wanted).abs().mean(), "in three denoising steps"
     actions, valid = torch.randn(3, CHUNK, ACTIONS), torch.ones(3, CHUNK).bool()
     torch.manual_seed(3)
     loss, _ = again.imitation_loss(observation(), actions, valid)

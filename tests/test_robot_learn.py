@@ -225,6 +225,28 @@ def test_lockstep_learning_is_twice_the_same(start, tmp_path):
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
+@pytest.mark.parametrize("kind", ["ensemble", "asynchronous"])
+def test_what_was_executed_is_learned_from_however_it_was_decided(start, tmp_path, kind):
+    """Each row is what was seen as its first step began and what was sent from there on; nothing is left out, or twice."""
+    out = tmp_path / "a"
+    learning.learn(composed(start, out, f"robot.acting={kind}", episodes=1), lambda text: None)
+    episode = read(next((out / "sessions").glob("*/journal/*.vrj")))
+    assert {chunk["acting"] for chunk in episode.chunks} == {kind}
+    trajectory, _ = session_trajectory(episode, 4)
+    sent = np.array([tick["sent"] for tick in episode.steps], np.float32)
+    np.testing.assert_allclose(trajectory.actions[trajectory.valid].numpy(), sent, atol=1e-6)
+    at = 0
+    for row, count in enumerate(trajectory.valid.sum(1).tolist()):
+        step = episode.steps[at]
+        begun = min(t["stamp"] for t in episode.ticks if t["step"] == step["step"])
+        shown = max((f for f in episode.frames["front"] if f[2] <= begun), key=lambda f: f[2])
+        wanted = picture(shown[5])
+        np.testing.assert_array_equal(trajectory.observations.images["front"][row].numpy(), wanted)
+        at += count
+    replay = Replay(out / "replay", episodes=None)
+    assert len(replay) == len(trajectory) and replay.count(ONLINE) == len(trajectory)
+
+
 class Killed(BaseException):
     """In the place of a signal that cannot be caught."""
 
@@ -271,7 +293,9 @@ def test_what_is_killed_sends_each_episode_once(start, tmp_path, monkeypatch, wh
     [
         (["run=quickstart"], {}, "algorithm.type=ppo learns from the decisions of the present policy alone"),
         (["run=toy", "algorithm=filtered_bc"], {}, "algorithm.type=filtered_bc learns from"),
-        (["robot.acting=asynchronous"], {}, "Set robot.acting=synchronous"),
+        (["run=hil_residual", "robot.acting=asynchronous"], {}, "Set robot.acting=synchronous"),
+        (["run=hil_residual", "robot.acting=rtc"], {}, "robot.acting=rtc: actor=residual learns by what the policy beneath"),
+        (["run=quickstart", "robot.acting=ensemble"], {}, "algorithm.type=ppo learns from the decisions of the present"),
         (["operator=stuck"], {"lockstep": False}, "add --lockstep"),
         (["operator=stack"], {}, "there is operator=stuck"),
         (["operator.pace=1"], {}, "there is no key operator.pace"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,14 +27,19 @@ from real.journal import journals, read
 from real.link import Client
 from real.lockstep import Lockstep
 from real.messages import Chunk, Event, Input, Lease, Notice, State, Writer
+from real.overlap import ensemble_weights, mean_action, soft_mask
 from real.robots.world import PointWorld
 from real.tasks import Task, parse
-from real.verify import verify
+from real.verify import check, verify
 from vla_rl.checkpoint import save_checkpoint
 from vla_rl.cli import main
 from vla_rl.data.session_export import export_session
+from vla_rl.data.session_trajectory import session_trajectory
 from vla_rl.errors import ConfigError, UserError
+from vla_rl.evaluation import bench_acting
+from vla_rl.evaluation.bench_acting import seams
 from vla_rl.robot.doctor import FAIL, MISSING, OK, check_devices, check_port, doctor, render
+from vla_rl.robot.operator import OperatorSettings, make_operator
 from vla_rl.robot.policy import make_decide
 from vla_rl.robot.session import Asked, default_checkpoint, run
 from vla_rl.robot.settings import compose
@@ -49,8 +56,10 @@ def up(images, proprio, instruction, first):
     return np.tile([[0.0, 0.0, 0.04, -1.0]], (6, 1))
 
 
-def lockstep(folder, decide, acting=None, episodes=2, config=FAKE, task=RAISE):
-    session = Lockstep(folder, config)
+def lockstep(folder, decide, acting=None, episodes=2, config=FAKE, task=RAISE, thinking_s=0.0, operator=None):
+    session = Lockstep(folder, config, thinking_s)
+    if operator is not None:
+        session.watched(make_operator(operator, session.world))
     try:
         plan = Plan((task,), episodes, alone=True)
         return session.run(plan, decide, "v1", acting or ActingConfig(), lambda outcome: None)
@@ -126,7 +135,155 @@ def test_asynchronous_acting_goes_on_from_the_observation(tmp_path):
     assert [(s["decision"], s["index"]) for s in steps][:3] == [(0, 0), (0, 1), (0, 2)]
     later = [s for s in steps if s["decision"] > 0]
     assert {s["index"] for s in later} <= set(range(6)) and len({s["decision"] for s in later}) > 4
-    assert (np.diff([s["tick"] for s in steps]) <= 5).all(), "no gap between chunks"
+    assert (np.diff([s["tick"] for s in steps]) == 5).all(), "no gap between chunks, and no step cut short"
+
+
+# ------------------------------------------------------------------------------------------------- chunks that overlap
+def test_the_mean_of_predictions_by_hand():
+    """Weights 1, 1/2, 1/4 over 7/4: the oldest counts most. Turns of 170° and −170° meet at 180°, not at 0."""
+    weights = ensemble_weights(3, math.log(2.0))
+    np.testing.assert_allclose(weights, [4 / 7, 2 / 7, 1 / 7])
+    rows = np.array([[0.07, 0.0, 0.0, 1.0], [0.0, 0.07, 0.0, -1.0], [0.0, 0.0, 0.07, -0.5]])
+    np.testing.assert_allclose(mean_action(rows, weights, False, False), [0.04, 0.02, 0.01, 4 / 7 - 2 / 7 - 0.5 / 7])
+    np.testing.assert_allclose(mean_action(rows, weights, False, True)[-1], 1.0)
+    np.testing.assert_allclose(mean_action(rows, np.array([0.2, 0.3, 0.5]), False, True)[-1], -(0.3 + 0.25) / 0.8)
+    np.testing.assert_allclose(mean_action(rows[:2], np.array([0.5, 0.5]), False, True)[-1], 1.0)
+    third, half = math.radians(170.0), np.array([0.5, 0.5])
+    turned = mean_action(np.array([[0, 0, 0, 0, 0, third], [0, 0, 0, 0, 0, -third]]), half, True, False)
+    np.testing.assert_allclose(np.abs(turned[3:]), [0.0, 0.0, math.pi], atol=1e-6)
+    small = np.array([[0, 0, 0, 0.1, 0, 0], [0, 0, 0, 0.2, 0, 0]])
+    np.testing.assert_allclose(mean_action(small, half, True, False), [0, 0, 0, 0.15, 0, 0], atol=1e-12)
+
+
+def test_the_soft_mask_by_hand():
+    """Four rows left, one of them to run before the inference ends: c = 1, 3/4, 1/2, 1/4."""
+    np.testing.assert_allclose(soft_mask(4, 1, "linear"), [1.0, 0.75, 0.5, 0.25])
+    e = math.e
+    wanted = [1.0, 0.75 * (e**0.75 - 1) / (e - 1), 0.5 * (e**0.5 - 1) / (e - 1), 0.25 * (e**0.25 - 1) / (e - 1)]
+    np.testing.assert_allclose(soft_mask(4, 1, "exp"), wanted)
+    np.testing.assert_allclose(soft_mask(2, 0, "linear"), [2 / 3, 1 / 3])
+    np.testing.assert_allclose(soft_mask(3, 7, "exp"), [1.0, 1.0, 1.0], err_msg="a decision that takes longer than the rest")
+
+
+def numbered(told):
+    """A policy whose rows say in x which decision and row they are, and which keeps the guides that it gets in ``told``."""
+
+    def decide(images, proprio, instruction, first, guide=None):
+        told.append((first, guide))
+        n = len(told) - 1
+        return np.array([[0.001 * n + 0.0001 * i, 0.0, 0.02, (-1.0) ** n] for i in range(6)])
+
+    return decide
+
+
+def test_an_ensemble_runs_the_mean_of_what_was_predicted_and_the_record_has_both(tmp_path):
+    told = []
+    task = dataclasses.replace(RAISE, horizon=24)
+    lockstep(tmp_path / "s", numbered(told), ActingConfig("ensemble", ensemble_decay=0.5), 1, task=task)
+    episode = read(journals(tmp_path / "s")[0])
+    assert len(episode.chunks) > 15 and {c["acting"] for c in episode.chunks} == {"ensemble"}
+    first = next(t["tick"] for t in episode.ticks if t["policy"])
+    starts = {c["decision"]: c["start"] or first for c in episode.chunks}
+    mixed = 0
+    for tick in episode.ticks:
+        if not tick["policy"]:
+            continue
+        total = weight = 0.0
+        known = [c for c in episode.chunks if c["decision"] <= tick["decision"]]
+        own = [c["rows"][k] for c in known if 0 <= (k := (tick["tick"] - starts[c["decision"]]) // 5) < 6]
+        for i, row in enumerate(own):
+            total, weight = total + math.exp(-0.5 * i) * row[0], weight + math.exp(-0.5 * i)
+        assert tick["policy"][0] == pytest.approx(total / weight, abs=1e-12)
+        assert tick["policy"][3] in (-1.0, 1.0)
+        mixed += len(own) > 3
+    assert mixed > 50
+    for c in episode.chunks:
+        assert c["rows"][5][0] == pytest.approx(0.001 * c["decision"] + 0.0005), "as the policy said it"
+    trajectory, _ = session_trajectory(episode, 6)
+    assert trajectory.valid.sum(1).tolist() == [6] * 4, "an ensemble's steps are no single decisions"
+    np.testing.assert_allclose(trajectory.actions[0, :, 0], [s["sent"][0] for s in episode.steps[:6]], atol=1e-7)
+    assert verify(tmp_path / "s")[0] == []
+    del episode.chunks[3]
+    assert "what it predicted is not there" in check(episode)[0]
+
+
+def test_real_time_chunking_is_given_the_rows_that_will_run_before_it_answers(tmp_path):
+    told = []
+    config = ActingConfig("rtc", steps=2, rtc_guidance=3.0, rtc_schedule="linear")
+    task = dataclasses.replace(RAISE, horizon=30)
+    lockstep(tmp_path / "s", numbered(told), config, 1, task=task, thinking_s=0.12)
+    episode = read(journals(tmp_path / "s")[0])
+    ran = {(t["tick"]): t["policy"][0] for t in episode.ticks if t["policy"]}
+    guided = [c for c in episode.chunks if told[c["decision"]][1] is not None]
+    assert told[0] == (True, None) and len(guided) == len(episode.chunks) - 1 > 6
+    for c in guided:
+        guide = told[c["decision"]][1]
+        assert guide.most == 3.0 and c["delay"] == c["prefix"] in (2, 3), "of constant latency, all is foreseen"
+        np.testing.assert_array_equal(guide.weight, soft_mask(len(guide.wanted), c["delay"], "linear"))
+        executed = [ran[c["start"] + 5 * i] for i in range(c["delay"])]
+        np.testing.assert_allclose(guide.wanted[: c["delay"], 0], executed)
+        if c["start"] + 5 * c["delay"] in ran:
+            assert ran[c["start"] + 5 * c["delay"]] == pytest.approx(c["rows"][c["delay"]][0])
+    assert (np.diff([s["tick"] for s in episode.steps]) == 5).all()
+
+
+@pytest.mark.parametrize("kind", ["ensemble", "rtc"])
+def test_nothing_is_mixed_with_or_held_to_what_was_predicted_before_a_takeover(tmp_path, kind):
+    """Decisions take 120 ms, so one is under way as the operator takes over, and others were made before."""
+    told = []
+
+    def sink(images, proprio, instruction, first, guide=None):
+        told.append((first, guide))
+        return np.array([[0.0, 0.0, -0.002, -1.0]] * 5 + [[0.001 * len(told), 0.0, -0.002, -1.0]])
+
+    operator = OperatorSettings(patience_s=0.4, noise=0.0, reaction_median_s=0.05, help_gain=0.3, speed=0.4)
+    task = dataclasses.replace(RAISE, horizon=60)
+    lockstep(tmp_path / "s", sink, ActingConfig(kind), 1, task=task, thinking_s=0.12, operator=operator)
+    episode = read(journals(tmp_path / "s")[0])
+    firsts = [i for i, (first, _) in enumerate(told) if first]
+    assert len(firsts) > 1 and any(t["is_human"] for t in episode.ticks)
+    assert len(told) > len(episode.chunks), "what was under way was refused"
+    for chunk in episode.chunks:
+        first, guide = told[chunk["decision"]]
+        assert guide is None or not first
+        ran = [t for t in episode.ticks if (t["epoch"], t["decision"]) == (chunk["epoch"], chunk["decision"])]
+        if first:
+            assert all(t["policy"] == chunk["rows"][t["index"]] for t in ran), "nothing from before in it"
+    assert any(told[c["decision"]][1] is not None for c in episode.chunks) == (kind == "rtc")
+
+
+def test_what_is_counted_where_chunks_meet_by_hand():
+    """Two ticks to a control step; bounds of ±0.05, so 0.01 is 0.2 half-ranges. Of decision 1 one row has passed."""
+
+    def tick(number, decision, x, done):
+        return {"tick": number, "decision": decision, "policy": [x, 0.0, 0.0, (-1.0) ** number], "step_done": done,
+                "stamp": number * 0.01}  # fmt: skip
+
+    asked = [(0, 0, 0.01), (2, 0, 0.02), (4, 1, 0.05), (6, 1, 0.04)]
+    ticks = [tick(at + i, decision, x, bool(i)) for at, decision, x in asked for i in range(2)]
+    chunks = [
+        {"start": 0, "delay": 0, "rows": [[0.01] + [0.0] * 3]},
+        {"start": 2, "delay": 1, "rows": [[0.03, 0.0, 0.0, 1.0], [0.05, 0.0, 0.0, 1.0]]},
+    ]
+    spec = dataclasses.replace(PointWorld().embodiment, control_hz=50.0)
+    found = seams(SimpleNamespace(ticks=ticks, chunks=chunks, header={"supervisor": {"hz": 100.0}}), spec)
+    np.testing.assert_allclose(found["seam"], [0.6])
+    np.testing.assert_allclose(found["within"], [0.2, 0.2])
+    np.testing.assert_allclose(found["prefix"], [0.2])
+    assert found["late"].tolist() == [0.0, 1.0] and found["seconds"] == pytest.approx(0.06)
+
+
+@pytest.mark.slow
+def test_guided_chunks_agree_with_what_ran_before_they_came(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(bench_acting, "_UPDATES", 150)
+    file = tmp_path / "a.json"
+    assert main(["bench", "acting", "--episodes", "1", "--thinking", "0.1", "--json", str(file), "robot.horizon=40"]) == 0
+    rows = json.loads(file.read_text())["acting"]
+    assert list(rows) == ["synchronous", "asynchronous", "ensemble", "rtc"] and "rtc " in capsys.readouterr().out
+    assert rows["rtc"]["late"] == rows["asynchronous"]["late"] > 1.0
+    assert rows["rtc"]["prefix"] < 0.6 * rows["asynchronous"]["prefix"]
+    assert rows["rtc"]["seam"] < 0.6 * rows["asynchronous"]["seam"]
+    assert rows["synchronous"]["steps_per_s"] < 17.0 < 19.9 < rows["rtc"]["steps_per_s"]
 
 
 def test_late_rows_of_an_asynchronous_chunk_are_dropped():
@@ -153,6 +310,12 @@ def test_another_decision_waits_for_a_picture_from_after_the_last(tmp_path):
     assert not acting.due
     with pytest.raises(ConfigError, match="synchronous, asynchronous"):
         ActingConfig("now and then")
+    for wrong, said in (
+        ({"rtc_schedule": "cubic"}, "rtc_schedule='cubic' is unknown: use one of exp, linear"),
+        ({"rtc_guidance": 0.0}, "rtc_guidance=0.0 above 0"), ({"ensemble_decay": -1.0}, "ensemble_decay=-1.0 must be 0"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=said):
+            ActingConfig(**wrong)
     with pytest.raises(UserError, match=r"\[2, 3\]; this robot takes \[steps, 4\]"):
         lockstep(tmp_path / "s", lambda *_: np.zeros((2, 3)))
 
@@ -223,6 +386,15 @@ def mover(tmp_path, monkeypatch):
 def overrides(tmp_path, mover, *more):
     slow = ["robot.supervisor.silence_s=0.3", "robot.supervisor.frame_age_s=2.0", "threads=1"]
     return [f"checkpoint={mover}", "robot=fake", f"output_dir={tmp_path}", "name=s", *slow, *more]
+
+
+def test_a_policy_that_cannot_be_guided_is_refused_before_anything_moves(tmp_path, mover, capsys):
+    asked = ["robot", "run", "--headless", "--episodes", "1"]
+    for more in (["--lockstep"], []):
+        assert main([*asked, *more, *overrides(tmp_path, mover, "robot.acting=rtc", f"name=s{len(more)}")]) == 2
+        said = capsys.readouterr().err
+        assert "robot.acting=rtc" in said and "Mover cannot be guided: use robot.acting=ensemble or asynchronous" in said
+    assert not list(tmp_path.glob("s*/journal/*"))
 
 
 def test_a_session_of_processes_runs_and_ends_by_itself(tmp_path, mover, capsys):

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Generator, Tensor, nn
 
-from vla_rl.types import EmbodimentSpec, EpisodeSpec, Observation, PolicyOutput, Trajectory, Transitions
+from vla_rl.types import ActionChunk, EmbodimentSpec, EpisodeSpec, Observation, PolicyOutput, Trajectory, Transitions
 
 
 # --------------------------------------------------------------------------------------------------------------- policies
@@ -52,6 +52,23 @@ class ChainPolicy(Protocol):
     ) -> PolicyOutput:
         """As of `Policy.act`, from its own `frame_features` of the observation. The replay holds what `evaluate` needs in
         the images' place."""
+        ...
+
+
+@runtime_checkable
+class GuidedPolicy(Protocol):
+    """A policy that can draw a chunk towards one that is wanted while it denoises it: real-time chunking."""
+
+    @property
+    def guidable(self) -> bool:
+        """Whether its sampler allows it."""
+        ...
+
+    def act_towards(
+        self, observation: Observation, wanted: Tensor, weight: Tensor, most: float, *, deterministic: bool = False
+    ) -> ActionChunk:
+        """Near ``wanted`` [b h a] (physical units), of which each control step counts by ``weight`` [b h] in [0, 1]; the
+        factor of the guidance is at most ``most``. Nobody knows its likelihood."""
         ...
 
 

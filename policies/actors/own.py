@@ -17,7 +17,8 @@ from policies.actors.base import FrozenBaseActor
 from policies.actors.settings import OwnConfig
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import ImitationPolicy
-from vla_rl.types import Observation, PolicyOutput, Transitions
+from vla_rl.optional import GuidedPolicy
+from vla_rl.types import ActionChunk, Observation, PolicyOutput, Transitions
 
 
 class OwnPolicy(FrozenBaseActor):
@@ -69,6 +70,16 @@ class OwnPolicy(FrozenBaseActor):
         """As the policy beneath."""
         out = self.base.act(observation, deterministic=deterministic, seeds=seeds)
         return PolicyOutput(out.chunk, out.behavior_log_prob, replay={})
+
+    @property
+    def guidable(self) -> bool:
+        """See `vla_rl.optional.GuidedPolicy`: as the policy beneath."""
+        return isinstance(self.base, GuidedPolicy) and self.base.guidable
+
+    def act_towards(
+        self, observation: Observation, wanted: Tensor, weight: Tensor, most: float, *, deterministic: bool = False
+    ) -> ActionChunk:
+        return self.base.act_towards(observation, wanted, weight, most, deterministic=deterministic)
 
     # ------------------------------------------------------------------------------------------------------ checkpoints
     def refer_to(self, folder: Path) -> None:

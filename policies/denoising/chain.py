@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vla_rl.errors import MissingPackage
+from policies.denoising.settings import DenoisingVLAConfig
+from vla_rl.errors import ConfigError, MissingPackage
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,27 @@ def diffusion_chain(scheduler: Any, steps: int, eta: float) -> Chain:
     return _chain(**columns)
 
 
+def trained_range(config: DenoisingVLAConfig, chain: Chain) -> tuple[int, int]:
+    """The first trained step and the end of the stochastic ones."""
+    end = min(config.stochastic_window or len(chain), len(chain))
+    if config.sampler != "flow_noise":
+        while end and float(chain.std[end - 1]) == 0.0:
+            end -= 1
+    elif not config.last_step_noise:
+        end = min(end, len(chain) - 1)
+    if end < 1:
+        raise ConfigError(
+            f"policy.sampler={config.sampler} with denoising_steps={config.denoising_steps} and "
+            f"last_step_noise={config.last_step_noise} has no stochastic step to train: take more steps, or noise at the "
+            "last one (policy.min_std above 0, last_step_noise=true)"
+        )
+    if config.trained_steps > end:
+        raise ConfigError(
+            f"policy.trained_steps is {config.trained_steps}, but only {end} steps are stochastic: set it to at most that"
+        )
+    return (end - config.trained_steps if config.trained_steps else 0), end
+
+
 # ---------------------------------------------------------------------------------------------------------- predictions
 def training_target(kind: str, action: Tensor, epsilon: Tensor) -> Tensor:
     """What the network is to output for x0 ``action`` and ``epsilon`` [...]: ε − x0, ε or x0."""
@@ -161,10 +183,15 @@ def split_prediction(
         action, epsilon = (x - noise * output) / signal, output
     else:
         action, epsilon = output, (x - signal * output) / noise
-    if bounds is not None:
-        action = torch.minimum(torch.maximum(action, bounds[0]), bounds[1])
-        epsilon = (x - signal * action) / noise
-    return action, epsilon
+    return (action, epsilon) if bounds is None else clip_estimate(action, x, signal, noise, bounds)
+
+
+def clip_estimate(
+    action: Tensor, x: Tensor, signal: Tensor, noise: Tensor, bounds: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """x̂0 within ``bounds``, and the ε̂ with which it still explains x."""
+    action = torch.minimum(torch.maximum(action, bounds[0]), bounds[1])
+    return action, (x - signal * action) / noise
 
 
 def gaussian_log_prob(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:

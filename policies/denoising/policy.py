@@ -26,13 +26,14 @@ from policies.denoising import chain as chains
 from policies.denoising.base import DenoisingBase, DenoisingConfig, chunk_normals
 from policies.denoising.consistency import ConsistencyConfig, ConsistencyVLA, Grid, same_noise_loss
 from policies.denoising.expert import Cache
+from policies.denoising.guidance import Guidance, guided
 from policies.denoising.settings import DIFFUSIONS, DenoisingVLAConfig
 from policies.normalization import VectorStats
 from policies.tokenizer import WordTokenizer
 from policies.trunk.llama import mlp
 from policies.trunk.noise import counter_uniforms
-from vla_rl.errors import ConfigError, EmbodimentMismatch
-from vla_rl.types import EmbodimentSpec, Observation, PolicyEvaluation, PolicyOutput
+from vla_rl.errors import EmbodimentMismatch
+from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyEvaluation, PolicyOutput
 
 
 class DenoisingVLA(DenoisingBase):
@@ -74,7 +75,7 @@ class DenoisingVLA(DenoisingBase):
             chain = chain.with_std_limits(config.min_std, config.max_std)
         if not config.last_step_noise:
             chain = chain.without_last_noise()
-        self.first_trained, self.end_stochastic = _trained_range(config, chain)
+        self.first_trained, self.end_stochastic = chains.trained_range(config, chain)
         for name, column in chain.rows().items():
             self.register_buffer(f"chain_{name}", column, persistent=False)
         trained = self.end_stochastic - self.first_trained
@@ -108,19 +109,26 @@ class DenoisingVLA(DenoisingBase):
     def _bounds(self) -> tuple[Tensor, Tensor] | None:
         return (self.normalize(self.action_low), self.normalize(self.action_high)) if self.config.clip_action else None
 
-    def _step(self, x: Tensor, index: Tensor | int, modulation: Tensor, cache: Cache) -> tuple[Tensor, Tensor, Tensor]:
+    def _step(
+        self, x: Tensor, index: Tensor | int, modulation: Tensor, cache: Cache, guidance: Guidance | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Mean and standard deviation of the stochastic step, and the deterministic step, from ``x`` [b s h a].
 
         ``index`` is the number of the step, or [b s]; ``modulation`` that of its time.
         """
-        output, features = self.run_expert(x, modulation, cache)
 
         def at(column: Tensor) -> Tensor:
             return column[index] if isinstance(index, int) else column[index][..., None, None]
 
-        action, epsilon = chains.split_prediction(
-            self.config.prediction, output, x, at(self.chain_signal), at(self.chain_noise), self._bounds()
-        )
+        signal, noise = at(self.chain_signal), at(self.chain_noise)
+
+        def estimate(x: Tensor) -> tuple[Tensor, ...]:
+            output, features = self.run_expert(x, modulation, cache)
+            return *chains.split_prediction(self.config.prediction, output, x, signal, noise), features
+
+        action, epsilon, features = estimate(x) if guidance is None else guided(estimate, x, signal, noise, guidance)
+        if (bounds := self._bounds()) is not None:  # behind the guidance: what is clipped has no gradient
+            action, epsilon = chains.clip_estimate(action, x, signal, noise, bounds)
         ode = at(self.chain_mean_action) * action + at(self.chain_mean_noise) * epsilon
         if self.config.sampler == "flow_noise":
             low, high = self.config.learned_std_low, self.config.learned_std_high
@@ -158,29 +166,15 @@ class DenoisingVLA(DenoisingBase):
         self, observation: Observation, kept: dict[str, Tensor], deterministic: bool, seeds: Sequence[int] | None
     ) -> PolicyOutput:
         """A chunk per row; ``kept`` is what the replay holds of the images, empty where it holds nothing."""
-        config, b, h, a = self.config, len(observation), self.chunk_length, self.embodiment.action_dim
-        first, end = self.first_trained, self.end_stochastic
-        if seeds is not None and len(seeds) != b:
-            raise ValueError(f"act got {len(seeds)} seeds for {b} observations")
-        first_step = torch.full((b,), first, device=self.device)
-        if deterministic:
-            x, step_noise = self._first_noise(seeds, b), None
-        else:
-            seeds = torch.randint(2**62, (b,)).tolist() if seeds is None else seeds
-            x, step_noise = chunk_normals(seeds, end, h, a, config.noise_correlation)
-            x, step_noise = x.to(self.device), step_noise.to(self.device)
-            if config.noise_clip:
-                step_noise = step_noise.clamp(-config.noise_clip, config.noise_clip)
-            if config.stochastic_steps == "one":
-                draw = torch.from_numpy(counter_uniforms([seed ^ _STEP_STREAM for seed in seeds], 1)[:, 0]).to(self.device)
-                first_step = first + (draw * (end - first)).long().clamp(max=end - first - 1)
+        b, first = len(observation), self.first_trained
+        x, step_noise, first_step = self._noises(b, deterministic, seeds)
         own, value = self._own_expert(observation, kept)
         path, log_prob = self._denoise(x[:, None], self._experts(own, observation, kept), step_noise, first_step)
         path, log_prob = path[:, :, 0], log_prob[:, :, 0]
         rows, span = torch.arange(b, device=self.device)[:, None], self.steps_per_likelihood
         segment = first_step[:, None] + torch.arange(span + 1, device=self.device)
         replay = {"chain": path[rows, segment], "first_step": first_step, **kept}
-        if config.student_steps:
+        if self.config.student_steps:
             replay["first_noise"] = path[:, 0]
         return PolicyOutput(
             chunk=self._chunk(path[:, -1]),
@@ -188,6 +182,46 @@ class DenoisingVLA(DenoisingBase):
             replay=replay,
             value=value,
         )
+
+    def _noises(
+        self, b: int, deterministic: bool, seeds: Sequence[int] | None
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Of ``b`` decisions the first noise [b h a], that of the stochastic steps [b E h a] or None, and the first of the
+        steps that are stochastic [b]."""
+        config, first, end = self.config, self.first_trained, self.end_stochastic
+        if seeds is not None and len(seeds) != b:
+            raise ValueError(f"act got {len(seeds)} seeds for {b} observations")
+        first_step = torch.full((b,), first, device=self.device)
+        if deterministic:
+            return self._first_noise(seeds, b), None, first_step
+        seeds = torch.randint(2**62, (b,)).tolist() if seeds is None else seeds
+        h, a = self.chunk_length, self.embodiment.action_dim
+        x, step_noise = chunk_normals(seeds, end, h, a, config.noise_correlation)
+        x, step_noise = x.to(self.device), step_noise.to(self.device)
+        if config.noise_clip:
+            step_noise = step_noise.clamp(-config.noise_clip, config.noise_clip)
+        if config.stochastic_steps == "one":
+            draw = torch.from_numpy(counter_uniforms([seed ^ _STEP_STREAM for seed in seeds], 1)[:, 0]).to(self.device)
+            first_step = first + (draw * (end - first)).long().clamp(max=end - first - 1)
+        return x, step_noise, first_step
+
+    @property
+    def guidable(self) -> bool:
+        """See `vla_rl.optional.GuidedPolicy`: the guidance is that of a flow."""
+        return self.scheduler is None
+
+    @torch.inference_mode(False)  # it needs a gradient, and may be called in that mode
+    @torch.no_grad()
+    def act_towards(
+        self, observation: Observation, wanted: Tensor, weight: Tensor, most: float, *, deterministic: bool = False
+    ) -> ActionChunk:
+        """See `vla_rl.optional.GuidedPolicy`."""
+        x, step_noise, first_step = self._noises(len(observation), deterministic, None)
+        own, _ = self._own_expert(observation)
+        wanted, weight = self.normalize(wanted.to(self.device))[:, None], weight.to(self.device)[:, None, :, None]
+        guidance = Guidance(wanted, weight, most)
+        path, _ = self._denoise(x[:, None], self._experts(own, observation), step_noise, first_step, guidance)
+        return self._chunk(path[:, -1, 0])
 
     def _own_expert(
         self, observation: Observation, replay: Mapping[str, Tensor] | None = None
@@ -209,8 +243,9 @@ class DenoisingVLA(DenoisingBase):
         return [early if i < self.first_trained else own for i in range(len(self.chain_time))]
 
     def _denoise(
-        self, x: Tensor, experts: list[_Expert], step_noise: Tensor | None = None, first_step: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+        self, x: Tensor, experts: list[_Expert], step_noise: Tensor | None = None, first_step: Tensor | None = None,
+        guidance: Guidance | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """All K steps from ``x`` [b s h a]: the path [b K+1 s h a], and the log-probs [b K' s h a] of the trainable ones.
 
         ``step_noise`` [b E h a] makes the first E steps stochastic; with ``stochastic_steps`` "one" only each row's
@@ -219,7 +254,7 @@ class DenoisingVLA(DenoisingBase):
         one = self.config.stochastic_steps == "one"
         path, log_probs = [x], []
         for i, (policy, cache, modulation) in enumerate(experts):
-            mean, std, ode = policy._step(x, i, modulation[i], cache)
+            mean, std, ode = policy._step(x, i, modulation[i], cache, guidance)
             after = ode
             if step_noise is not None and i < step_noise.shape[1]:
                 after = mean + std * step_noise[:, i, None]
@@ -394,24 +429,3 @@ class _Expert(NamedTuple):
 
 
 _STEP_STREAM = 0x5DEECE66D  # keeps the draw of the step apart from the draws of its noise
-
-
-def _trained_range(config: DenoisingVLAConfig, chain: chains.Chain) -> tuple[int, int]:
-    """The first trained step and the end of the stochastic ones."""
-    end = min(config.stochastic_window or len(chain), len(chain))
-    if config.sampler != "flow_noise":
-        while end and float(chain.std[end - 1]) == 0.0:
-            end -= 1
-    elif not config.last_step_noise:
-        end = min(end, len(chain) - 1)
-    if end < 1:
-        raise ConfigError(
-            f"policy.sampler={config.sampler} with denoising_steps={config.denoising_steps} and "
-            f"last_step_noise={config.last_step_noise} has no stochastic step to train: take more steps, or noise at the "
-            "last one (policy.min_std above 0, last_step_noise=true)"
-        )
-    if config.trained_steps > end:
-        raise ConfigError(
-            f"policy.trained_steps is {config.trained_steps}, but only {end} steps are stochastic: set it to at most that"
-        )
-    return (end - config.trained_steps if config.trained_steps else 0), end

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from policies.denoising import chain as chains
 from policies.lerobot.build import LANGUAGE, OFFLINE, RESIZING, build_pipelines, build_policy, load_weights
+from policies.lerobot.guided import GuidedChain
 from policies.lerobot.heads import ACTION, FAMILIES, PADDED, STATE, ChainHead, RegressionHead
 from policies.lerobot.package import quiet, require_lerobot
 from policies.lerobot.stored import IMAGENET, IMAGES, NO_CAMERA, PIPELINES, STATISTICS, WEIGHTS, Stored, decode, encode
@@ -299,7 +300,7 @@ class LeRobotPolicy(nn.Module):
         return sum(p.numel() for p in self.parameters())
 
 
-class LeRobotChainPolicy(LeRobotPolicy):
+class LeRobotChainPolicy(GuidedChain, LeRobotPolicy):
     """A diffusion or flow policy: actions come out of a chain of Gaussian steps, which is what `replay` keeps."""
 
     log_prob_axes = ("denoising_step", "control_step", "action_dim")
@@ -324,9 +325,9 @@ class LeRobotChainPolicy(LeRobotPolicy):
         """The robot's part [b h a] of a sample [b T d]."""
         return x[:, self.head.first_step :, : self.embodiment.action_dim]
 
-    def _step(self, condition: Any, x: Tensor, index: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _step(self, condition: Any, x: Tensor, index: int, guidance: Any = None) -> tuple[Tensor, Tensor, Tensor]:
         """Mean and standard deviation (a number) of the stochastic step ``index`` from ``x`` [b T d], and the plain step."""
-        action, noise = self.head.estimates(condition, x, self.chain, index)
+        action, noise = self._estimates(condition, x, index, guidance)
         mean = self.chain.weight_action[index] * action + self.chain.weight_noise[index] * noise
         plain = self.chain.mean_action[index] * action + self.chain.mean_noise[index] * noise
         return mean, self.chain.std[index], plain
@@ -337,6 +338,16 @@ class LeRobotChainPolicy(LeRobotPolicy):
     ) -> PolicyOutput:
         """One chunk per row. ``deterministic``: from the row's first noise along the sampler without noise (DDIM with
         η = 0, or Euler); without ``seeds`` that noise is the same at every call."""
+        path, log_probs = self._walk(observation, deterministic, seeds)
+        return PolicyOutput(
+            chunk=self._chunk(self._actions(path[-1])),
+            behavior_log_prob=torch.stack(log_probs, dim=1),
+            replay={"chain": torch.stack(path[self.first_trained :], dim=1)},
+        )
+
+    def _walk(
+        self, observation: Observation, deterministic: bool, seeds: Sequence[int] | None, guidance: Any = None
+    ) -> tuple[list[Tensor], list[Tensor]]:
         b, steps, shape = len(observation), len(self.chain), self.head.sample_shape
         if seeds is None:
             seeds = [0] * b if deterministic else torch.randint(2**62, (b,)).tolist()
@@ -349,16 +360,12 @@ class LeRobotChainPolicy(LeRobotPolicy):
         condition = self.head.condition(self._batch(observation))
         path, log_probs = [noise[:, 0]], []
         for k in range(steps):
-            mean, std, plain = self._step(condition, path[-1], k)
+            mean, std, plain = self._step(condition, path[-1], k, guidance)
             x = plain if deterministic else torch.where(free, mean + std * noise[:, k + 1], plain)
             if k >= self.first_trained:
                 log_probs.append(chains.gaussian_log_prob(self._actions(x), self._actions(mean), std))
             path.append(x)
-        return PolicyOutput(
-            chunk=self._chunk(self._actions(path[-1])),
-            behavior_log_prob=torch.stack(log_probs, dim=1),
-            replay={"chain": torch.stack(path[self.first_trained :], dim=1)},
-        )
+        return path, log_probs
 
     def evaluate(self, observation: Observation, replay: Mapping[str, Tensor]) -> PolicyEvaluation:
         """Log-prob and entropy [b k h a] of the stored ``chain`` [b k+1 T d] under the present weights, with gradient.

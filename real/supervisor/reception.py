@@ -166,6 +166,8 @@ class Reception:
         elif problem := self.chunks.accept(message, self.modes.epoch, self.tick_number, now):
             self._count(f"{message.kind}: {problem.partition(',')[0]}")
             self._refuse(client, message, problem)
+        elif isinstance(message, Chunk):
+            self._say(None, message)  # for the record: what was predicted, beside what runs of it
 
     def _take_input(self, client: Any, known: Client, message: Input, now: float) -> None:
         if not self.leases.renewed(message.lease, now):
@@ -277,5 +279,6 @@ class Reception:
         return self._writer.make(
             Welcome, session=self.session, robot=self.robot.name, hz=hz, control_hz=e.control_hz, zero=self.zero,
             tick=max(self.tick_number, 0), epoch=self.modes.epoch, action_names=e.action_names, action_low=e.action_low,
-            action_high=e.action_high, cameras=e.camera_names, stages=STAGES,
+            action_high=e.action_high, turns=self.actions.turns, grips=self.actions.gripper, cameras=e.camera_names,
+            stages=STAGES,
         )  # fmt: skip

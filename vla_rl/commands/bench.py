@@ -121,6 +121,14 @@ def _add_robot(kinds: Any) -> None:
     robot.add_argument("--real-time", type=int, default=0, metavar="PRIORITY", help="SCHED_FIFO, if permitted")
     robot.add_argument("--json", type=Path, metavar="FILE")
 
+    acting = kinds.add_parser("acting", help="jumps where chunks meet: synchronous, asynchronous, ensemble, rtc")
+    acting.set_defaults(function=run_bench_acting)
+    acting.add_argument("overrides", nargs="*", metavar="key=value", help="checkpoint=CKPT robot.KEY=... (a toy flow)")
+    acting.add_argument("--episodes", type=int, default=5, metavar="N", help="in each way")
+    acting.add_argument("--thinking", type=float, default=0.12, metavar="SECONDS", help="that a decision takes, virtually")
+    acting.add_argument("--seed", type=int, default=0)
+    acting.add_argument("--json", type=Path, metavar="FILE")
+
 
 def _add_hil(kinds: Any) -> None:
     hil = kinds.add_parser("hil", help="ways to learn from a person on an arm, with a scripted one in virtual time")
@@ -159,6 +167,13 @@ def run_bench_robot(arguments: argparse.Namespace) -> None:
     bench = build.attribute("real.bench.report:bench_robot")
     document = bench(arguments.world, Path(limits), options, real_time=arguments.real_time)
     write_result(arguments.json, document)
+
+
+def run_bench_acting(arguments: argparse.Namespace) -> None:
+    from vla_rl.evaluation.bench_acting import bench_acting
+
+    a = arguments
+    write_result(a.json, bench_acting(a.overrides, episodes=a.episodes, thinking=a.thinking, seed=a.seed))
 
 
 def run_bench_sim(arguments: argparse.Namespace) -> None:

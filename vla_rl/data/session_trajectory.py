@@ -1,14 +1,15 @@
 """A closed episode of a robot session as a `Trajectory`: what a learner from a replay takes from the journal.
 
 A row per decision. What the policy decided is a row of the steps that it really got; what a person did is cut into rows of
-the policy's chunk length, so no row mixes the two. A step that a takeover cut short is in the journal, not here. Rows show
-the newest picture from before they began, with the state that was measured nearest to it, as a policy sees them.
+the policy's chunk length, and so are means of several decisions (`robot.acting=ensemble`), so no row mixes the two. A step
+that a takeover cut short is in the journal, not here. Rows show the newest picture from before they began, with the state
+that was measured nearest to it, as a policy sees them.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,7 +58,8 @@ def session_trajectory(episode: Any, chunk_length: int) -> tuple[Trajectory | No
     if why:
         return None, why
     spec = EmbodimentSpec.from_dict(episode.header["embodiment"])
-    rows = _rows(steps, chunk_length)
+    averaged = {(c["epoch"], c["decision"]) for c in episode.chunks if c["acting"] == "ensemble"}
+    rows = _rows(steps, chunk_length, averaged)
     success, terminated, source = _verdict(episode)
     show = _Eyes(episode, spec)
     t, h = len(rows), chunk_length
@@ -93,16 +95,19 @@ def session_trajectory(episode: Any, chunk_length: int) -> tuple[Trajectory | No
     ), ""
 
 
-def _rows(steps: Sequence[Step], chunk_length: int) -> list[_Row]:
-    """Of each decision the control steps that it got; a person's in rows of ``chunk_length``."""
+def _rows(steps: Sequence[Step], chunk_length: int, averaged: Set[tuple[int, int]] = frozenset()) -> list[_Row]:
+    """Of each decision the control steps that it got; a person's in rows of ``chunk_length``, and those of decisions
+    (epoch, number) that were ``averaged`` with others."""
     rows: list[_Row] = []
     epoch, decision = None, 0  # of the policy's last row
     for step in steps:
         end = step[1]
         human = bool(end["is_human"])
-        key = ("human",) if human else ("policy", end["epoch"], end["decision"])
+        mixed = (end["epoch"], end["decision"]) in averaged
+        key = ("human",) if human else ("policy", end["epoch"], -1 if mixed else end["decision"])
         if not rows or rows[-1].key != key or len(rows[-1].steps) == chunk_length:
-            gap = not human and end["decision"] not in (decision, decision + 1)  # one between was refused, or got lost
+            # one between was refused, or got lost
+            gap = not human and not mixed and end["decision"] not in (decision, decision + 1)
             rows.append(_Row(key, human, fresh=human or end["epoch"] != epoch or gap))
             epoch, decision = (None, 0) if human else (end["epoch"], end["decision"])
         rows[-1].steps.append(step)

@@ -57,6 +57,7 @@ from vla_rl.types import EmbodimentSpec, TaskSpec, Trajectory
 
 PRESET = "hil_residual"
 _OF_SESSION = ("robot", "console", "operator")  # keys that are not the run's
+_FROM_EXECUTED = ("none", "direct", "own")  # actors of which every step that was sent is right, however it was decided
 _LOOK_S = 0.5  # between looks for closed journals
 _SAVE_EVERY = 10  # episodes, in lockstep
 
@@ -110,10 +111,11 @@ def _check(learning: Learning) -> None:
             f"algorithm.type={name} with actor=steered learns from the noises that were chosen, and a journal holds what "
             f"was executed: use algorithm=dsrl, which learns from that"
         )
-    if settings.robot.acting != "synchronous":
+    if settings.robot.acting != "synchronous" and config.actor_type not in _FROM_EXECUTED:
         raise ConfigError(
-            f"robot.acting={settings.robot.acting}: what is learned here are decisions on what was seen as they began, and "
-            f"those of asynchronous acting begin later. Set robot.acting=synchronous"
+            f"robot.acting={settings.robot.acting}: actor={config.actor_type} learns by what the policy beneath decides on "
+            f"what is seen as a row begins, and so decisions would be older than that, or averaged. Set "
+            f"robot.acting=synchronous, or learn from what was executed alone: run=hil_serl (actor=direct) or actor=own"
         )
     if learning.operator is not None and not learning.lockstep:
         raise ConfigError("operator.* is a scripted operator in virtual time: add --lockstep, or help yourself, without it")
@@ -292,7 +294,8 @@ def _in_turns(learning: Learning, logger: MetricsLogger, say: Callable[[str], No
         plan = sessions.make_plan(settings, Asked(learning.episodes, console=False), session.world.tasks)
         attended = learning.operator is not None
         plan = dataclasses.replace(plan, practice=plan.practice and dataclasses.replace(plan.practice, attended=attended))
-        session.others = load_others(sessions.reset_policy(settings, plan), spec, config.device)
+        acting = settings.robot.acting
+        session.others = load_others(sessions.reset_policy(settings, plan), spec, config.device, acting)
         run = run_of(config, _described(learning, spec, plan.tasks))
         policy = trained_policy(run)
         inner = learner_of(run, policy)
@@ -323,7 +326,7 @@ def _in_turns(learning: Learning, logger: MetricsLogger, say: Callable[[str], No
                 judged()
             return version_name(learner.version)
 
-        decide = make_decide(policy, False, run.device)
+        decide = make_decide(policy, False, run.device, acting)
         left = _left(learning, harvest, say)
         try:
             judged()
@@ -343,7 +346,8 @@ class Judge:
     """Held-out episodes of a policy's most likely actions, without help, in a session of their own; each time the same."""
 
     def __init__(self, learning: Learning, policy: Any, device: Any, stack: contextlib.ExitStack) -> None:
-        self._learning, self._stack, self._decide = learning, stack, make_decide(policy, True, device)
+        self._learning, self._stack = learning, stack
+        self._decide = make_decide(policy, True, device, learning.session.robot.acting)
         self._session: Any = None
 
     def __call__(self, n: int) -> dict[str, float]:

@@ -16,24 +16,37 @@ from typing import Any
 import numpy as np
 
 from vla_rl import build
+from vla_rl.errors import ConfigError
 from vla_rl.robot.process import run_process
 from vla_rl.specs import EmbodimentSpec, SlotObservation
 
-Decide = Callable[[dict[str, np.ndarray], np.ndarray, str, bool], np.ndarray]
+Decide = Callable[..., np.ndarray]
 
 
-def make_decide(policy: Any, deterministic: bool, device: Any = None) -> Decide:
-    """How a policy decides in a session: on the `Observation` that the simulator's slots would yield."""
+def make_decide(policy: Any, deterministic: bool, device: Any = None, acting: str = "synchronous") -> Decide:
+    """How a policy decides in a session: on the `Observation` that the simulator's slots would yield. Raises `ConfigError`
+    for one that cannot act as `real.acting` is to (``acting``)."""
     import torch
 
     from vla_rl.interfaces import RememberingPolicy
     from vla_rl.types import Observation
 
+    _require_acting(policy, acting)
     memory: list[Any] = []
 
-    def decide(images: dict[str, np.ndarray], proprio: np.ndarray, instruction: str, first: bool) -> np.ndarray:
-        """Actions float32 [h a]."""
+    def decide(
+        images: dict[str, np.ndarray], proprio: np.ndarray, instruction: str, first: bool, guide: Any = None
+    ) -> np.ndarray:
+        """Actions float32 [h a]; ``guide`` as `real.overlap.Guide`."""
         observation = Observation.from_slots([SlotObservation(images, proprio, instruction)])
+        if guide is not None:
+            wanted = torch.zeros(1, policy.chunk_length, guide.wanted.shape[1])
+            weight = torch.zeros(1, policy.chunk_length)
+            wanted[0, : len(guide.wanted)] = torch.from_numpy(guide.wanted)
+            weight[0, : len(guide.weight)] = torch.from_numpy(guide.weight)
+            seen = observation if device is None else observation.to(device)
+            chunk = policy.act_towards(seen, wanted, weight, guide.most, deterministic=deterministic)
+            return chunk.actions[0][chunk.valid[0]].float().cpu().numpy()
         options: dict[str, Any] = {"deterministic": deterministic}
         if isinstance(policy, RememberingPolicy):
             if first or not memory:
@@ -48,20 +61,41 @@ def make_decide(policy: Any, deterministic: bool, device: Any = None) -> Decide:
     return decide
 
 
-def load(checkpoint: str, embodiment: EmbodimentSpec, deterministic: bool, device: str = "auto") -> tuple[Decide, str]:
-    """(how it decides, its version for the record) of a checkpoint. Raises `UserError` for one of another robot."""
+def _require_acting(policy: Any, acting: str) -> None:
+    from vla_rl.interfaces import RememberingPolicy
+    from vla_rl.optional import GuidedPolicy
+
+    if acting == "rtc" and not (isinstance(policy, GuidedPolicy) and policy.guidable):
+        raise ConfigError(
+            f"robot.acting=rtc guides a flow policy while it denoises, and {type(policy).__name__} cannot be guided: use "
+            f"robot.acting=ensemble or asynchronous, or a policy that can (policy=nano_flow, or another sampler of a flow)"
+        )
+    if isinstance(policy, RememberingPolicy) and acting in ("rtc", "ensemble"):
+        raise ConfigError(
+            f"robot.acting={acting} decides anew while a chunk runs, and {type(policy).__name__} follows a chunk from one "
+            f"decision to the next: use robot.acting=synchronous"
+        )
+
+
+def load(
+    checkpoint: str, embodiment: EmbodimentSpec, deterministic: bool, device: str = "auto", acting: str = "synchronous"
+) -> tuple[Decide, str]:
+    """(how it decides, its version for the record) of a checkpoint. Raises `UserError` for one of another robot, or one that
+    cannot act in this way."""
     from vla_rl.checkpoint import fingerprint, load_policy
     from vla_rl.devices import pick_device
 
     path, place = Path(checkpoint), pick_device(device)
     policy = load_policy(path, build.policy_class, expected_embodiment=embodiment)
-    decide = _warm(make_decide(policy.to(place), deterministic, place), embodiment)
+    decide = _warm(make_decide(policy.to(place), deterministic, place, acting), embodiment)
     return decide, f"{path.name}@{fingerprint(path)[:12]}"
 
 
-def load_others(checkpoints: Mapping[str, str], embodiment: EmbodimentSpec, device: str) -> dict[str, tuple[Decide, str]]:
+def load_others(
+    checkpoints: Mapping[str, str], embodiment: EmbodimentSpec, device: str, acting: str
+) -> dict[str, tuple[Decide, str]]:
     """`real.acting.Acting`'s ``others``, of {instruction: checkpoint}."""
-    return {text: load(checkpoint, embodiment, True, device) for text, checkpoint in checkpoints.items()}
+    return {text: load(checkpoint, embodiment, True, device, acting) for text, checkpoint in checkpoints.items()}
 
 
 def _warm(decide: Decide, embodiment: EmbodimentSpec) -> Decide:
@@ -82,7 +116,7 @@ class Learned:
     swap: Callable[[], str | None]
 
 
-def load_learner(folder: Path, embodiment: EmbodimentSpec, deterministic: bool) -> Learned:
+def load_learner(folder: Path, embodiment: EmbodimentSpec, deterministic: bool, acting: str) -> Learned:
     """The policy that the learner of ``folder`` trains, with its newest weights."""
     import torch
 
@@ -106,7 +140,7 @@ def load_learner(folder: Path, embodiment: EmbodimentSpec, deterministic: bool) 
         return version_name(weights.version)
 
     version = swap() or version_name(0)
-    decide = _warm(make_decide(policy, deterministic, run.device), embodiment)
+    decide = _warm(make_decide(policy, deterministic, run.device, acting), embodiment)
     return Learned(decide, policy.chunk_length, version, swap)
 
 
@@ -118,17 +152,17 @@ def main(config: dict[str, Any]) -> None:
         torch.set_num_threads(int(config["threads"]))
     embodiment = EmbodimentSpec.from_dict(config["embodiment"])
     deterministic, learned = bool(config["deterministic"]), None
+    how = build.attribute("real.acting:ActingConfig")(**config["acting"])
     if config.get("learner"):
-        learned = load_learner(Path(config["learner"]), embodiment, deterministic)
+        learned = load_learner(Path(config["learner"]), embodiment, deterministic, how.acting)
         decide, version = learned.decide, learned.version
     else:
-        decide, version = load(config["checkpoint"], embodiment, deterministic, config["device"])
-    how = build.attribute("real.acting:ActingConfig")(**config["acting"])
+        decide, version = load(config["checkpoint"], embodiment, deterministic, config["device"], how.acting)
     pictures = build.attribute("real.ring:Rings")()
     acting = build.attribute("real.acting:Acting")(
         decide, pictures, version, how, config["instruction"], learned.swap if learned else lambda: None
     )
-    acting.others |= load_others(config["resets"], embodiment, config["device"])
+    acting.others |= load_others(config["resets"], embodiment, config["device"], how.acting)
     client = build.attribute("real.link:Client")(config["socket"], "policy")
     print("ready", learned.chunk_length if learned else "", flush=True)
     try:

@@ -90,19 +90,19 @@ def run_processes(
         about = json.loads((body.run / "robot.json").read_text(encoding="utf-8"))
         embodiment = EmbodimentSpec.from_dict(about["embodiment"])
         judge = build.attribute("real.robots.remote:Judge")(body.arm_socket)
-        plan = make_plan(settings, asked, judge.tasks)
-        if checkpoint is not None:
-            require_same(embodiment, checkpoint)
-            say(f"loading {checkpoint}")
-            start_policy(body, settings, checkpoint, about["embodiment"], plan)
-        if reward is not None:
-            from vla_rl.robot.live import start_live
-
-            say(f"loading the reward {reward.reward_type}")
-            start_live(body, reward, embodiment, settings.robot.score_every, settings.threads)
-        if asked.console:
-            open_console(body, settings, plan, say)
         with contextlib.closing(judge):
+            plan = make_plan(settings, asked, judge.tasks)
+            if checkpoint is not None:
+                require_same(embodiment, checkpoint)
+                say(f"loading {checkpoint}")
+                start_policy(body, settings, checkpoint, about["embodiment"], plan)
+            if reward is not None:
+                from vla_rl.robot.live import start_live
+
+                say(f"loading the reward {reward.reward_type}")
+                start_live(body, reward, embodiment, settings.robot.score_every, settings.threads)
+            if asked.console:
+                open_console(body, settings, plan, say)
             lead(body, plan, embodiment.control_hz, judge, say)
 
 
@@ -193,8 +193,8 @@ def require_same(embodiment: EmbodimentSpec, checkpoint: Path) -> None:
 
 
 def acting_config(settings: SessionSettings) -> Any:
-    robot = settings.robot
-    return build.attribute("real.acting:ActingConfig")(robot.acting, robot.steps, robot.valid_s)
+    kind = build.attribute("real.acting:ActingConfig")
+    return kind(**{f.name: getattr(settings.robot, f.name) for f in dataclasses.fields(kind)})
 
 
 def start_policy(
@@ -288,13 +288,14 @@ def run_lockstep(
     try:
         assert checkpoint is not None
         require_same(session.robot.embodiment, checkpoint)
-        decide, version = load(str(checkpoint), session.robot.embodiment, settings.deterministic, settings.device)
+        spec, acting = session.robot.embodiment, settings.robot.acting
+        decide, version = load(str(checkpoint), spec, settings.deterministic, settings.device, acting)
         plan = dataclasses.replace(make_plan(settings, asked, session.world.tasks), alone=True)
-        session.others = load_others(reset_policy(settings, plan), session.robot.embodiment, settings.device)
+        session.others = load_others(reset_policy(settings, plan), spec, settings.device, acting)
         if reward is not None:
             from vla_rl.robot.live import load_live
 
-            session.scored(load_live(reward, session.robot.embodiment, settings.robot.score_every))
+            session.scored(load_live(reward, spec, settings.robot.score_every))
         say(f"session {folder}, in virtual time")
         conductor = session.run(plan, decide, version, acting_config(settings), lambda outcome: say(line(outcome)))
         for line_ in summary(conductor.outcomes):

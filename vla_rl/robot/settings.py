@@ -66,11 +66,11 @@ class PracticeSettings:
 class RobotSettings:
     """A simulated arm (``world``) or a driver ("module:Class"), with ``options``; see `real.body.BodyConfig`.
 
-    ``limits`` is a file, as such or inside the config folder. ``acting`` is synchronous or asynchronous, ``steps`` of each
-    chunk are run before the next (0: all, or half where asynchronous). ``horizon`` (control steps) ends an episode, 0: the
-    task's own. ``tasks`` are done in turn: those of the world where it is empty; an instruction where there is no world.
-    ``practice``: without a person. ``score_every``: control steps between two scores of the episode that runs, by the reward
-    that was asked for. ``camera_device`` realsense: a simulated arm's pictures go through that SDK's software device.
+    ``limits`` is a file, as such or inside the config folder. ``acting``, ``steps``, ``valid_s``, ``ensemble_decay`` and
+    ``rtc_...``: see `real.acting.ActingConfig`. ``horizon`` (control steps) ends an episode, 0: the task's own. ``tasks``
+    are done in turn: those of the world where it is empty; an instruction where there is no world. ``practice``: without a
+    person. ``score_every``: control steps between two scores of the episode that runs, by the reward that was asked for.
+    ``camera_device`` realsense: a simulated arm's pictures go through that SDK's software device.
     """
 
     world: str = ""
@@ -86,6 +86,9 @@ class RobotSettings:
     acting: str = "synchronous"
     steps: int = 0
     valid_s: float = 0.3
+    ensemble_decay: float = 0.01
+    rtc_guidance: float = 5.0
+    rtc_schedule: str = "exp"
     horizon: int = 0
     tasks: list[str] = field(default_factory=list)
     score_every: int = 4
