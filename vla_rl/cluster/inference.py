@@ -19,7 +19,7 @@ import torch
 
 from vla_rl.cluster import workplace
 from vla_rl.cluster.packing import packed, unpacked, unpacked_weights
-from vla_rl.cluster.settings import RayConfig
+from vla_rl.cluster.seats import Seats
 from vla_rl.data.codec import observation_from_state, observation_state
 from vla_rl.errors import ConfigError, UserError, first_line
 from vla_rl.interfaces import Policy, RememberingPolicy
@@ -194,13 +194,13 @@ class _Server:
 
 
 class Servers:
-    """``config.inference`` servers as the driver sees them. Server i acts for the rollout actors i, i + inference, ..."""
+    """The inference actors of ``seats`` as the driver sees them. Number i acts for the rollout actors i, i + inference, …"""
 
-    def __init__(self, ray: Any, config: RayConfig, job: ServerJob, say: Any) -> None:
-        self._ray, self._config, self._job, self._say = ray, config, job, say
+    def __init__(self, seats: Seats, job: ServerJob, say: Any) -> None:
+        self._ray, self._config, self._seats, self._job, self._say = seats.ray, seats.config, seats, job, say
         self._weights: tuple[Any, int] | None = None
         self.losses: list[str] = []
-        self._servers = [self._started() for _ in range(config.inference)]
+        self._servers = [self._started(place) for place in range(seats.config.inference)]
 
     def of(self, number: int) -> Any:
         """The handle of the one that acts for rollout actor ``number``."""
@@ -240,7 +240,7 @@ class Servers:
         self.losses.append(f"inference actor {place} is lost ({first_line(UserError(why))}) and replaced")
         self._say(self.losses[-1])
         self._ray.kill(old.handle)
-        new = self._servers[place] = self._started()
+        new = self._servers[place] = self._started(place)
         new.failures = failures
         if self._weights is not None:
             new.handle.weights.options(concurrency_group="orders").remote(*self._weights)
@@ -252,13 +252,13 @@ class Servers:
         for server in self._servers:
             self._ray.kill(server.handle)
 
-    def _started(self) -> _Server:
-        c = self._config
-        clients = -(-c.rollouts // c.inference)
+    def _started(self, place: int) -> _Server:
+        clients = -(-self._config.rollouts // self._config.inference)
         make = self._ray.remote(
-            max_restarts=0, num_cpus=c.inference_cpus, num_gpus=c.inference_gpus, scheduling_strategy="SPREAD",
+            **self._seats.options("inference", place),
             concurrency_groups={"orders": 1, "watch": 1, "acts": clients + 1},
         )(InferenceActor)  # fmt: skip
         handle = make.remote(self._job)
+        self._seats.sits("inference", place, handle.hello.options(concurrency_group="orders").remote())
         handle.open.remote()  # (whom it serves asks again, and hears what is wrong)
         return _Server(handle, handle.watch.options(concurrency_group="watch").remote())

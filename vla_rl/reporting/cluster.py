@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from html import escape
+from typing import Any
 
-from vla_rl.cluster.status import STATUS_FILE
+from vla_rl.cluster.status import STATUS_FILE, placement_lines
 from vla_rl.reporting import sections, words
 from vla_rl.reporting.charts import percent, short, stacked_bar
 from vla_rl.reporting.runs import RunData
@@ -49,6 +50,7 @@ def section(run: RunData) -> str:
         "Shares are of the time of the iterations. Where the learner waits, more rollouts help; where rollouts idle, the "
         "learner is what limits.",
         sections.table(["Role", ""], rows),
+        _placement(run),
         title + bar,
         f'<h3 class="gap">Actors that were lost and replaced</h3><ul class="notes">{losses}</ul>' if losses else "",
     )
@@ -61,11 +63,30 @@ def _counts(run: RunData) -> list[tuple[str, str]]:
     return [*lines, ("MB of episodes, of weights", f"{short(megabytes['in'])}, {short(megabytes['out'])}")]
 
 
-def _losses(run: RunData) -> list[str]:
+def _placement(run: RunData) -> str:
+    """Where the actors were at last, and why."""
+    found = _status(run)
     try:
-        return [str(text) for text in json.loads((run.path / STATUS_FILE).read_text(encoding="utf-8"))["restarts"]]
-    except (OSError, ValueError, KeyError, TypeError):  # none, or damaged: the counts above remain
-        return []
+        why = " ".join(placement_lines(found["placement"]))
+        seats = [(f"{s['role']} {s['number']}", f"{s['host']}, {s['node'][:8]}") for s in found["seats"]]
+        rows = [("", [escape(who), escape(where)]) for who, where in seats]
+    except (KeyError, TypeError):  # of an older run, or damaged
+        return ""
+    table = sections.table(["Actor", "Host, Ray's node"], rows)
+    return f'<h3 class="gap">Where the actors were</h3><p>{escape(why)}</p>{table}'
+
+
+def _losses(run: RunData) -> list[str]:
+    found = _status(run).get("restarts")
+    return [str(text) for text in found] if isinstance(found, list) else []
+
+
+def _status(run: RunData) -> dict[str, Any]:
+    try:
+        found = json.loads((run.path / STATUS_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # none, or damaged: the counts above remain
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _sum(run: RunData, key: str) -> float:
