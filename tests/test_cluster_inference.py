@@ -184,6 +184,8 @@ def test_a_killed_server_costs_no_episode(ray_here, start):  # noqa: F811
         assert {t.policy_version for t in found} == {3}
         assert len(servers.losses) == 1 and "inference actor 0 is lost" in said[0] and group.restarts == 0
         assert not alive(pid)
+        group.publish(4, learned_weights(policy))
+        assert 0 < group.figures()["cluster/inference_busy_seconds"] < 600
     finally:
         group.close()
         servers.close()

@@ -160,7 +160,8 @@ def test_the_commands(tmp_path, capsys):
 def test_the_report_says_how_busy_each_role_was_and_how_old_the_data(tmp_path):
     """Eight iterations of 4 s: actors at work for 3 of them, learning 0.8 (100 s in the first, so it is left out here)."""
     told = {
-        "cluster/rollout_busy_seconds": 3.0, "cluster/learner_wait_seconds": 1.0, "cluster/restarts": 0.25,
+        "cluster/rollout_busy_seconds": 3.0, "cluster/inference_busy_seconds": 0.5,
+        "cluster/learner_wait_seconds": 1.0, "cluster/restarts": 0.25,
         "cluster/bytes_in": 1e6, "cluster/bytes_out": 5e5, "cluster/staleness/0": 0.25,
         "cluster/staleness/1": 0.75,
     }  # fmt: skip
@@ -168,6 +169,8 @@ def test_the_report_says_how_busy_each_role_was_and_how_old_the_data(tmp_path):
     run = load_run(folder)
     assert cluster.shares(run)["rollouts at work"] == pytest.approx(0.75)
     assert cluster.shares(run)["learner waiting for episodes"] == pytest.approx(0.25)
+    assert cluster.shares(run)["inference at work"] == pytest.approx(0.125)
+    assert cluster.at_work(run).startswith("rollouts at work 75%, inference at work 12%, learner at work ")
     assert cluster.ages(run) == {0: 0.25, 1: 0.75}
     where = {"role": "rollout", "number": 1, "host": "host-b", "node": "0a0a0a0a0a", "pid": 42}
     placement = {"why": "hybrid (as it is <fast>)", "waits": "", "numbers": {"placement": "hybrid"}}

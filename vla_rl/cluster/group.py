@@ -69,6 +69,7 @@ class Tally:
     bytes_out: int = 0
     rollout_busy_seconds: float = 0.0  # the actors' mean
     publish_seconds: float = 0.0  # of the driver
+    inference_busy_seconds: float = 0.0  # the mean of those that there are
 
 
 class RolloutGroup:
@@ -105,9 +106,9 @@ class RolloutGroup:
         started = time.perf_counter()
         data, checksum = packed_weights(version, weights)
         reference = _stored(self._ray, data)
-        if self._servers is not None:
-            self._servers.publish(reference, checksum)
+        acted = 0.0 if self._servers is None else self._servers.publish(reference, checksum)
         with self._changed:
+            self.tally.inference_busy_seconds += acted
             self.tally.publish_seconds += time.perf_counter() - started
             self._weights = (version, reference, checksum, data.nbytes)
             for worker in self._workers:

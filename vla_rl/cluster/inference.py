@@ -9,6 +9,7 @@ so one that is asked for again, as its server was lost, is the same. With one ro
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -54,6 +55,7 @@ class InferenceActor:
         self._asked: list[_Request] = []
         self._weights: tuple[int, dict[str, torch.Tensor]] | None = None
         self._version: int | None = None
+        self._busy = 0.0
         self._shape: dict[str, Any] = {}
         self._changed, self._opening = threading.Condition(), threading.Lock()
 
@@ -86,13 +88,13 @@ class InferenceActor:
         """Returns never: who waits for it hears when this process ends."""
         threading.Event().wait()
 
-    def weights(self, data: np.ndarray, checksum: int) -> int:
-        """Act with these from the next batch on; returns their version."""
+    def weights(self, data: np.ndarray, checksum: int) -> float:
+        """Act with these from the next batch on; returns the seconds in which it acted since it started."""
         pending = unpacked_weights(data, checksum)
         with self._changed:
             self._weights = pending
             self._changed.notify_all()
-        return pending[0]
+            return self._busy
 
     def act(self, data: np.ndarray) -> np.ndarray:
         """Waits for weights, and for its turn; returns a packed `PolicyOutput` and the version that acted."""
@@ -112,6 +114,7 @@ class InferenceActor:
                 batch = [request for request in self._asked if request.deterministic == kind]
                 self._asked = [request for request in self._asked if request.deterministic != kind]
                 pending, self._weights = self._weights, None
+            started = time.perf_counter()
             try:
                 if pending is not None:
                     self._version = pending[0]
@@ -122,6 +125,7 @@ class InferenceActor:
                 for request in batch:
                     if not request.answer.done():
                         request.answer.set_exception(error)
+            self._busy += time.perf_counter() - started
 
     def _answers(self, batch: Sequence[_Request], deterministic: bool) -> list[dict[str, Any]]:
         seeds = [seed for request in batch for seed in request.seeds]
@@ -191,6 +195,7 @@ class _Server:
     handle: Any
     watched: Any  # the reference that is an error once it is lost
     failures: int = 0  # in this place since weights were taken
+    busy: float = 0.0  # seconds in which it acted, as it said last
 
 
 class Servers:
@@ -206,17 +211,21 @@ class Servers:
         """The handle of the one that acts for rollout actor ``number``."""
         return self._servers[number % len(self._servers)].handle
 
-    def publish(self, reference: Any, checksum: int) -> None:
-        """Have all act with these weights; they do when it returns, but for those that are lost."""
+    def publish(self, reference: Any, checksum: int) -> float:
+        """Have all act with these weights; they do when it returns, but for those that are lost. Returns the seconds in
+        which they acted since the last time, their mean."""
         self._weights = reference, checksum
         sent = {s.handle.weights.options(concurrency_group="orders").remote(reference, checksum): s for s in self._servers}
         done, _ = self._ray.wait(list(sent), num_returns=len(sent), timeout=self._config.start_timeout)
+        acted = 0.0
         for answer in done:
+            server = sent[answer]
             try:
-                workplace.heard(self._ray, answer)
-                sent[answer].failures = 0
+                busy = workplace.heard(self._ray, answer)
             except self._ray.exceptions.RayActorError:  # `look` sees to it
                 continue
+            acted, server.busy, server.failures = acted + busy - server.busy, busy, 0
+        return acted / len(self._servers)
 
     def look(self, clients: Sequence[Any]) -> int:
         """Replace those that are lost; returns how many. Raises `UserError` after too many losses in a row in one place."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,8 +54,10 @@ class RewardActor:
         """The rewards [t] of a packed episode, and what the model says of them, packed."""
         if self._reward is None:
             self._reward = start_reward(self._job.place.enter(self._job.embodiment), None)
+        started = time.perf_counter()
         rewards = self._reward.score([trajectory_from_state(unpacked(data))])
-        return packed({"rewards": rewards[0], "metrics": {k: float(v) for k, v in metrics_of(self._reward).items()}})
+        figures = {k: float(v) for k, v in metrics_of(self._reward).items()}
+        return packed({"rewards": rewards[0], "metrics": figures, "seconds": time.perf_counter() - started})
 
 
 @dataclass
@@ -102,10 +105,11 @@ class RemoteReward:
         for trajectory in trajectories:
             self._calls.pop(trajectory.rollout_id, None)
         self._metrics = mean_figures([answer["metrics"] for answer in answers]) if answers else {}
+        self._metrics["cluster/reward_busy_seconds"] = sum(a["seconds"] for a in answers) / len(self._workers)
         return [answer["rewards"] for answer in answers]
 
     def metrics(self) -> Mapping[str, float]:
-        """Means over the episodes of the last `score`."""
+        """Means over the episodes of the last `score`; seconds in which they were scored, the mean of the workers."""
         return self._metrics
 
     def _answer(self, call: _Call) -> dict[str, Any]:

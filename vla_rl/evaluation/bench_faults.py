@@ -247,7 +247,7 @@ class Nodes:
     """Two nodes of Ray on this machine. They end with ``stack``."""
 
     def __init__(self, environment: Mapping[str, str], stack: contextlib.ExitStack) -> None:
-        self._environment, self._stack = environment, stack
+        self._environment, self._stack = {**environment, "RAY_worker_niceness": "0"}, stack  # as urgent as the driver
         with socket.socket() as free:
             free.bind(("", 0))
             port = free.getsockname()[1]

@@ -12,19 +12,25 @@ from vla_rl.reporting.charts import percent, short, stacked_bar
 from vla_rl.reporting.runs import RunData
 
 _AGE = "cluster/staleness/"
+_ROLES = {
+    "rollouts at work": "cluster/rollout_busy_seconds", "inference at work": "cluster/inference_busy_seconds",
+    "reward workers at work": "cluster/reward_busy_seconds", "learner at work": "time/update",
+    "learner waiting for episodes": "cluster/learner_wait_seconds",
+}  # fmt: skip
 
 
 def shares(run: RunData) -> dict[str, float]:
-    """Shares of the iterations' time: in which an actor had episodes (mean of the actors), in which was learned, and in
-    which the learner waited for episodes. Empty for a run on one machine."""
+    """Shares of the iterations' time in which the actors of each role had work (their mean), and in which the learner waited
+    for episodes. Empty for a run on one machine."""
     total = _sum(run, "time/iteration") - _sum(run, "time/evaluate")
     if not run.keys("rl") or "cluster/rollout_busy_seconds" not in run.keys("rl") or total <= 0:
         return {}
-    return {
-        "rollouts at work": min(1.0, _sum(run, "cluster/rollout_busy_seconds") / total),
-        "learner at work": min(1.0, _sum(run, "time/update") / total),
-        "learner waiting for episodes": min(1.0, _sum(run, "cluster/learner_wait_seconds") / total),
-    }
+    return {name: min(1.0, seconds / total) for name, key in _ROLES.items() if (seconds := _sum(run, key))}
+
+
+def at_work(run: RunData) -> str:
+    """`shares` in a line; empty for a run on one machine."""
+    return ", ".join(f"{name} {share:.0%}" for name, share in shares(run).items())
 
 
 def ages(run: RunData) -> dict[int, float]:
