@@ -117,26 +117,6 @@ def test_parts_of_a_cpu_are_whole_again():
 
 
 # ---------------------------------------------------------------------------------------------------------------- errors
-@pytest.mark.parametrize(
-    "words, match",
-    [
-        ("placement=beside", "'beside', choose one of free, colocated"),
-        ("placement=colocated", r"add cluster\.learners=1 or more"),
-        ("placement=colocated learners=1 mode=pipelined", "take turns on each device"),
-        ("placement=colocated learners=1 learner_gpus=1", r"leave cluster\.learner_gpus out"),
-        ("placement=hybrid learners=1 env_nodes=1", r"cluster\.inference"),
-        ("placement=hybrid learners=1 inference=1", r"cluster\.env_nodes"),
-        ("placement=disaggregated learners=1 env_nodes=1", "goes with cluster.placement=hybrid"),
-        ("placement=auto learners=2", r"leave cluster\.learners out"),
-        ("times=somewhere", "goes with cluster.placement=auto"),
-        ("env_nodes=-1", "must be 0 or more"),
-    ],
-)
-def test_options_that_do_not_go_together(words, match):
-    with pytest.raises(ConfigError, match=match):
-        placed(*words.split())
-
-
 def test_a_cluster_that_is_too_small_is_named_before_anything_begins(monkeypatch):
     monkeypatch.setattr(checks, "available_cores", lambda: 2)
     asked = r"cluster\.placement=free: 3 rollout actors \(cluster\.rollouts\) with 200 CPUs and 1 GPU each\."
