@@ -131,8 +131,8 @@ def _colocated(c: RayConfig, each: Mapping[str, Amount], nodes: Sequence[Amount]
     ]
 
     def amount(role: str, b: int) -> Amount:
-        part = Amount(*(math.floor(_GRAIN * x / sharers[b]) / _GRAIN for x in (cpus[b], 1.0)))
-        return Amount(each[role].cpus, part.gpus if each[role].gpus else 0.0) if gpus else Amount(part.cpus)
+        part = math.floor(_GRAIN * (1.0 if gpus else cpus[b]) / sharers[b]) / _GRAIN
+        return Amount(each[role].cpus, part if each[role].gpus else 0.0) if gpus else Amount(part)
 
     bundles = tuple(Amount(x, float(gpus)) for x in cpus)
     seats = {role: tuple(Seat(amount(role, b), 0, b) for b in where) for role, where in places.items()}
