@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import json
 import os
 import secrets
@@ -12,12 +13,14 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from test_cluster import TOY, start  # noqa: F401 - a fixture
 
 from vla_rl.cluster import checks
 from vla_rl.cluster.placement import Amount, Group, arranged, choices, resolved
+from vla_rl.cluster.seats import Seats
 from vla_rl.cluster.times import measured
 from vla_rl.config import RunConfig, compose
 from vla_rl.errors import ConfigError, UserError
@@ -177,8 +180,8 @@ def test_nodes_without_gpus_simulate_where_simulators_are_slow(tmp_path):
     words = ["slots.workers=1", "slots.slots_per_worker=8", "cluster.mode=pipelined"]
     _, c, why = chosen(path, *words, nodes=nodes)
     assert (c.placement, c.env_nodes, c.rollouts, c.learners, c.inference) == ("hybrid", 2, 64, 1, 1)
-    assert why.startswith("hybrid (1 learner ranks, 1 inference actors, 64 rollout actors on 2 nodes)")
-    assert "busiest simulators; others: disaggregated (1 learner ranks, 1 rollout actors)" in why
+    assert why.startswith("hybrid (1 learner rank, 1 inference actor, 64 rollout actors on 2 nodes)")
+    assert "busiest simulators; others: disaggregated (1 learner rank, 1 rollout actor)" in why
     _, c, _ = chosen(path, *words, nodes=nodes, device="cpu")  # then all nodes are alike
     assert c.placement == "disaggregated" and c.rollouts + c.learners == 66
     _, c, why = chosen(path, *words, nodes=[Amount(2, 2)])
@@ -211,6 +214,22 @@ def test_what_was_chosen_is_what_its_times_are_of(tmp_path):
 
 
 # -------------------------------------------------------------------------------------------------------------- two nodes
+def test_what_a_placement_waits_for_is_said(monkeypatch):
+    """Of three bundles of a hybrid the two of the rollout actors are on nodes that are gone."""
+    pytest.importorskip("ray")
+    config = placed("placement=hybrid", "learners=3", "inference=2", "env_nodes=2", "rollouts=3", "rollout_cpus=8")
+    nodes = [{"NodeID": "a", "Alive": True}, {"NodeID": "b", "Alive": False}]
+    held = Seats(SimpleNamespace(nodes=lambda: nodes), config, [GPUS, CPUS, CPUS])
+    held._groups = ["group"]
+    table = {"state": "RESCHEDULING", "bundles_to_node_id": {0: "a", 1: "b", 2: ""}}
+    module = importlib.import_module("ray.util.placement_group")
+    monkeypatch.setattr(module, "placement_group_table", lambda group: table)
+    assert held.because() == "; " + held.missing()
+    assert "hybrid waits for one with 16 CPUs and for one with 8 CPUs to spare and none of its actors" in held.missing()
+    table["state"] = "CREATED"
+    assert held.because() == held.missing() == ""
+
+
 def nodes_by_role(run: Path) -> dict[str, str]:
     """The node of each role's first actor, as far as all have said where they are."""
     try:

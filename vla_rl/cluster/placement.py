@@ -185,15 +185,19 @@ def _packed(amounts: Sequence[Amount], nodes: Sequence[Amount]) -> list[int] | N
     return found
 
 
+def _counted(n: int, plural: str) -> str:
+    return f"{n} {plural.removesuffix('s') if n == 1 else plural}"
+
+
 def _too_small(c: RayConfig, each: Mapping[str, Amount], nodes: Sequence[Amount]) -> str:
     wants = [
-        f"{n} {name} (cluster.{option})" + (f" with {each[role]} each" if each[role] != Amount() else "")
+        f"{_counted(n, name)} (cluster.{option})" + (f" with {each[role]} each" if each[role] != Amount() else "")
         for role, (name, option, _) in ROLES.items() if (n := _count(c, role))
     ]  # fmt: skip
     has = ", ".join(f"{n} with {amount}" for amount, n in Counter(map(str, nodes)).items())
     how = {
         "colocated": "; each rank shares its device with those that act",
-        "hybrid": f"; the rollout actors on {c.env_nodes} nodes of their own (cluster.env_nodes)",
+        "hybrid": f"; the rollout actors on {_counted(c.env_nodes, 'nodes')} of their own (cluster.env_nodes)",
     }.get(c.placement, "")
     reserved = ", ".join(
         f"cluster.{prefix}_{kind}" for role, (_, _, prefix) in ROLES.items() for kind in ("cpus", "gpus")
@@ -216,8 +220,9 @@ class Choice:
     @property
     def name(self) -> str:
         c = self.cluster
-        counts = [f"{n} {ROLES[role][0]}" for role in ROLES if role != "reward" and (n := _count(c, role))]
-        return f"{c.placement} ({', '.join(counts)}{f' on {c.env_nodes} nodes' if c.env_nodes else ''})"
+        counts = [_counted(_count(c, role), ROLES[role][0]) for role in ROLES if role != "reward" and _count(c, role)]
+        where = f" on {_counted(c.env_nodes, 'nodes')}" if c.env_nodes else ""
+        return f"{c.placement} ({', '.join(counts)}{where})"
 
 
 def choices(config: RunConfig, times: Measured, nodes: Sequence[Amount]) -> list[Choice]:

@@ -108,8 +108,11 @@ class Seats:
         from ray.util.placement_group import placement_group_table
 
         for group, own in zip(self._groups, self._arrangement.groups, strict=True):
-            if placement_group_table(group)["state"] != "CREATED":
-                needs = max(own.bundles, key=lambda amount: (amount.gpus, amount.cpus))
+            table = placement_group_table(group)
+            if table["state"] != "CREATED":
+                alive = {node["NodeID"] for node in self.ray.nodes() if node["Alive"]}
+                lost = [b for i, b in enumerate(own.bundles) if table["bundles_to_node_id"].get(i) not in alive]
+                needs = " and for one with ".join(map(str, lost or own.bundles[:1]))
                 return (
                     f"a node is lost, and cluster.placement={self.config.placement} waits for one with {needs} to spare"
                     f"{' and none of its actors' if own.strategy == 'STRICT_SPREAD' else ''}: add a node"
