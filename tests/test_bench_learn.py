@@ -147,9 +147,11 @@ def test_two_sides_compared():
     )
     assert found["equal_work"] == ["act", "score", "update", "critic", "rest"]
     text = {"overrides": ["seed=1"], "against": ["a=1"], "start": "SFT", "rounds": 2, "iterations": 1, **found}
+    text["peak_memory_gib"] = [1.5, 2.75]
     table = {line.split("  ")[0].strip(): line.split() for line in against_text(text).splitlines()}
     assert table["update"][1:] == ["3.00", "7.50", "2.50", "2.00", "to", "3.00", "yes"]
     assert table["simulate"][-1] == "no" and table["control steps"][2:] == ["1000.0", "1050.0", "+5.0%"]
+    assert table["peak memory, GiB"][3:6] == ["1.50", "2.75", "+1.25"]
     assert "not at equal work: simulate, whole iteration" in against_text(text)
     stopped = compared([plain, [[side(4.0, 1.0, epochs=1.0)], [side(6.0, 1.0, epochs=1.0)]]])
     assert "update" not in stopped["equal_work"] and "simulate" in stopped["equal_work"]

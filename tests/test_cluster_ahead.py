@@ -326,7 +326,7 @@ def test_no_actor_takes_what_others_could_begin_at_once(streams, given):
     """Eleven episodes and three actors with room for six each: even parts where they stream, else what the limit says."""
     group = object.__new__(RolloutGroup)
     group._job, group.limit, group._sure = SimpleNamespace(streams=streams), 6, set()
-    group._workers = [_Worker(i, Recorder(), None, None, ready=True) for i in range(3)]
+    group._workers = [_Worker(i, Recorder(), None, ready=True) for i in range(3)]
     group._waiting, group._weights = deque(proposals(0, 0) + proposals(1, 0)[:5]), None
     group._assign()
     assert all(not worker.open for worker in group._workers)  # nobody acts before there are weights
@@ -343,7 +343,7 @@ def test_sampled_and_most_likely_actions_are_lists_of_their_own():
     its kind alone, and a plan that is under way with sampled actions cannot be had without."""
     group = object.__new__(RolloutGroup)
     group._job, group.limit, group._sure, group._known = SimpleNamespace(streams=True), 6, set(), set()
-    group._workers = [_Worker(0, Recorder(), None, None)]
+    group._workers = [_Worker(0, Recorder(), None)]
     group._waiting, group._weights = deque(), (0, None, 0, 0)
     group._changed = threading.Condition()
     plan = proposals(0, 0)

@@ -16,6 +16,8 @@ from vla_rl.cluster.collector import job_of
 from vla_rl.cluster.group import RolloutGroup
 from vla_rl.cluster.inference import InferenceActor, RemotePolicy, ServerJob, Servers
 from vla_rl.cluster.packing import packed_weights
+from vla_rl.cluster.seats import Seats
+from vla_rl.cluster.session import nodes_of
 from vla_rl.config import compose
 from vla_rl.errors import ConfigError
 from vla_rl.learning.spool import learned_weights
@@ -166,8 +168,9 @@ def test_a_killed_server_costs_no_episode(ray_here, start):  # noqa: F811
     config = compose([*words, "env.step_seconds=0.005", "slots.slots_per_worker=2"])
     env = open_env(config)
     policy, job, said = acting_policy(config, start, env.embodiment), job_of(config), []
-    servers = Servers(ray_here, config.cluster, ServerJob(job.place, env.embodiment.to_dict(), job.prepared), said.append)
-    group = RolloutGroup(ray_here, config.cluster, job, said.append, servers=servers)
+    seats = Seats(ray_here, config, nodes_of(ray_here))
+    servers = Servers(seats, ServerJob(job.place, env.embodiment.to_dict(), job.prepared), said.append)
+    group = RolloutGroup(seats, job, said.append, servers=servers)
     try:
         group.publish(3, learned_weights(policy))
         plan = specs(24)
@@ -181,6 +184,8 @@ def test_a_killed_server_costs_no_episode(ray_here, start):  # noqa: F811
         assert {t.policy_version for t in found} == {3}
         assert len(servers.losses) == 1 and "inference actor 0 is lost" in said[0] and group.restarts == 0
         assert not alive(pid)
+        group.publish(4, learned_weights(policy))
+        assert 0 < group.figures()["cluster/inference_busy_seconds"] < 600
     finally:
         group.close()
         servers.close()

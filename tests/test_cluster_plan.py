@@ -160,7 +160,8 @@ def test_the_commands(tmp_path, capsys):
 def test_the_report_says_how_busy_each_role_was_and_how_old_the_data(tmp_path):
     """Eight iterations of 4 s: actors at work for 3 of them, learning 0.8 (100 s in the first, so it is left out here)."""
     told = {
-        "cluster/rollout_busy_seconds": 3.0, "cluster/learner_wait_seconds": 1.0, "cluster/restarts": 0.25,
+        "cluster/rollout_busy_seconds": 3.0, "cluster/inference_busy_seconds": 0.5,
+        "cluster/learner_wait_seconds": 1.0, "cluster/restarts": 0.25,
         "cluster/bytes_in": 1e6, "cluster/bytes_out": 5e5, "cluster/staleness/0": 0.25,
         "cluster/staleness/1": 0.75,
     }  # fmt: skip
@@ -168,11 +169,19 @@ def test_the_report_says_how_busy_each_role_was_and_how_old_the_data(tmp_path):
     run = load_run(folder)
     assert cluster.shares(run)["rollouts at work"] == pytest.approx(0.75)
     assert cluster.shares(run)["learner waiting for episodes"] == pytest.approx(0.25)
+    assert cluster.shares(run)["inference at work"] == pytest.approx(0.125)
+    assert cluster.at_work(run).startswith("rollouts at work 75%, inference at work 12%, learner at work ")
     assert cluster.ages(run) == {0: 0.25, 1: 0.75}
-    (folder / "cluster.json").write_text(json.dumps({"restarts": ["rollout actor 1 <is> lost"]}))
+    where = {"role": "rollout", "number": 1, "host": "host-b", "node": "0a0a0a0a0a", "pid": 42}
+    placement = {"why": "hybrid (as it is <fast>)", "waits": "", "numbers": {"placement": "hybrid"}}
+    told = {"restarts": ["rollout actor 1 <is> lost"], "seats": [where], "placement": placement}
+    (folder / "cluster.json").write_text(json.dumps(told))
     page = write_report(folder).read_text()
     assert "On the cluster" in page and "rollouts at work</td><td>75" in page and "1 version old: 75" in page
     assert "actors replaced</td><td>2" in page and "&lt;is&gt; lost" in page
+    assert "rollout 1</td><td>host-b, 0a0a0a0a" in page and "placement: hybrid (as it is &lt;fast&gt;)" in page
+    (folder / "cluster.json").write_text(json.dumps({"restarts": ["lost"]}))  # of an older version
+    assert "were lost" in cluster.section(run) and "Where the actors were" not in cluster.section(run)
     (folder / "cluster.json").write_text("no JSON")
     assert "On the cluster" in cluster.section(run) and "were lost" not in cluster.section(run)
     assert not cluster.section(load_run(recorded(tmp_path / "local")))
@@ -183,9 +192,16 @@ def test_status_says_who_does_what(tmp_path, capsys, monkeypatch):
         "version": 7, "waiting": 3, "ready": 11, "restarts": ["rollout actor 1 (process 5) is lost"], "dashboard": "",
         "staleness": {"0": 0.25, "1": 0.75},
         "actors": [
-            {"number": 0, "host": "node-a", "pid": 41, "state": "working", "open": 4, "decisions": 99, "idle_seconds": 0.2},
-            {"number": 1, "host": "node-b", "pid": 42, "state": "starting", "open": 0, "decisions": 0, "idle_seconds": 9.0},
+            {"number": 0, "state": "working", "open": 4, "decisions": 99, "idle_seconds": 0.2},
+            {"number": 1, "state": "starting", "open": 0, "decisions": 0, "idle_seconds": 9.0},
         ],
+        "seats": [
+            {"role": "learner", "number": 0, "host": "host-c", "node": "c0ffee00aa", "pid": 40},
+            {"role": "rollout", "number": 0, "host": "host-a", "node": "0a0a0a0a0a", "pid": 41},
+            {"role": "rollout", "number": 1, "host": "host-b", "node": "", "pid": 42},
+        ],
+        "placement": {"why": "disaggregated (1 learner ranks, 2 rollout actors): 3", "waits": "a node is lost",
+                      "numbers": {"placement": "disaggregated"}},
     }  # fmt: skip
     asked = []
     file = StatusFile(tmp_path / "run" / "cluster.json", lambda: asked.append(1) or described, every=1000.0)
@@ -198,7 +214,10 @@ def test_status_says_who_does_what(tmp_path, capsys, monkeypatch):
     assert len(asked) == 1
     assert cli.main(["cluster", "status", str(tmp_path)]) == 0
     text = capsys.readouterr().out
-    assert "running; version 7, 3 episodes wait" in text and "11 for the learner" in text and "node-b" in text
+    assert "running; version 7, 3 episodes wait" in text and "11 for the learner" in text and "host-b" in text
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "learner 0 host-c c0ffee00 40" in lines and "rollout 0 host-a 0a0a0a0a 41 working 4 99 0 s ago" in lines
+    assert "placement: disaggregated (1 learner ranks, 2 rollout actors): 3" in lines and "a node is lost" in lines
     assert "1 versions: 75%" in text and "restarts: 1" in text and "process 5" in text
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 100)

@@ -9,7 +9,9 @@ import torch
 from test_cluster import TOY
 from test_replay_store import episode
 
+from vla_rl.cluster.placement import Amount
 from vla_rl.cluster.scoring import RemoteReward, RewardActor
+from vla_rl.cluster.seats import Seats
 from vla_rl.config import compose
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.run.opening import open_env
@@ -64,7 +66,8 @@ def remote():
         exceptions=SimpleNamespace(RayTaskError=ZeroDivisionError, RayActorError=ActorLost, GetTimeoutError=TimeoutError),
     )  # fmt: skip
     own = start_reward(run, None)
-    return RemoteReward(ray, run, own), workers, said, own, (ray, run)
+    seats = Seats(ray, config, [Amount(1.0)])
+    return RemoteReward(seats, run, own), workers, said, own, (seats, run)
 
 
 def test_each_episode_is_scored_once_and_as_the_driver_would(remote):
@@ -74,7 +77,8 @@ def test_each_episode_is_scored_once_and_as_the_driver_would(remote):
     found, expected = reward.score(episodes), own.score(episodes)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     assert any(bool(x.any()) for x in expected)
-    assert sorted(worker.scored for worker in workers) == [2, 3] and reward.metrics() == {}
+    assert sorted(worker.scored for worker in workers) == [2, 3]
+    assert reward.metrics()["cluster/reward_busy_seconds"] > 0
     assert reward.score([]) == []
 
 
@@ -91,7 +95,8 @@ def test_a_dead_worker_is_replaced_and_what_it_had_is_asked_again(remote):
 
 
 def test_workers_that_fail_again_and_again_end_the_run(remote):
-    reward, workers, said, _, (ray, run) = remote
+    reward, workers, said, _, (seats, run) = remote
+    ray = seats.ray
     plain = ray.remote
 
     def doomed(**options):
@@ -110,4 +115,4 @@ def test_workers_that_fail_again_and_again_end_the_run(remote):
         reward.score([episode(0)])
     assert len(said) == 2
     with pytest.raises(ConfigError, match=r"cluster\.reward_workers=2: .*changes in the run"):
-        RemoteReward(ray, run, Changing())
+        RemoteReward(seats, run, Changing())

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from vla_rl import build
-from vla_rl.cluster.session import require_ray
+from vla_rl.cluster.placement import Amount, arranged, require_times, resolved
+from vla_rl.cluster.session import nodes_of, ray_session, require_ray
 from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError
+from vla_rl.reporting.machine import available_cores
 
 
 def check_cluster(config: RunConfig) -> None:
@@ -17,14 +21,20 @@ def check_cluster(config: RunConfig) -> None:
             f"cluster=ray: algorithm.type={config.algorithm_type} chooses actions by its critics, which stay with the "
             f"learner, and rollouts are in other processes. Use cluster=local, or another algorithm"
         )
-    learners = config.cluster.learners
-    if learners and isinstance(entry, build.AlgorithmEntry) and entry.needs not in ("likelihood", "imitation"):
+    learners, auto = config.cluster.learners, config.cluster.placement == "auto"
+    if (learners or auto) and isinstance(entry, build.AlgorithmEntry) and entry.needs not in ("likelihood", "imitation"):
         raise ConfigError(
-            f"cluster.learners={learners}: algorithm.type={config.algorithm_type} learns from a replay, which one process "
-            f"has. Use cluster.learners=0"
+            f"{'cluster.placement=auto' if auto else f'cluster.learners={learners}'}: algorithm.type="
+            f"{config.algorithm_type} learns from a replay, which one process has. Use cluster.learners=0 and "
+            f"cluster.placement=free"
         )
-    if not config.cluster.ahead:
-        return
+    if config.cluster.ahead:
+        _check_ahead(config)
+    if auto:
+        require_times(config)
+
+
+def _check_ahead(config: RunConfig) -> None:
     mode = f"cluster.mode={config.cluster.mode}"
     if config.rl.dynamic_sampling:
         raise ConfigError(
@@ -38,3 +48,24 @@ def check_cluster(config: RunConfig) -> None:
             f"{mode} gives new weights to episodes under way, which collector.type={config.collector_type} knows nothing "
             f"of: use collector=engine, or cluster.mode=sync"
         )
+
+
+def check_room(config: RunConfig) -> None:
+    """Raise `UserError` where the cluster is too small for the run. One that it will join is joined for a moment, to see."""
+    c = config.cluster
+    if c.address == "local":
+        nodes = [Amount(available_cores(), _gpus_here(config))]
+    else:
+        with ray_session(c) as ray:
+            nodes = nodes_of(ray)
+    arranged(dataclasses.replace(config, cluster=resolved(config, nodes)[0]), nodes)
+
+
+def _gpus_here(config: RunConfig) -> int:
+    c = config.cluster
+    asks = c.placement != "free" or c.rollout_gpus or c.inference_gpus or c.reward_gpus or c.learner_gpus
+    if config.device == "cpu" or not asks:
+        return 0
+    import torch
+
+    return torch.cuda.device_count()

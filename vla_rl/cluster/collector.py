@@ -13,7 +13,8 @@ from vla_rl import build
 from vla_rl.cluster.group import RolloutGroup
 from vla_rl.cluster.inference import ServerJob, Servers
 from vla_rl.cluster.rollout_actor import Job
-from vla_rl.cluster.session import dashboard, ray_session, require_room
+from vla_rl.cluster.seats import seated
+from vla_rl.cluster.session import dashboard, ray_session
 from vla_rl.cluster.status import STATUS_FILE, StatusFile
 from vla_rl.cluster.workplace import Workplace
 from vla_rl.config import RunConfig
@@ -47,17 +48,18 @@ class RayCollector:
         self._resources = contextlib.ExitStack()
         try:
             ray = self._resources.enter_context(ray_session(config))
-            require_room(ray, config)
+            seats = self._resources.enter_context(seated(ray, run))
+            config = seats.config  # with numbers
             self._status = StatusFile(run.dir / STATUS_FILE, self._describe)
             self._ages: dict[str, float] = {}
-            self._ray = ray
+            self._seats, self._say, self._waits = seats, run.progress.say, ""
             job, servers = job_of(run.config), None
             if config.inference:
                 place = Workplace.of(run.config, config.inference, config.threads)
                 server = ServerJob(place, run.env.embodiment.to_dict(), job.prepared)
-                servers = Servers(ray, config, server, run.progress.say)
+                servers = Servers(seats, server, run.progress.say)
                 self._resources.callback(servers.close)
-            self.group = RolloutGroup(ray, config, job, run.progress.say, self._status.look, servers)
+            self.group = RolloutGroup(seats, job, run.progress.say, self._status.look, servers)
             self._resources.callback(self._status.end)
             self._resources.callback(self.group.close)
         except BaseException:
@@ -65,7 +67,11 @@ class RayCollector:
             raise
 
     def _describe(self) -> dict[str, Any]:
-        return self.group.describe() | {"staleness": self._ages, "dashboard": dashboard(self._ray)}
+        found = self.group.describe() | self._seats.describe()
+        before, self._waits = self._waits, found["placement"]["waits"]
+        if self._waits and not before:
+            self._say(self._waits)
+        return found | {"staleness": self._ages, "dashboard": dashboard(self._seats.ray)}
 
     def publish(self, version: int) -> None:
         """Once per version."""

@@ -22,6 +22,7 @@ from vla_rl import errors
 from vla_rl.cluster.inference import Servers
 from vla_rl.cluster.packing import packed_weights, unpacked
 from vla_rl.cluster.rollout_actor import Job, RolloutActor, Taken
+from vla_rl.cluster.seats import Seats
 from vla_rl.cluster.session import log_tail
 from vla_rl.cluster.settings import RayConfig
 from vla_rl.cluster.workplace import require_same_code
@@ -39,7 +40,6 @@ class _Worker:
 
     number: int
     handle: Any
-    greeting: Any  # reference to what `RolloutActor.hello` says
     waited: Any  # the reference that is waited for: `open`, then one `take` after the other
     payload: Any = None  # what comes with it
     sent: Any = None  # reference to how the last weights were taken
@@ -51,21 +51,10 @@ class _Worker:
     running: float = 0.0  # seconds in which it had episodes
     alive: float = field(default_factory=time.monotonic)  # when it was last seen to do something
 
-
-    def hello(self, ray: Any) -> dict[str, Any]:
-        """What it said of itself; {} where it never got to it."""
-        done, _ = ray.wait([self.greeting], timeout=0)
-        try:
-            return ray.get(self.greeting) if done else {}
-        except Exception:  # it died before
-            return {}
-
-
-    def describe(self, ray: Any) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """What it does, JSON-ready."""
-        hello = self.hello(ray)
         return {
-            "number": self.number, "host": hello.get("host", "?"), "pid": hello.get("pid", 0),
+            "number": self.number,
             "state": "starting" if not self.ready else "working" if self.open else "idle", "open": len(self.open),
             "decisions": max(0, self.decisions), "idle_seconds": time.monotonic() - self.alive,
         }  # fmt: skip
@@ -80,19 +69,20 @@ class Tally:
     bytes_out: int = 0
     rollout_busy_seconds: float = 0.0  # the actors' mean
     publish_seconds: float = 0.0  # of the driver
+    inference_busy_seconds: float = 0.0  # the mean of those that there are
 
 
 class RolloutGroup:
-    """``config.rollouts`` actors that do ``job``. A thread of its own looks after them, so episodes go on while the driver
-    learns. ``limit``: open episodes an actor has at most; ``say`` gets what a user should know, ``look`` is called now and
-    then."""
+    """The rollout actors of ``seats``, which do ``job``. A thread of its own looks after them, so episodes go on while the
+    driver learns. ``limit``: open episodes an actor has at most; ``say`` gets what a user should know, ``look`` is called
+    now and then."""
 
     def __init__(
-        self, ray: Any, config: RayConfig, job: Job, say: Callable[[str], None], look: Callable[[], None] = lambda: None,
+        self, seats: Seats, job: Job, say: Callable[[str], None], look: Callable[[], None] = lambda: None,
         servers: Servers | None = None,
     ) -> None:  # fmt: skip
-        self._ray, self._config, self._job, self._say, self._look = ray, config, job, say, look
-        self._servers = servers
+        self._ray, self._config, self._seats, self._servers = seats.ray, seats.config, seats, servers
+        self._job, self._say, self._look = job, say, look
         self.limit = 1
         self.tally = Tally()
         self._losses: list[str] = []  # what was said of them
@@ -105,7 +95,7 @@ class RolloutGroup:
         self._error: UserError | None = None
         self._stopping = False
         self._changed = threading.Condition()
-        self._workers = [_started(ray, config, job, number, servers) for number in range(config.rollouts)]
+        self._workers = [_started(seats, job, number, servers) for number in range(seats.config.rollouts)]
         self._thread = threading.Thread(target=self._look_after, name="rollout-group", daemon=True)
         self._thread.start()
 
@@ -116,9 +106,9 @@ class RolloutGroup:
         started = time.perf_counter()
         data, checksum = packed_weights(version, weights)
         reference = _stored(self._ray, data)
-        if self._servers is not None:
-            self._servers.publish(reference, checksum)
+        acted = 0.0 if self._servers is None else self._servers.publish(reference, checksum)
         with self._changed:
+            self.tally.inference_busy_seconds += acted
             self.tally.publish_seconds += time.perf_counter() - started
             self._weights = (version, reference, checksum, data.nbytes)
             for worker in self._workers:
@@ -215,14 +205,14 @@ class RolloutGroup:
     def pids(self) -> list[int]:
         """Process ids of the actors (0: not known yet)."""
         with self._changed:
-            return [worker.hello(self._ray).get("pid", 0) for worker in self._workers]
+            return [self._seats.pid("rollout", worker.number) for worker in self._workers]
 
     def describe(self) -> dict[str, Any]:
         """Who does what, JSON-ready."""
         with self._changed:
             return {
                 "version": None if self._weights is None else self._weights[0], "waiting": len(self._waiting),
-                "ready": len(self._finished), "actors": [worker.describe(self._ray) for worker in self._workers],
+                "ready": len(self._finished), "actors": [worker.describe() for worker in self._workers],
                 "restarts": self._losses + ([] if self._servers is None else self._servers.losses),
             }  # fmt: skip
 
@@ -272,6 +262,7 @@ class RolloutGroup:
                 self.tally.restarts += self._servers.look(self._workers)
             for worker in self._workers:
                 if why := _overdue(worker, self._config, now):
+                    why += self._seats.because()
                     if self._servers is not None:  # whichever of the two hangs
                         self._servers.replace(worker.number, f"an actor that it acts for {why}", self._workers)
                     self._replace(worker, why)
@@ -309,7 +300,7 @@ class RolloutGroup:
 
     def _welcome(self, worker: _Worker) -> None:
         """It is ready. Raises `UserError` where it is made of other code than this process."""
-        require_same_code(worker.hello(self._ray))
+        require_same_code(self._seats.hello("rollout", worker.number))
         worker.ready, worker.alive = True, time.monotonic()
         self._send_weights(worker)
 
@@ -367,7 +358,7 @@ class RolloutGroup:
         """Start another actor in the place of one that is lost. Raises `UserError` after too many in a row there."""
         worker.failures += 1
         self.tally.restarts += 1
-        pid = worker.hello(self._ray).get("pid", 0)
+        pid = self._seats.pid("rollout", worker.number)
         if worker.failures >= self._config.max_failures:
             raise _given_up(self._ray, worker, pid, why)
         self._losses.append(
@@ -377,7 +368,7 @@ class RolloutGroup:
         self._say(self._losses[-1])
         self._ray.kill(worker.handle)
         self._waiting.extendleft(reversed(worker.open.values()))
-        new = _started(self._ray, self._config, self._job, worker.number, self._servers)
+        new = _started(self._seats, self._job, worker.number, self._servers)
         new.failures = worker.failures
         self._workers[self._workers.index(worker)] = new
 
@@ -421,15 +412,15 @@ def _cause(ray: Any, error: Exception) -> Exception:
     return cause
 
 
-def _started(ray: Any, config: RayConfig, job: Job, number: int, servers: Servers | None = None) -> _Worker:
+def _started(seats: Seats, job: Job, number: int, servers: Servers | None = None) -> _Worker:
     """A new actor, which is told to open what it needs."""
-    make = ray.remote(
-        max_restarts=0, num_cpus=config.rollout_cpus, num_gpus=config.rollout_gpus, scheduling_strategy="SPREAD",
+    make = seats.ray.remote(
+        **seats.options("rollout", number),
         concurrency_groups={"orders": 1, "results": 1, "servers": 1},  # of another server it hears while it opens
     )(RolloutActor)  # fmt: skip
     handle = make.remote(job, None if servers is None else servers.of(number))
-    greeting = handle.hello.options(concurrency_group="orders").remote()
-    return _Worker(number, handle, greeting, handle.open.options(concurrency_group="orders").remote())
+    seats.sits("rollout", number, handle.hello.options(concurrency_group="orders").remote())
+    return _Worker(number, handle, handle.open.options(concurrency_group="orders").remote())
 
 
 def _stored(ray: Any, data: Any) -> Any:

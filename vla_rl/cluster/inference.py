@@ -9,6 +9,7 @@ so one that is asked for again, as its server was lost, is the same. With one ro
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ import torch
 
 from vla_rl.cluster import workplace
 from vla_rl.cluster.packing import packed, unpacked, unpacked_weights
-from vla_rl.cluster.settings import RayConfig
+from vla_rl.cluster.seats import Seats
 from vla_rl.data.codec import observation_from_state, observation_state
 from vla_rl.errors import ConfigError, UserError, first_line
 from vla_rl.interfaces import Policy, RememberingPolicy
@@ -54,6 +55,7 @@ class InferenceActor:
         self._asked: list[_Request] = []
         self._weights: tuple[int, dict[str, torch.Tensor]] | None = None
         self._version: int | None = None
+        self._busy = 0.0
         self._shape: dict[str, Any] = {}
         self._changed, self._opening = threading.Condition(), threading.Lock()
 
@@ -86,13 +88,13 @@ class InferenceActor:
         """Returns never: who waits for it hears when this process ends."""
         threading.Event().wait()
 
-    def weights(self, data: np.ndarray, checksum: int) -> int:
-        """Act with these from the next batch on; returns their version."""
+    def weights(self, data: np.ndarray, checksum: int) -> float:
+        """Act with these from the next batch on; returns the seconds in which it acted since it started."""
         pending = unpacked_weights(data, checksum)
         with self._changed:
             self._weights = pending
             self._changed.notify_all()
-        return pending[0]
+            return self._busy
 
     def act(self, data: np.ndarray) -> np.ndarray:
         """Waits for weights, and for its turn; returns a packed `PolicyOutput` and the version that acted."""
@@ -112,6 +114,7 @@ class InferenceActor:
                 batch = [request for request in self._asked if request.deterministic == kind]
                 self._asked = [request for request in self._asked if request.deterministic != kind]
                 pending, self._weights = self._weights, None
+            started = time.perf_counter()
             try:
                 if pending is not None:
                     self._version = pending[0]
@@ -122,6 +125,7 @@ class InferenceActor:
                 for request in batch:
                     if not request.answer.done():
                         request.answer.set_exception(error)
+            self._busy += time.perf_counter() - started
 
     def _answers(self, batch: Sequence[_Request], deterministic: bool) -> list[dict[str, Any]]:
         seeds = [seed for request in batch for seed in request.seeds]
@@ -191,32 +195,37 @@ class _Server:
     handle: Any
     watched: Any  # the reference that is an error once it is lost
     failures: int = 0  # in this place since weights were taken
+    busy: float = 0.0  # seconds in which it acted, as it said last
 
 
 class Servers:
-    """``config.inference`` servers as the driver sees them. Server i acts for the rollout actors i, i + inference, ..."""
+    """The inference actors of ``seats`` as the driver sees them. Number i acts for the rollout actors i, i + inference, …"""
 
-    def __init__(self, ray: Any, config: RayConfig, job: ServerJob, say: Any) -> None:
-        self._ray, self._config, self._job, self._say = ray, config, job, say
+    def __init__(self, seats: Seats, job: ServerJob, say: Any) -> None:
+        self._ray, self._config, self._seats, self._job, self._say = seats.ray, seats.config, seats, job, say
         self._weights: tuple[Any, int] | None = None
         self.losses: list[str] = []
-        self._servers = [self._started() for _ in range(config.inference)]
+        self._servers = [self._started(place) for place in range(seats.config.inference)]
 
     def of(self, number: int) -> Any:
         """The handle of the one that acts for rollout actor ``number``."""
         return self._servers[number % len(self._servers)].handle
 
-    def publish(self, reference: Any, checksum: int) -> None:
-        """Have all act with these weights; they do when it returns, but for those that are lost."""
+    def publish(self, reference: Any, checksum: int) -> float:
+        """Have all act with these weights; they do when it returns, but for those that are lost. Returns the seconds in
+        which they acted since the last time, their mean."""
         self._weights = reference, checksum
         sent = {s.handle.weights.options(concurrency_group="orders").remote(reference, checksum): s for s in self._servers}
         done, _ = self._ray.wait(list(sent), num_returns=len(sent), timeout=self._config.start_timeout)
+        acted = 0.0
         for answer in done:
+            server = sent[answer]
             try:
-                workplace.heard(self._ray, answer)
-                sent[answer].failures = 0
+                busy = workplace.heard(self._ray, answer)
             except self._ray.exceptions.RayActorError:  # `look` sees to it
                 continue
+            acted, server.busy, server.failures = acted + busy - server.busy, busy, 0
+        return acted / len(self._servers)
 
     def look(self, clients: Sequence[Any]) -> int:
         """Replace those that are lost; returns how many. Raises `UserError` after too many losses in a row in one place."""
@@ -240,7 +249,7 @@ class Servers:
         self.losses.append(f"inference actor {place} is lost ({first_line(UserError(why))}) and replaced")
         self._say(self.losses[-1])
         self._ray.kill(old.handle)
-        new = self._servers[place] = self._started()
+        new = self._servers[place] = self._started(place)
         new.failures = failures
         if self._weights is not None:
             new.handle.weights.options(concurrency_group="orders").remote(*self._weights)
@@ -252,13 +261,13 @@ class Servers:
         for server in self._servers:
             self._ray.kill(server.handle)
 
-    def _started(self) -> _Server:
-        c = self._config
-        clients = -(-c.rollouts // c.inference)
+    def _started(self, place: int) -> _Server:
+        clients = -(-self._config.rollouts // self._config.inference)
         make = self._ray.remote(
-            max_restarts=0, num_cpus=c.inference_cpus, num_gpus=c.inference_gpus, scheduling_strategy="SPREAD",
+            **self._seats.options("inference", place),
             concurrency_groups={"orders": 1, "watch": 1, "acts": clients + 1},
         )(InferenceActor)  # fmt: skip
         handle = make.remote(self._job)
+        self._seats.sits("inference", place, handle.hello.options(concurrency_group="orders").remote())
         handle.open.remote()  # (whom it serves asks again, and hears what is wrong)
         return _Server(handle, handle.watch.options(concurrency_group="watch").remote())

@@ -19,6 +19,7 @@ from torch import Tensor
 from vla_rl.cluster.group import store_full
 from vla_rl.cluster.learner_actor import LearnerActor, LearnerJob
 from vla_rl.cluster.packing import packed, unpacked
+from vla_rl.cluster.seats import Seats
 from vla_rl.cluster.session import log_tail
 from vla_rl.cluster.workplace import Workplace, require_same_code
 from vla_rl.data.codec import trajectory_state
@@ -31,10 +32,10 @@ from vla_rl.types import Trajectory
 
 
 class GroupLearner:
-    """A `Learner`; Ray is connected. ``policy`` is the driver's own, which learning changes."""
+    """A `Learner`: the ranks of ``seats``. ``policy`` is the driver's own, which learning changes."""
 
-    def __init__(self, ray: Any, run: Run, policy: Any) -> None:
-        self._ray, self._run, self._policy = ray, run, policy
+    def __init__(self, seats: Seats, run: Run, policy: Any) -> None:
+        self._ray, self._seats, self._run, self._policy = seats.ray, seats, run, policy
         self.config = run.config.algorithm
         if isinstance(policy, PreparedPolicy):  # as the ranks' own is, by the algorithm
             policy.prepare_for_rl()
@@ -42,8 +43,9 @@ class GroupLearner:
         self._actors: list[Any] = []
         self._hello: list[dict[str, Any]] = []
         self._failures = self.restarts = 0
-        c = run.config.cluster
-        if c.learners > 1 and c.learner_gpus < 1 and run.device.type == "cuda":
+        c = seats.config
+        own = c.placement == "colocated" or seats.options("learner", 0)["num_gpus"] >= 1  # (a part, that no other rank has)
+        if c.learners > 1 and not own and run.device.type == "cuda":
             raise ConfigError(
                 f"cluster.learners={c.learners} with cluster.learner_gpus={c.learner_gpus:g}: ranks need a GPU each. Set "
                 f"cluster.learner_gpus=1, or device=cpu"
@@ -116,11 +118,13 @@ class GroupLearner:
             Workplace.of(c, size), self._run.env.embodiment.to_dict(), self._run.env.privileged_dim, 0, size,
             c.cluster.learner_mode, c.cluster.hang_timeout,
         )  # fmt: skip
-        make = self._ray.remote(
-            max_restarts=0, num_cpus=c.cluster.learner_cpus, num_gpus=c.cluster.learner_gpus
-        )(LearnerActor)
-        self._actors = [make.remote(dataclasses.replace(job, index=i)) for i in range(size)]
+        self._actors = [
+            self._ray.remote(**self._seats.options("learner", i))(LearnerActor).remote(dataclasses.replace(job, index=i))
+            for i in range(size)
+        ]
         self._hello = self._all("hello", limit=c.cluster.start_timeout)
+        for i, hello in enumerate(self._hello):
+            self._seats.sits("learner", i, self._ray.put(hello))
         for hello in self._hello:
             require_same_code(hello)
         self._all("open", self._hello[0]["address"], limit=c.cluster.start_timeout)
@@ -170,7 +174,8 @@ class GroupLearner:
             left = None if math.isinf(limit) else max(0.0, deadline - time.monotonic())
             ready, _ = self._ray.wait(list(open_calls), num_returns=1, timeout=left)
             if not ready:
-                raise _RankLost(min(open_calls.values()), f"{method} did not end within {limit:g} s")
+                why = f"{method} did not end within {limit:g} s{self._seats.because()}"
+                raise _RankLost(min(open_calls.values()), why)
             index = open_calls[ready[0]]
             try:
                 answers[index] = self._ray.get(ready[0])

@@ -270,23 +270,28 @@ def useful_share(devices: int, mtbf_hours: float, checkpoint: float, restart: fl
 
 
 def best_split(times: Times, base: Setup, devices: int) -> tuple[Setup, Outcome]:
-    """How many of ``devices`` act (an actor each, as ``base`` describes one) and how many learn, for most episodes a
-    second: with few learners these are busy all the time, with few actors those, and in between lies one peak."""
+    """How many of ``devices`` act (an actor each, as ``base`` describes one) and how many learn."""
+    return fastest(times, [replace(base, learners=n, rollouts=devices - n) for n in splits(devices)])
+
+
+def splits(devices: int) -> list[int]:
+    """How many of ``devices`` may learn: the sixteenths, at least one and not all."""
+    return sorted({max(1, min(devices - 1, round(devices * part / 16))) for part in range(1, 16)})
+
+
+def fastest(times: Times, setups: Sequence[Setup]) -> tuple[Setup, Outcome]:
+    """The one with most episodes a second, where learners become more: with few of them these are busy all the time, with
+    few actors those, and in between lies one peak."""
 
     @functools.cache
-    def tried(learners: int) -> tuple[Setup, Outcome]:
-        setup = replace(base, learners=learners, rollouts=devices - learners)
-        return setup, simulate(times, setup)
+    def tried(i: int) -> Outcome:
+        return simulate(times, setups[i])
 
-    def speed(learners: int) -> float:
-        return tried(learners)[1].episodes_per_second
-
-    sixteenths = sorted({max(1, min(devices - 1, round(devices * part / 16))) for part in range(1, 16)})
-    low, high = 0, len(sixteenths) - 1
+    low, high = 0, len(setups) - 1
     while low < high:
         middle = (low + high) // 2
-        if speed(sixteenths[middle]) < speed(sixteenths[middle + 1]):
+        if tried(middle).episodes_per_second < tried(middle + 1).episodes_per_second:
             low = middle + 1
         else:
             high = middle
-    return tried(sixteenths[low])
+    return setups[low], tried(low)

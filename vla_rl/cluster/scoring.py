@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from vla_rl.cluster import workplace
 from vla_rl.cluster.packing import packed, unpacked
+from vla_rl.cluster.seats import Seats
 from vla_rl.cluster.workplace import require_same_code
 from vla_rl.data.codec import trajectory_from_state, trajectory_state
 from vla_rl.errors import ConfigError, UserError, first_line
@@ -52,8 +54,10 @@ class RewardActor:
         """The rewards [t] of a packed episode, and what the model says of them, packed."""
         if self._reward is None:
             self._reward = start_reward(self._job.place.enter(self._job.embodiment), None)
+        started = time.perf_counter()
         rewards = self._reward.score([trajectory_from_state(unpacked(data))])
-        return packed({"rewards": rewards[0], "metrics": {k: float(v) for k, v in metrics_of(self._reward).items()}})
+        figures = {k: float(v) for k, v in metrics_of(self._reward).items()}
+        return packed({"rewards": rewards[0], "metrics": figures, "seconds": time.perf_counter() - started})
 
 
 @dataclass
@@ -65,10 +69,10 @@ class _Call:
 
 
 class RemoteReward:
-    """A reward model that asks ``config.reward_workers`` actors, in turns. Ray is connected; ``reward`` is the driver's own,
+    """A reward model that asks ``config.reward_workers`` actors, in turns; ``reward`` is the driver's own,
     which stays unused. Raises `ConfigError` for one that changes in the run, or needs what only the driver has."""
 
-    def __init__(self, ray: Any, run: Run, reward: Any) -> None:
+    def __init__(self, seats: Seats, run: Run, reward: Any) -> None:
         config = run.config
         changes = is_learned(reward) or isinstance(reward, StatefulReward) or config.rl.fallback != "none"
         if changes or wants_demonstrations(reward) or reads_policy(config.reward):
@@ -77,10 +81,10 @@ class RemoteReward:
                 f"changes in the run, or wants its demonstrations or its policy, which the driver has: use "
                 f"cluster.reward_workers=0"
             )
-        self._ray, self._cluster, self._say = ray, config.cluster, run.progress.say
-        c = config.cluster
+        self._ray, self._seats, self._say = seats.ray, seats, run.progress.say
+        c = self._cluster = seats.config
         self._job = RewardJob(workplace.Workplace.of(config, c.reward_workers), run.env.embodiment.to_dict())
-        self._workers = [self._started() for _ in range(c.reward_workers)]
+        self._workers = [self._started(place) for place in range(c.reward_workers)]
         self._turns = itertools.cycle(range(c.reward_workers))
         self._calls: dict[str, _Call] = {}
         self._metrics: dict[str, float] = {}
@@ -101,10 +105,11 @@ class RemoteReward:
         for trajectory in trajectories:
             self._calls.pop(trajectory.rollout_id, None)
         self._metrics = mean_figures([answer["metrics"] for answer in answers]) if answers else {}
+        self._metrics["cluster/reward_busy_seconds"] = sum(a["seconds"] for a in answers) / len(self._workers)
         return [answer["rewards"] for answer in answers]
 
     def metrics(self) -> Mapping[str, float]:
-        """Means over the episodes of the last `score`."""
+        """Means over the episodes of the last `score`; seconds in which they were scored, the mean of the workers."""
         return self._metrics
 
     def _answer(self, call: _Call) -> dict[str, Any]:
@@ -135,13 +140,10 @@ class RemoteReward:
             )
         self._say(f"reward worker {call.place} is lost ({first_line(error)}) and replaced")
         self._ray.kill(call.worker)
-        self._workers[call.place] = self._started()
+        self._workers[call.place] = self._started(call.place)
 
-    def _started(self) -> Any:
-        c = self._cluster
-        make = self._ray.remote(
-            max_restarts=0, num_cpus=c.reward_cpus, num_gpus=c.reward_gpus, scheduling_strategy="SPREAD"
-        )(RewardActor)  # fmt: skip
-        worker = make.remote(self._job)
-        require_same_code(self._ray.get(worker.hello.remote(), timeout=c.start_timeout))
+    def _started(self, place: int) -> Any:
+        worker = self._ray.remote(**self._seats.options("reward", place))(RewardActor).remote(self._job)
+        greeting = self._seats.sits("reward", place, worker.hello.remote())
+        require_same_code(self._ray.get(greeting, timeout=self._cluster.start_timeout))
         return worker

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from vla_rl.cluster.placement import Amount
 from vla_rl.cluster.settings import RayConfig
 from vla_rl.errors import MissingPackage, UserError, first_line
 from vla_rl.reporting.machine import available_cores
@@ -108,23 +109,10 @@ def _authenticate(config: RayConfig) -> None:
         )
 
 
-def require_room(ray: Any, config: RayConfig) -> None:
-    """Raise `UserError` where the cluster has not what the actors reserve."""
-    c = config
-    roles = [
-        (c.rollouts, c.rollout_cpus, c.rollout_gpus), (c.inference, c.inference_cpus, c.inference_gpus),
-        (c.reward_workers, c.reward_cpus, c.reward_gpus), (c.learners, c.learner_cpus, c.learner_gpus),
-    ]  # fmt: skip
-    needed = {"CPU": sum(n * cpus for n, cpus, _ in roles), "GPU": sum(n * gpus for n, _, gpus in roles)}
-    has = {name: float(ray.cluster_resources().get(name, 0.0)) for name in needed}
-    short = [name for name, amount in needed.items() if amount > has[name]]
-    if short:
-        raise UserError(
-            f"the cluster is too small: cluster.rollouts={c.rollouts} actors, cluster.inference={c.inference}, "
-            f"cluster.reward_workers={c.reward_workers} and cluster.learners={c.learners}, by their ..._cpus and ..._gpus, "
-            f"reserve {needed['CPU']:g} CPUs and {needed['GPU']:g} GPUs, and its {len(ray.nodes())} nodes have "
-            f"{has['CPU']:g} and {has['GPU']:g}. Use fewer of them, reserve less, or add nodes"
-        )
+def nodes_of(ray: Any) -> list[Amount]:
+    """What the nodes of the cluster have in all, whoever has it."""
+    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return [Amount(has.get("CPU", 0.0), has.get("GPU", 0.0)) for has in alive]
 
 
 def dashboard(ray: Any) -> str:

@@ -10,6 +10,7 @@ from vla_rl.errors import ConfigError
 MODES = {"sync": 0, "pipelined": 1, "async": 2}
 LEARNER_MODES = ("sharded", "replicated")
 CORRECTIONS = ("truncate", "mask", "none")
+PLACEMENTS = ("free", "colocated", "disaggregated", "hybrid", "auto")
 WHAT_A_CLUSTER_LEARNS_FROM = ("mode", "max_staleness", "max_late")  # the other options say how and where to compute
 
 
@@ -48,6 +49,11 @@ class RayConfig:
     ``learners`` ranks, actors as well, make each update together (0: the driver learns), with their weights spread
     ("sharded": FSDP2) or whole ("replicated").
 
+    ``placement`` says which actors share a device (`placement.py`): ``free`` none, each is where Ray finds what it reserves;
+    ``colocated`` a rank and those that act, which take turns; ``disaggregated`` each has its own; ``hybrid`` these are on
+    other nodes than the rollout actors, which are on ``env_nodes`` nodes, at least one on each; ``auto`` chooses one of them
+    and the numbers by the service times of ``times``, a run's folder or a file.
+
     ``mode`` sync: rollouts wait for the learner. pipelined, async: they overlap, and no episode starts that could be more
     than ``max_staleness`` versions old when it is learned from (None: 0, 1 and 2 in the three modes). What older policies
     chose is then weighed by ``correction``: PPO's ``algorithm.behavior_weight``, where that is none itself. A checkpoint
@@ -66,6 +72,9 @@ class RayConfig:
     correction: str = "truncate"
     save_ready: bool = True
     address: str = "local"
+    placement: str = "free"
+    env_nodes: int = 0
+    times: str = ""
     rollouts: int = 1
     rollout_cpus: float = 0.0
     rollout_gpus: float = 0.0
@@ -108,11 +117,12 @@ class RayConfig:
             ("max_staleness", 0), ("max_late", 0), ("rollouts", 1), ("rollout_cpus", 0), ("rollout_gpus", 0), ("threads", 0),
             ("inference", 0), ("inference_cpus", 0), ("inference_gpus", 0), ("learners", 0), ("learner_cpus", 0),
             ("learner_gpus", 0), ("reward_workers", 0), ("reward_cpus", 0), ("reward_gpus", 0), ("max_failures", 1),
-            ("object_store_mib", 75),
+            ("object_store_mib", 75), ("env_nodes", 0),
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"cluster.{name}={value} must be {least} or more")
+        self._check_placement()
         if self.inference > self.rollouts:
             raise ConfigError(
                 f"cluster.inference={self.inference} actors would act for cluster.rollouts={self.rollouts}: use at most as "
@@ -127,6 +137,34 @@ class RayConfig:
                 f"cluster.address={self.address!r} must be local (start Ray here), auto (join the one on this machine) or "
                 f"HOST:PORT (of the head node, such as 10.0.0.1:6379)"
             )
+
+    def _check_placement(self) -> None:
+        given = f"cluster.placement={self.placement}"
+        if self.placement not in PLACEMENTS:
+            raise ConfigError(f"cluster.placement is {self.placement!r}, choose one of {', '.join(PLACEMENTS)}")
+        if self.placement == "auto":
+            numbers = {"rollouts": 1, "inference": 0, "learners": 0, "env_nodes": 0}
+            if said := [name for name, own in numbers.items() if getattr(self, name) != own]:
+                raise ConfigError(f"{given} chooses the numbers of actors: leave cluster.{said[0]} out, or name a placement")
+        elif self.placement != "free" and not self.learners:
+            raise ConfigError(f"{given} says where learner ranks are: add cluster.learners=1 or more, or use free")
+        if self.placement in ("auto", "colocated"):
+            shares = [f"cluster.{name}_gpus" for name in ("rollout", "inference", "reward", "learner")]
+            if said := [name for name in shares if getattr(self, name.partition(".")[2])]:
+                raise ConfigError(f"{given} gives each rank a GPU and divides it among those that take turns: leave "
+                                  f"{', '.join(said)} out")  # fmt: skip
+        if self.placement == "colocated" and self.mode != "sync":
+            raise ConfigError(f"{given} has learning and acting take turns on each device, and cluster.mode={self.mode} has "
+                              f"them overlap: use cluster.mode=sync, or cluster.placement=disaggregated")  # fmt: skip
+        if self.placement == "hybrid":
+            if not (self.env_nodes and self.inference):
+                raise ConfigError(f"{given} has rollout actors on nodes of their own, without models: say on how many with "
+                                  f"cluster.env_nodes, and how many actors act for them with cluster.inference")  # fmt: skip
+            self.rollouts = max(self.rollouts, self.env_nodes)
+        elif self.env_nodes:
+            raise ConfigError(f"cluster.env_nodes={self.env_nodes} goes with cluster.placement=hybrid")
+        if self.times and self.placement != "auto":
+            raise ConfigError(f"cluster.times={self.times} goes with cluster.placement=auto")
 
     @property
     def ahead(self) -> int:

@@ -54,9 +54,11 @@ def status_text(path: Path) -> str:
     lines = [
         f"{path.parent}: {state}; version {found['version']}, {found['waiting']} episodes wait for an actor, "
         f"{found['ready']} for the learner",
-        f"{'actor':>5}  {'host':<20} {'process':>8}  {'state':<8} {'open':>5} {'decisions':>10}  seen to work",
+        f"{'actor':<13} {'host':<20} {'node':<8} {'process':>8}  {'state':<8} {'open':>5} {'decisions':>10}  seen to work",
     ]
-    lines += [_line(actor) for actor in found["actors"]]
+    work = {actor["number"]: actor for actor in found["actors"]}
+    lines += [_line(seat, work.get(seat["number"]) if seat["role"] == "rollout" else None) for seat in found["seats"]]
+    lines += placement_lines(found["placement"])
     if found["staleness"]:
         ages = ", ".join(f"{age} versions: {share:.0%}" for age, share in sorted(found["staleness"].items()))
         lines.append(f"age of the decisions learned from last: {ages}")
@@ -65,8 +67,16 @@ def status_text(path: Path) -> str:
     return "\n".join(lines)
 
 
-def _line(actor: Mapping[str, Any]) -> str:
+def placement_lines(placement: Mapping[str, Any]) -> list[str]:
+    """What was placed and why, and what it waits for."""
+    lines = [f"placement: {placement['why'] or placement['numbers']['placement']}"]
+    return lines + ([placement["waits"]] if placement["waits"] else [])
+
+
+def _line(seat: Mapping[str, Any], work: Mapping[str, Any] | None) -> str:
+    line = f"{seat['role']:<9} {seat['number']:>3} {seat['host']:<20} {seat['node'][:8]:<8} {seat['pid']:>8}"
+    if work is None:
+        return line
     return (
-        f"{actor['number']:>5}  {actor['host']:<20} {actor['pid']:>8}  {actor['state']:<8} {actor['open']:>5} "
-        f"{actor['decisions']:>10}  {actor['idle_seconds']:.0f} s ago"
+        f"{line}  {work['state']:<8} {work['open']:>5} {work['decisions']:>10}  {work['idle_seconds']:.0f} s ago"
     )

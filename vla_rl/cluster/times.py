@@ -11,6 +11,7 @@ from typing import Any
 
 from vla_rl import config as configs
 from vla_rl.cluster.model import Outcome, Setup, Times, best_split, simulate, useful_share
+from vla_rl.cluster.status import STATUS_FILE
 from vla_rl.config import RunConfig, checked
 from vla_rl.errors import UserError
 from vla_rl.files import read_json
@@ -61,7 +62,7 @@ def measured(source: Path, config: RunConfig | None = None) -> Measured:
 
 
 def setup_of(config: RunConfig) -> Setup:
-    """What a run's config makes of a cluster."""
+    """What a run's config makes of a cluster (of ``cluster.placement=auto`` once there are numbers)."""
     rollouts = 1 if config.cluster_type == "local" else config.cluster.rollouts
     workers, each = config.slots.workers, config.slots.slots_per_worker
     return Setup(
@@ -73,6 +74,9 @@ def setup_of(config: RunConfig) -> Setup:
 
 def _of_run(folder: Path) -> Measured:
     config = configs.load(folder / "config.yaml")
+    if config.cluster_type == "ray" and config.cluster.placement == "auto":
+        note = read_json(folder / STATUS_FILE, "the run wrote there what it had chosen")["placement"]
+        config.cluster = dataclasses.replace(config.cluster, times="", **note["numbers"])
     rows = [row for row in read_metrics(folder / METRICS_FILE) if row["phase"] == "rl"]
     first = max(1, int(len(rows) * _WARM_UP))
     if len(rows) - first < _FEWEST:
@@ -148,7 +152,7 @@ def cluster_plan(
         rows.append({
             "gpus": n, "alternate": dataclasses.asdict(simulate(found.times, alternate)), "act": setup.rollouts,
             "learn": setup.learners, "ahead": dataclasses.asdict(ahead), "useful_share": share,
-            "checkpoint_seconds": interval, "slowest": _slowest(ahead),
+            "checkpoint_seconds": interval, "slowest": slowest(ahead),
         })  # fmt: skip
     return {
         "times": dataclasses.asdict(found.times), "setup": dataclasses.asdict(found.setup), "measured": found.seconds,
@@ -156,7 +160,8 @@ def cluster_plan(
     }  # fmt: skip
 
 
-def _slowest(outcome: Outcome) -> str:
+def slowest(outcome: Outcome) -> str:
+    """The role that has most to do."""
     shares = {"simulators": outcome.cores, "acting": outcome.policies, "learning": outcome.learner}
     return max(shares, key=lambda name: shares[name])
 

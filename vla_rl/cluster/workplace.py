@@ -68,7 +68,10 @@ def heard(ray: Any, call: Any, timeout: float | None = None) -> Any:
 
 def hello() -> dict[str, Any]:
     """Where this process runs and with what."""
-    return {"pid": os.getpid(), "host": platform.node(), "versions": versions()}
+    import ray
+
+    node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
+    return {"pid": os.getpid(), "host": platform.node(), "node": node, "versions": versions()}
 
 
 def require_same_code(hello: Mapping[str, Any]) -> None:

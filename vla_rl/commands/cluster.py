@@ -45,5 +45,10 @@ def run_plan(arguments: argparse.Namespace) -> None:
 
 def run_status(arguments: argparse.Namespace) -> None:
     from vla_rl.cluster.status import find_status, status_text
+    from vla_rl.reporting.cluster import at_work
+    from vla_rl.reporting.runs import load_run
 
-    print(status_text(find_status(arguments.run)))
+    path = find_status(arguments.run)
+    print(status_text(path))
+    if shares := at_work(load_run(path.parent)):
+        print(f"of the iterations' time: {shares}")

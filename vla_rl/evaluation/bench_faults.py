@@ -164,7 +164,7 @@ class _Soak:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
         with contextlib.ExitStack() as stack:
-            self._nodes = _Nodes(environment, stack)
+            self._nodes = Nodes(environment, stack)
             driver = self._driver = self._begin(environment, stack)
             for i, kind in enumerate(order):
                 due = 1 + i * (iterations - 2) // len(order)
@@ -243,11 +243,11 @@ class _Soak:
         return [pid for actor in actors for pid in _below(actor) if "spawn_main" in below.get(pid, "")]
 
 
-class _Nodes:
+class Nodes:
     """Two nodes of Ray on this machine. They end with ``stack``."""
 
     def __init__(self, environment: Mapping[str, str], stack: contextlib.ExitStack) -> None:
-        self._environment, self._stack = environment, stack
+        self._environment, self._stack = {**environment, "RAY_worker_niceness": "0"}, stack  # as urgent as the driver
         with socket.socket() as free:
             free.bind(("", 0))
             port = free.getsockname()[1]

@@ -26,6 +26,7 @@ from vla_rl.files import read_json
 from vla_rl.reporting.machine import versions
 from vla_rl.reporting.metrics import METRICS_FILE, read_metrics
 from vla_rl.run.pipeline import run_pipeline
+from vla_rl.run.preflight import read_phases
 
 PARTS = ("simulate", "act", "score", "update", "critic", "rest")
 RULE = "the first held-out evaluation at or above the level after which none fell below it"
@@ -263,9 +264,10 @@ def bench_against(
         for number in range(rounds):
             for side in (0, 1) if number % 2 == 0 else (1, 0):  # so that a drift of the machine meets both
                 records[side].append(_go_on(sides[side], iterations))
+        memory = [read_phases(side.run_dir)["peak_memory_bytes"] / 2**30 for side in sides]
     document = {
         **began, "hardware": hardware(versions()), "versions": versions(), "start": start, "overrides": words[0],
-        "against": list(against), "iterations": iterations, "rounds": rounds, **compared(records),
+        "against": list(against), "iterations": iterations, "rounds": rounds, "peak_memory_gib": memory, **compared(records),
     }  # fmt: skip
     print(against_text(document))
     return document
@@ -380,6 +382,8 @@ def against_text(document: Mapping[str, Any]) -> str:
         b, difference = changed["work_per_iteration"].get(unit), document["work_differences"].get(unit)
         if b is not None and difference is not None:
             lines.append(f"{unit:<22} {a:>9.1f} {b:>9.1f} {difference:>+7.1%}")
+    a, b = document["peak_memory_gib"]
+    lines.append(f"{'peak memory, GiB':<22} {a:>9.2f} {b:>9.2f} {b - a:>+7.2f}  (of this process and all below it)")
     unequal = [part for part in WORK_OF if part not in document["equal_work"]]
     if unequal:
         lines.append(

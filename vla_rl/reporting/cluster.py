@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import json
 from html import escape
+from typing import Any
 
-from vla_rl.cluster.status import STATUS_FILE
+from vla_rl.cluster.status import STATUS_FILE, placement_lines
 from vla_rl.reporting import sections, words
 from vla_rl.reporting.charts import percent, short, stacked_bar
 from vla_rl.reporting.runs import RunData
 
 _AGE = "cluster/staleness/"
+_ROLES = {
+    "rollouts at work": "cluster/rollout_busy_seconds", "inference at work": "cluster/inference_busy_seconds",
+    "reward workers at work": "cluster/reward_busy_seconds", "learner at work": "time/update",
+    "learner waiting for episodes": "cluster/learner_wait_seconds",
+}  # fmt: skip
 
 
 def shares(run: RunData) -> dict[str, float]:
-    """Shares of the iterations' time: in which an actor had episodes (mean of the actors), in which was learned, and in
-    which the learner waited for episodes. Empty for a run on one machine."""
+    """Shares of the iterations' time in which the actors of each role had work (their mean), and in which the learner waited
+    for episodes. Empty for a run on one machine."""
     total = _sum(run, "time/iteration") - _sum(run, "time/evaluate")
     if not run.keys("rl") or "cluster/rollout_busy_seconds" not in run.keys("rl") or total <= 0:
         return {}
-    return {
-        "rollouts at work": min(1.0, _sum(run, "cluster/rollout_busy_seconds") / total),
-        "learner at work": min(1.0, _sum(run, "time/update") / total),
-        "learner waiting for episodes": min(1.0, _sum(run, "cluster/learner_wait_seconds") / total),
-    }
+    return {name: min(1.0, seconds / total) for name, key in _ROLES.items() if (seconds := _sum(run, key))}
+
+
+def at_work(run: RunData) -> str:
+    """`shares` in a line; empty for a run on one machine."""
+    return ", ".join(f"{name} {share:.0%}" for name, share in shares(run).items())
 
 
 def ages(run: RunData) -> dict[int, float]:
@@ -49,6 +56,7 @@ def section(run: RunData) -> str:
         "Shares are of the time of the iterations. Where the learner waits, more rollouts help; where rollouts idle, the "
         "learner is what limits.",
         sections.table(["Role", ""], rows),
+        _placement(run),
         title + bar,
         f'<h3 class="gap">Actors that were lost and replaced</h3><ul class="notes">{losses}</ul>' if losses else "",
     )
@@ -61,11 +69,30 @@ def _counts(run: RunData) -> list[tuple[str, str]]:
     return [*lines, ("MB of episodes, of weights", f"{short(megabytes['in'])}, {short(megabytes['out'])}")]
 
 
-def _losses(run: RunData) -> list[str]:
+def _placement(run: RunData) -> str:
+    """Where the actors were at last, and why."""
+    found = _status(run)
     try:
-        return [str(text) for text in json.loads((run.path / STATUS_FILE).read_text(encoding="utf-8"))["restarts"]]
-    except (OSError, ValueError, KeyError, TypeError):  # none, or damaged: the counts above remain
-        return []
+        why = " ".join(placement_lines(found["placement"]))
+        seats = [(f"{s['role']} {s['number']}", f"{s['host']}, {s['node'][:8]}") for s in found["seats"]]
+        rows = [("", [escape(who), escape(where)]) for who, where in seats]
+    except (KeyError, TypeError):  # of an older run, or damaged
+        return ""
+    table = sections.table(["Actor", "Host, Ray's node"], rows)
+    return f'<h3 class="gap">Where the actors were</h3><p>{escape(why)}</p>{table}'
+
+
+def _losses(run: RunData) -> list[str]:
+    found = _status(run).get("restarts")
+    return [str(text) for text in found] if isinstance(found, list) else []
+
+
+def _status(run: RunData) -> dict[str, Any]:
+    try:
+        found = json.loads((run.path / STATUS_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # none, or damaged: the counts above remain
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _sum(run: RunData, key: str) -> float:

@@ -42,6 +42,7 @@ class Run:
     progress: Progress
     phases: dict[str, Any]
     resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    seats: Any = None  # where a cluster's actors are, once the collector has asked for them (`vla_rl.cluster.seats`)
 
     @property
     def dir(self) -> Path:

@@ -28,7 +28,7 @@ from vla_rl.asked import (
     RewardOptions,
     asked,
 )
-from vla_rl.cluster.checks import check_cluster
+from vla_rl.cluster.checks import check_cluster, check_room
 from vla_rl.config import RunConfig, checked
 from vla_rl.devices import check_device
 from vla_rl.errors import ConfigError, UserError
@@ -67,6 +67,8 @@ def check(config: RunConfig, *, fresh: bool = False) -> None:
         _check_space(config, open_phases)
         if isinstance(config.env, ChecksMachine):  # packages and OpenGL
             build.attribute("sim.calls:check_machine")(config.env, config.slots.python)
+    if "rl" in open_phases and config.cluster_type == "ray":
+        check_room(config)
 
 
 def threads(config: RunConfig) -> int:

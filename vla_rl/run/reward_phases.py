@@ -84,9 +84,7 @@ def _elsewhere(run: Run, reward: Any) -> Any:
     c = run.config
     if c.cluster_type != "ray" or not c.cluster.reward_workers:
         return reward
-    import ray  # which the collector has connected
-
-    return attribute("vla_rl.cluster.scoring:RemoteReward")(ray, run, reward)
+    return attribute("vla_rl.cluster.scoring:RemoteReward")(run.seats, run, reward)
 
 
 def fallback_reward(run: Run, policy: Any) -> Any:

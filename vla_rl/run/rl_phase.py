@@ -71,9 +71,7 @@ def _learning(run: Run, policy: Any) -> Iterator[tuple[Learner, Collector]]:
 def _learner(run: Run, policy: Any, collector: Collector) -> Iterator[tuple[Learner, Collector]]:
     c = run.config
     if c.cluster_type == "ray" and c.cluster.learners:
-        import ray  # which the collector has connected
-
-        with contextlib.closing(build.attribute("vla_rl.cluster.learner:GroupLearner")(ray, run, policy)) as learner:
+        with contextlib.closing(build.attribute("vla_rl.cluster.learner:GroupLearner")(run.seats, run, policy)) as learner:
             yield learner, collector
         return
     if c.rl.rhythm == "alternate":
@@ -112,17 +110,9 @@ def phase_rl(run: Run) -> dict[str, Any]:
         reward = rl_reward(run, policy)
         guard, on_finding = rl_guard(run, policy, reward)
         loop = OnlineRL(
-            c.rl,
-            collector,
-            learner,
-            reward,
-            Curriculum(c.curriculum, items),
-            run.train_tasks,
-            c.seed,
-            evaluate=held_out_check,
-            guard=guard,
-            on_finding=on_finding,
-        )
+            c.rl, collector, learner, reward, Curriculum(c.curriculum, items), run.train_tasks, c.seed,
+            evaluate=held_out_check, guard=guard, on_finding=on_finding,
+        )  # fmt: skip
         counters = loop.run(run.dir / "checkpoints" / "rl", run.logger, run.progress)
     return {
         "episodes": counters.episodes, "control_steps": counters.control_steps, "iterations": counters.iteration,
