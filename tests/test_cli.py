@@ -132,6 +132,8 @@ def test_bench_policy_names_the_presets_it_knows(capsys):
         (["train", "run=toy", "threads=100000"], ["threads=100000 is more than the", "threads=0"]),
         (["eval", "x", "--suite", "toy", "--episodes", "0"], ["--episodes 0: give 1 or more"]),
         (["eval", "x", "--suite", "toy", "--episodes-per-task", "-5"], ["--episodes-per-task -5"]),
+        (["eval", "x", "--suite", "tabletop", "--tasks", "lift_red,lift_blue"], ["'lift_blue'", "lift_green"]),
+        (["eval", "x", "--suite", "dualarm", "--tasks", "ring_red", "ring"], ["'ring'", "ring_blue"]),
     ],
 )
 def test_user_errors_are_one_message_with_status_2(arguments, parts, capsys):
@@ -224,6 +226,15 @@ def test_eval_writes_the_result_as_json(checkpoint, tmp_path, capsys):
     assert document["split"] == "held_out" and document["deterministic"] is True
     text = capsys.readouterr().out
     assert "reach_red" in text and "95 % interval" in text and str(target) in text
+
+
+def test_tasks_stand_apart_or_are_joined_by_commas(checkpoint, tmp_path):
+    for tasks in (["reach_red,reach_blue"], ["reach_red", "reach_blue"], ["reach_red,", "reach_blue"]):
+        target = tmp_path / "result.json"
+        given = ["eval", str(checkpoint), "--suite", "toy", "--episodes", "2", "--json", str(target), "slots.workers=0"]
+        assert cli.main([*given, "--tasks", *tasks]) == 0
+        assert set(json.loads(target.read_text())["tasks"]) == {"reach_red", "reach_blue"}
+        target.unlink()
 
 
 def test_eval_takes_the_env_that_the_run_recorded(checkpoint, tmp_path, capsys):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.asked import AlgorithmOptions, PolicyOptions, asked
-from vla_rl.commands.shared import Add, write_result
+from vla_rl.commands.shared import Add, Names, write_result
 from vla_rl.errors import ConfigError
 
 WAYS = ("none", "coupled", "truncate", "mask", "vtrace")  # of `vla_rl.evaluation.bench_staleness`
@@ -23,7 +23,7 @@ def add(command: Add) -> None:
     sim = kinds.add_parser("sim", help="control steps/s of the simulator against its plain gym stepping")
     sim.set_defaults(function=run_bench_sim)
     sim.add_argument("--suite", default="tabletop", help="tabletop, libero_spatial, ...")
-    sim.add_argument("--tasks", nargs="+", metavar="TASK", help="default: lift_cube, or the suite's first task")
+    sim.add_argument("--tasks", nargs="+", action=Names, metavar="TASK", help="default: lift_cube, or the suite's first")
     sim.add_argument("--look", choices=["light", "full"], help="of tabletop (default: light); LIBERO is measured in both")
     sim.add_argument("--chunk", type=int, help="control steps per decision (8; 25 of dualarm and robotwin)")
     sim.add_argument("--steps", type=int, help="control steps per measurement (160; 50 of dualarm and robotwin)")

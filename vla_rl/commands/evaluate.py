@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.asked import DescribesConditions, DescribesStarts, TaskChoice
-from vla_rl.commands.shared import Add, write_result
+from vla_rl.commands.shared import Add, Names, write_result
 from vla_rl.errors import ConfigError
 
 
@@ -25,7 +25,7 @@ def add(command: Add) -> None:
         help="env, or LIBERO suite (libero_spatial ...; with its own time limit), to evaluate on (default: that of the "
         "checkpoint's own run)",
     )
-    evaluate.add_argument("--tasks", nargs="+", metavar="TASK", help="only these tasks")
+    evaluate.add_argument("--tasks", nargs="+", action=Names, metavar="TASK", help="only these tasks")
     evaluate.add_argument(
         "--episodes", type=int, help="episodes in all, spread over the tasks (default: as the checkpoint's run, else 100)"
     )
@@ -57,8 +57,9 @@ def run_eval(arguments: argparse.Namespace) -> None:
         config.tasks = arguments.tasks or []
     elif config.tasks:  # what the run itself evaluates
         config.tasks = [*config.tasks, *held_out]
-    if arguments.tasks and isinstance(config.env, TaskChoice):
-        config.env.tasks = list(arguments.tasks)
+    env: Any = config.env
+    if arguments.tasks and isinstance(env, TaskChoice):
+        config.env = dataclasses.replace(env, tasks=list(arguments.tasks))  # type: ignore[type-var]
     if arguments.suite and arguments.suite != config.env_type:  # a part of the env: a bare number may mean another's task
         held_out = [name for name in held_out if name.startswith(f"{arguments.suite}/")]
     _set_evaluation(config.evaluate, arguments)

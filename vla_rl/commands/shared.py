@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 Add = Callable[[str, Any, str], argparse.ArgumentParser]
 """(name, function, text) → the parser of a new command."""
+
+
+class Names(argparse.Action):
+    """Names that stand apart, or are joined by commas: ``--tasks a b``, ``--tasks a,b``."""
+
+    def __call__(self, parser: Any, namespace: Any, values: str | Sequence[Any] | None, option_string: Any = None) -> None:
+        setattr(namespace, self.dest, [name for value in values or () for name in value.split(",") if name])
 
 
 def write_result(path: Path | None, document: Any) -> None:
