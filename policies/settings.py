@@ -67,6 +67,7 @@ class TrunkConfig:
     vit_mlp_ratio: float = 2.0
     merge: int = 2  # merge x merge neighbouring image tokens become one
     share_vision: bool = True  # one vision tower for all cameras
+    film: bool = False  # the instruction's words scale and shift the channels of the stem (`FiLM`)
     feature_norm: str = "position"  # position | batch | none: how image tokens are standardised, see `FeatureNorm`
     freeze_vision_in_rl: bool = True  # RL then keeps each decision's image tokens instead of encoding its images again
     # language model
@@ -112,6 +113,8 @@ class TrunkConfig:
             raise ConfigError(
                 f"policy.llm_width / llm_heads is {self.llm_width // self.llm_heads}, rotary embeddings need it even"
             )
+        if self.film and not self.stem_channels:
+            raise ConfigError("policy.film=true scales the channels of the stem, and policy.stem_channels is empty: name some")
         convs = len(self.stem_channels) + 1
         if self.stem_channels and not len(self.stem_kernels) == len(self.stem_strides) == convs:
             raise ConfigError(

@@ -108,6 +108,17 @@ def test_image_use(use, verdict, word):
     assert "wrist alone +4%" in check.text
 
 
+@pytest.mark.parametrize(
+    ("first", "hidden", "verdict", "word"),
+    [(0.55, 0.0, GOOD, ""), (0.65, 0.0, WATCH, "sft.augment.proprio=0.5"), (0.65, 0.5, WATCH, "above 0.5")],
+)
+def test_a_policy_that_goes_by_its_arms_own_pose(first, hidden, verdict, word):
+    """Of a loss of 0.5: 1.1 and 1.3 times, held against 1.2."""
+    image = {"loss": 0.5, "image_use": 0.5, "first_loss": first}
+    check = one(Figures(image=image), "loss as episodes begin", f"sft.augment.proprio={hidden}")
+    assert check.verdict == verdict and word in check.remedy and check.value == pytest.approx(first / 0.5)
+
+
 def test_loss_on_held_out_demonstrations():
     rising = one(Figures(losses=[0.9, 0.5, 0.6]), "loss on held-out demonstrations")
     assert rising.verdict == WATCH and rising.value == pytest.approx(1.2) and "sft.updates below 35" in rising.remedy

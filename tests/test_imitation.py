@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vla_rl.algorithms import augmentation
 from vla_rl.algorithms import imitation as im
 from vla_rl.algorithms.settings import AugmentConfig
-from vla_rl.algorithms.validation import derangement, described, input_use, verdict
+from vla_rl.algorithms.validation import derangement, described, first_loss, input_use, verdict
 from vla_rl.errors import ConfigError, TrainingDiverged
 from vla_rl.specs import CameraSpec, EmbodimentSpec, EpisodeSpec, Mirror
 from vla_rl.types import Observation, Trajectory
@@ -81,6 +81,17 @@ def test_augment_is_seeded_draws_per_row_and_leaves_the_input_alone():
     assert torch.equal(seen.images["front"], images(1).expand(6, -1, -1, -1))
     off = augmentation.augment(seen, AugmentConfig(0, 0.0, 0.0, 0.0), torch.Generator())
     assert torch.equal(off.images["front"], x)
+
+
+def test_hidden_proprioception_is_the_batches_mean():
+    proprio = torch.arange(4000.0).view(1000, 4)
+    seen = Observation({}, proprio, ("go",) * 1000)
+    config = AugmentConfig(0, 0.0, 0.0, 0.0, proprio=0.3)
+    shown = augmentation.augment(seen, config, torch.Generator().manual_seed(0)).proprio
+    hidden = (shown == torch.tensor([1998.0, 1999.0, 2000.0, 2001.0])).all(1)
+    assert torch.equal(shown[~hidden], proprio[~hidden]) and 250 < int(hidden.sum()) < 350
+    assert torch.equal(seen.proprio, torch.arange(4000.0).view(1000, 4))
+    assert torch.equal(augmentation.augment(seen, AugmentConfig(), torch.Generator()).proprio, proprio)
 
 
 TWO_ARMS = EmbodimentSpec(
@@ -373,3 +384,22 @@ def test_a_blind_policy_is_called_one():
     alone = {"image_use/wrist": 0.2, "image_use/front": -0.01}
     line = described({"loss": 1.0, "image_use": 0.25, **alone, "instruction_use": 0.0})
     assert line.endswith("loss 1.00, +0.25 with the images of other rows (wrist +0.20, front -0.01 alone)")
+    assert described({"loss": 1.0, "image_use": 0.25, "first_loss": 1.5}).endswith("rows; 1.50 on first decisions")
+
+
+class _Goes(_Reader):
+    """Predicts where its arm is, and, with the arm at 0, nothing."""
+
+    def imitation_loss(self, observation: Observation, actions: Tensor, valid: Tensor) -> tuple[Tensor, dict[str, float]]:
+        return (actions[:, 0, 0] - observation.proprio[:, 0]).square().mean(), {}
+
+
+def test_use_of_proprioception_and_the_loss_as_episodes_begin():
+    observation, actions, valid = _pixels(10)
+    arm = torch.arange(10.0)[:, None].repeat(1, P)
+    policy = _Goes(None)
+    figures = input_use(policy, dataclasses.replace(observation, proprio=arm), actions, valid, seed=3)
+    other = derangement(10, torch.Generator().manual_seed(3)).float()
+    assert figures["loss"] == 0.0
+    assert figures["proprio_use"] == pytest.approx(float((torch.arange(10.0) - other).square().mean()))
+    assert first_loss(policy, dataclasses.replace(observation, proprio=0 * arm), actions, valid) == pytest.approx(28.5)

@@ -21,7 +21,7 @@ from typing_extensions import Self
 from policies.normalization import VectorStats
 from policies.tokenizer import PAD_ID, WordTokenizer
 from policies.trunk.llama import LONGEST_PLAIN_ATTENTION, MASKED, LlamaTrunk, mlp, native_bfloat16, parameter
-from policies.trunk.vision import FeatureNorm, merge_tokens, vision_tower
+from policies.trunk.vision import FeatureNorm, conditioned, merge_tokens, vision_tower
 from vla_rl.errors import ConfigError, EmbodimentMismatch
 from vla_rl.types import EmbodimentSpec, Observation
 
@@ -109,6 +109,9 @@ class VisionLanguageTrunk(nn.Module):
         self.grids = [config.grid(*size) for size in sizes]
         for camera in self.cameras:
             config.check_camera(camera.name, camera.height, camera.width)
+        if config.film:  # from 0, so that words which no demonstration had say nothing
+            self.film_words = nn.Embedding(self.tokenizer.vocab_size, d, padding_idx=PAD_ID)
+            nn.init.zeros_(self.film_words.weight)
         self.camera_tokens = [g[0] * g[1] // config.merge**2 for g in self.grids]
         features = config.vit_width * config.merge**2
         self.projector = nn.ModuleList(mlp(features, d, d) for _ in self.vision)
@@ -170,15 +173,21 @@ class VisionLanguageTrunk(nn.Module):
             for norm in self.feature_norms:
                 norm.learning, norm.counted = False, None
 
-    def _projected(self, images: list[Tensor]) -> list[Tensor]:
+    def _projected(self, observation: Observation) -> list[Tensor]:
         """Each camera's image tokens [b N d] as the projector gives them."""
+        images = self._images(observation)
         groups = [torch.cat(images)] if self.shared_vision else images
+        said = None
+        if self.config.film:
+            ids, rows = self._text_ids(observation.instruction)
+            said = self.film_words(ids).sum(1)[rows].repeat(len(images) if self.shared_vision else 1, 1)
         outputs = []
         for tower, projector, pixels, grid in zip(self.vision, self.projector, groups, self.grids, strict=False):
             plain = pixels.device.type == "cpu" and grid[0] * grid[1] <= LONGEST_PLAIN_ATTENTION
             for block in tower.blocks:
                 block.attn.fused_attn = not plain  # see `attend`
-            x = tower.forward_features(self._normalized_pixels(pixels))
+            with conditioned(tower, said):
+                x = tower.forward_features(self._normalized_pixels(pixels))
             outputs.append(projector(merge_tokens(x, grid, self.config.merge)))
         return list(outputs[0].chunk(len(images))) if self.shared_vision else outputs
 
@@ -187,7 +196,7 @@ class VisionLanguageTrunk(nn.Module):
         if replay is not None and IMAGE_TOKENS in replay:
             return replay[IMAGE_TOKENS].to(self.device)
         with self._autocast():
-            outputs = self._projected(self._images(observation))
+            outputs = self._projected(observation)
         if self.feature_norms:
             outputs = [norm(x) for norm, x in zip(self.feature_norms, outputs, strict=True)]
         return torch.cat(outputs, dim=1).float()
@@ -231,6 +240,8 @@ class VisionLanguageTrunk(nn.Module):
         if self.keeps_image_tokens:
             self.vision.requires_grad_(False)
             self.projector.requires_grad_(False)
+            if self.config.film:
+                self.film_words.requires_grad_(False)
 
     def _kept(self, image_tokens: Tensor) -> dict[str, Tensor]:
         """What a decision's replay holds of its images."""
@@ -243,7 +254,7 @@ class VisionLanguageTrunk(nn.Module):
         The root of (variance over the rows / mean square), over tokens and channels, before any standardising.
         """
         with self._autocast():
-            x = torch.cat([part.float() for part in self._projected(self._images(observation))], dim=1)
+            x = torch.cat([part.float() for part in self._projected(observation)], dim=1)
         return float((x.var(0, unbiased=False).mean() / x.square().mean().clamp(min=1e-12)).sqrt())
 
     @torch.inference_mode()

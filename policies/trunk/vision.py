@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -23,8 +24,42 @@ class ChannelNorm(nn.LayerNorm):
         return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
+class FiLM(nn.Module):
+    """Scales and shifts the channels of [b C H W] by what a condition [b z] says (Perez et al. 2018, arXiv 1709.07871).
+
+    Without a condition, and where it is 0, nothing is changed.
+    """
+
+    def __init__(self, width: int, channels: int):
+        super().__init__()
+        self.linear = init_linear(nn.Linear(width, 2 * channels, bias=False))
+        self.condition: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.condition is None:
+            return x
+        scale, shift = self.linear(self.condition)[:, :, None, None].chunk(2, 1)
+        return x * (1.0 + scale) + shift
+
+
+@contextlib.contextmanager
+def conditioned(tower: nn.Module, condition: Tensor | None) -> Iterator[None]:
+    """Within the block the `FiLM` layers of ``tower`` follow ``condition`` [b z]."""
+    layers = [module for module in tower.modules() if isinstance(module, FiLM)]
+    try:
+        for layer in layers:
+            layer.condition = condition
+        yield
+    finally:
+        for layer in layers:
+            layer.condition = None  # holds no graph, and images without an instruction are seen as they are
+
+
 class ConvStem(nn.Module):
-    """Strided convolutions in place of patch embedding: [b 3 H W] → [b N width]. A drop-in ``embed_layer`` of timm."""
+    """Strided convolutions in place of patch embedding: [b 3 H W] → [b N width]. A drop-in ``embed_layer`` of timm.
+
+    With ``config.film`` every convolution but the last is followed by a `FiLM`.
+    """
 
     def __init__(self, config: TrunkConfig, height: int, width: int, embed_dim: int):
         super().__init__()
@@ -35,6 +70,8 @@ class ConvStem(nn.Module):
             if i + 1 < len(config.stem_kernels):
                 if config.stem_norm == "layer":
                     layers.append(ChannelNorm(channels[i + 1], eps=1e-6))
+                if config.film:
+                    layers.append(FiLM(config.llm_width, channels[i + 1]))
                 layers.append(nn.ReLU())
         self.layers = nn.Sequential(*layers)
         self.grid_size = config.grid(height, width)

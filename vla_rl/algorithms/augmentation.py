@@ -1,4 +1,4 @@
-"""Random changes of what a policy is shown in SFT: pictures, and left and right exchanged."""
+"""Random changes of what a policy is shown in SFT: pictures, left and right exchanged, proprioception hidden."""
 
 from __future__ import annotations
 
@@ -53,7 +53,12 @@ def color_jitter(images: Tensor, brightness: Tensor, contrast: Tensor) -> Tensor
 
 
 def augment(observation: Observation, config: AugmentConfig, generator: torch.Generator) -> Observation:
-    """Augmented copy of an observation's images; each camera and each row draws its own change."""
+    """Augmented copy of an observation; each row, and of images each camera, draws its own change.
+
+    Rows whose proprioception is hidden get the batch's mean, so that they must be read from their images. Otherwise a policy
+    learns to go on the way that the arm's own pose gives away, and has little to go by as an episode begins (causal
+    confusion, de Haan et al. 2019, arXiv 1905.11979).
+    """
     images = {}
     for name, x in observation.images.items():
         b = x.shape[0]
@@ -65,7 +70,11 @@ def augment(observation: Observation, config: AugmentConfig, generator: torch.Ge
         if config.brightness > 0 or config.contrast > 0:
             x = color_jitter(x, _uniform(b, config.brightness, generator), _uniform(b, config.contrast, generator))
         images[name] = x
-    return replace(observation, images=images)
+    proprio = observation.proprio
+    if config.proprio > 0:
+        hidden = torch.rand(len(proprio), generator=generator) < config.proprio
+        proprio = torch.where(hidden.to(proprio.device)[:, None], proprio.mean(0), proprio)
+    return replace(observation, images=images, proprio=proprio)
 
 
 # ------------------------------------------------------------------------------------------------------------- in a mirror

@@ -88,7 +88,8 @@ class AugmentConfig:
 
     ``shift`` pixels (edges repeat); ``crop`` the largest share of each side that is cut off before resizing back;
     ``brightness`` and ``contrast`` the largest relative change of each. ``mirror`` is the share of rows that are shown with
-    left and right exchanged, actions too, for robots that declare a `vla_rl.specs.Mirror`.
+    left and right exchanged, actions too, for robots that declare a `vla_rl.specs.Mirror`. ``proprio`` is the share of rows
+    that get the batch's mean proprioception in place of their own.
     """
 
     shift: int = 4
@@ -96,6 +97,7 @@ class AugmentConfig:
     brightness: float = 0.2
     contrast: float = 0.2
     mirror: float = 0.0
+    proprio: float = 0.0
 
     def __post_init__(self) -> None:
         require_range("sft.augment", "shift", self.shift, 0)
@@ -103,6 +105,7 @@ class AugmentConfig:
         require_range("sft.augment", "brightness", self.brightness, 0.0, 1.0)
         require_range("sft.augment", "contrast", self.contrast, 0.0, 1.0)
         require_range("sft.augment", "mirror", self.mirror, 0.0, 1.0)
+        require_range("sft.augment", "proprio", self.proprio, 0.0, 1.0)
 
 
 @dataclass

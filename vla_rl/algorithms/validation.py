@@ -52,7 +52,8 @@ def input_use(
 
     Returns ``loss`` with everything in place, and what it rises by: ``image_use`` with all cameras of another row (if any),
     ``image_use/CAMERA`` with that camera alone, ``instruction_use`` with another row's instruction (only where instructions
-    differ). In the policy's own unit of loss: nats per token, or squared error. Needs two rows or more.
+    differ), ``proprio_use`` with another row's proprioception. In the policy's own unit of loss: nats per token, or squared
+    error. Needs two rows or more.
     """
     other = derangement(len(observation), torch.Generator().manual_seed(seed))
 
@@ -78,20 +79,29 @@ def input_use(
         if len(set(seen.instruction)) > 1:
             texts = tuple(seen.instruction[i] for i in other.tolist())
             figures["instruction_use"] = loss(dataclasses.replace(seen, instruction=texts)) - true
+        if seen.proprio.shape[1]:
+            figures["proprio_use"] = loss(dataclasses.replace(seen, proprio=seen.proprio[other])) - true
         if isinstance(policy, ImageSpread):
             figures["image_spread"] = policy.image_token_spread(seen[:slice_size])
     return figures
 
 
+def first_loss(policy: ImitationPolicy, observation: Observation, actions: Tensor, valid: Tensor) -> float:
+    """The imitation loss of the first decisions of episodes [n], where the arm has not yet gone anywhere."""
+    with evaluating(policy):
+        return float(policy.imitation_loss(observation.without_privileged(), actions, valid)[0])
+
+
 def described(figures: Mapping[str, float]) -> str:
-    """The figures of `input_use` as one line."""
+    """The figures of `input_use`, and of `first_loss` where there is one, as one line."""
+    first = f"; {figures['first_loss']:.2f} on first decisions" if "first_loss" in figures else ""
     if "image_use" not in figures:
-        return f"on held-out demonstrations: loss {figures['loss']:.2f}"
+        return f"on held-out demonstrations: loss {figures['loss']:.2f}{first}"
     cameras = [f"{name.partition('/')[2]} {x:+.2f}" for name, x in figures.items() if name.startswith("image_use/")]
     alone = f" ({', '.join(cameras)} alone)" if cameras else ""
     return (
         f"on held-out demonstrations: loss {figures['loss']:.2f}, {figures['image_use']:+.2f} with the images of other rows"
-        f"{alone}"
+        f"{alone}{first}"
     )
 
 

@@ -161,6 +161,10 @@ class DemonstrationDataset:
         count = self._count
         return self.at(self._of_drawn(torch.linspace(0, count - 1, min(rows, count)).round().long()))
 
+    def first(self, rows: int) -> tuple[Observation, Tensor, Tensor]:
+        """The first control steps of at most ``rows`` episodes; returns what `at` returns."""
+        return self.at(torch.tensor([episode.start for episode in self.episodes[:rows]]))
+
     def sample(self, batch_size: int, generator: torch.Generator | None = None) -> tuple[Observation, Tensor, Tensor]:
         """``batch_size`` control steps drawn uniformly with replacement; returns what `at` returns."""
         return self.at(self._of_drawn(torch.randint(self._count, (batch_size,), generator=generator)))

@@ -40,6 +40,7 @@ LOW, HIGH, DONE = 0.05, 0.65, 0.90  # success: RL learns from between the first 
 SPARE = 1.5  # time limit over the length of a demonstration: below it RL mostly learns to be faster
 MIXED = (0.1, 0.3)  # share of groups in which some succeed and some fail: bad below, good from
 SAMPLED = (0.25, 0.5)  # success with sampled actions over that with the most likely ones: bad below, good from
+FIRST = 1.2  # loss of the decisions with which episodes begin over that of all
 OVERFIT = 1.1  # loss on held-out demonstrations at the end of SFT over its least
 GROUP = 4  # members of a group where rl.group_size is 1
 
@@ -115,6 +116,7 @@ def checks(figures: Figures, config: RunConfig, folder: Path) -> list[Check]:
         *_tasks(figures),
         *_failures(figures, config),
         *_image_use(figures, config),
+        *_first_loss(figures, config),
         *_losses(figures, config),
         *_time_limit(figures),
         *_sampled(figures, config, folder),
@@ -205,6 +207,22 @@ def _image_use(figures: Figures, config: RunConfig) -> Iterator[Check]:
             f"(now {config.sft.learning_rate:g}), {better_start(config)}"
         )
     yield Check("image use", share, text, f"at least {WEAK:.0%} of the loss", BAD if remedy else GOOD, remedy)
+
+
+def _first_loss(figures: Figures, config: RunConfig) -> Iterator[Check]:
+    if "first_loss" not in figures.image or figures.image["loss"] <= 0:
+        return
+    first, loss = figures.image["first_loss"], figures.image["loss"]
+    remedy = ""
+    if first > FIRST * loss:
+        hidden = config.sft.augment.proprio
+        remedy = (
+            "where to go is read from where the arm already is, and little known as an episode begins: "
+            + (f"sft.augment.proprio above {hidden:g}" if hidden else "sft.augment.proprio=0.5")
+            + ", demonstrations from more initial states, or more disturbed ones (collect.action_noise)"
+        )
+    text = f"{first:.3f}, over all decisions {loss:.3f}"
+    yield Check("loss as episodes begin", first / loss, text, f"at most {FIRST:g} times", WATCH if remedy else GOOD, remedy)
 
 
 def _losses(figures: Figures, config: RunConfig) -> Iterator[Check]:

@@ -13,7 +13,7 @@ from typing import cast
 from torch import Tensor
 
 from vla_rl.algorithms.imitation import Imitation, ResumableSampler
-from vla_rl.algorithms.validation import described, input_use, verdict
+from vla_rl.algorithms.validation import described, first_loss, input_use, verdict
 from vla_rl.checkpoint import Checkpointable, load_training_state, load_weights, restoring, save_checkpoint
 from vla_rl.learning.counters import Counters
 from vla_rl.reporting.metrics import MetricsLogger
@@ -51,11 +51,13 @@ def train_sft(
     logger: MetricsLogger,
     progress: Progress,
     validation: tuple[Observation, Tensor, Tensor] | None = None,
+    first: tuple[Observation, Tensor, Tensor] | None = None,
 ) -> Counters:
     """Supervised fine-tuning (behaviour cloning) up to ``imitation.config.updates`` updates.
 
     ``validation`` are decisions that are not trained on: with each checkpoint they show the loss and whether the policy
-    looks at its images (`algorithms.validation.input_use`), and at the end a policy that does not is warned about.
+    looks at its images (`algorithms.validation.input_use`), and at the end a policy that does not is warned about. ``first``
+    are those with which their episodes begin, whose loss is shown apart.
     The checkpoint with its training state (the sampler's included) is written to ``folder`` at intervals, at the end, and
     on Ctrl-C after the present update; an existing one there is resumed.
     """
@@ -82,6 +84,7 @@ def train_sft(
                 bar.update(counters.iteration, loss=metrics["sft/loss"])
             if validation is not None and (counters.iteration % every == 0 or last):
                 use = input_use(imitation.policy, *validation)
+                use |= {} if first is None else {"first_loss": first_loss(imitation.policy, *first)}
                 logger.log("sft", counters.iteration, {f"validation/{name}": x for name, x in use.items()})
                 if last:
                     progress.say(described(use))

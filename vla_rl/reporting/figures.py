@@ -62,8 +62,9 @@ def learning_curve(run: RunData) -> list[tuple[float, float]]:
 def image_use(run: RunData) -> dict[str, Any] | None:
     """The last of what SFT measured on demonstrations it does not train on; None where it did not.
 
-    ``loss``; what it rises by with other rows' inputs: ``image_use`` (all cameras), ``cameras``, ``instruction_use``;
-    ``image_spread``; the ``update``; ``warning``, empty where the policy does look at its images.
+    ``loss``; what it rises by with other rows' inputs: ``image_use`` (all cameras), ``cameras``, ``instruction_use``,
+    ``proprio_use``; ``first_loss``, that of the decisions with which episodes begin; ``image_spread``; the ``update``;
+    ``warning``, empty where the policy does look at its images.
     """
     rows = [r for r in run.metrics if r["phase"] == "sft" and r.get("validation/image_use") is not None]
     rows = [r for r in rows if r.get("validation/loss") is not None]
@@ -71,7 +72,8 @@ def image_use(run: RunData) -> dict[str, Any] | None:
         return None
     figures = {k.removeprefix(_VALIDATION): v for k, v in rows[-1].items() if k.startswith(_VALIDATION) and v is not None}
     cameras = {k.removeprefix("image_use/"): v for k, v in figures.items() if k.startswith("image_use/")}
-    plain: dict[str, Any] = {k: figures[k] for k in ("loss", "image_use", "instruction_use", "image_spread") if k in figures}
+    names = ("loss", "first_loss", "image_use", "instruction_use", "proprio_use", "image_spread")
+    plain: dict[str, Any] = {k: figures[k] for k in names if k in figures}
     return {**plain, "cameras": cameras, "update": rows[-1]["step"], "warning": validation.verdict(figures)}
 
 

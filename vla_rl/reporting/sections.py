@@ -243,14 +243,16 @@ def image_use(run: RunData) -> str:
     shuffled = [("all cameras" if use["cameras"] else "the camera", use["image_use"])]
     shuffled += [(f"{name} alone", rise) for name, rise in use["cameras"].items()]
     shuffled += [("the instruction", use["instruction_use"])] if "instruction_use" in use else []
+    shuffled += [("proprioception", use["proprio_use"])] if "proprio_use" in use else []
     for name, rise in shuffled:
         share = percent(rise / abs(true)).replace("-", "−") if true else "–"
         rows.append(("", [escape(name), short(true + rise), words.signed_short(rise), share]))
     spread = f" Spread of the image features: {short(use['image_spread'])}." if "image_spread" in use else ""
+    first = f" As an episode begins, the loss is {short(use['first_loss'])}." if "first_loss" in use else ""
     lead = (
         f"The imitation loss on demonstrations that SFT was not trained on (update {use['update']}), and what it rises by "
         f"when an input comes from another moment. A policy that looks loses much with other images; one that does not "
-        f"acts alike wherever things lie.{spread}"
+        f"acts alike wherever things lie.{spread}{first}"
     )
     keys = [k for k in run.keys("sft") if re.match(r"validation/image_use(/|$)", k)]
     names = [k.removeprefix("validation/image_use").lstrip("/") or "all cameras" for k in keys]

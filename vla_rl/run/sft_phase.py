@@ -57,5 +57,6 @@ def phase_sft(run: Run) -> dict[str, Any]:
         logger=run.logger,
         progress=run.progress,
         validation=None if validation is None else validation.evenly(ROWS),
+        first=None if validation is None else validation.first(ROWS),
     )
     return {"updates": counters.iteration, "seconds": counters.seconds, **filtered}
