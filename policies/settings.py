@@ -114,7 +114,7 @@ class TrunkConfig:
                 f"policy.llm_width / llm_heads is {self.llm_width // self.llm_heads}, rotary embeddings need it even"
             )
         if self.film and not self.stem_channels:
-            raise ConfigError("policy.film=true scales the channels of the stem, and policy.stem_channels is empty: name some")
+            raise ConfigError("policy.film=true scales the stem, and policy.stem_channels is empty: name some")
         convs = len(self.stem_channels) + 1
         if self.stem_channels and not len(self.stem_kernels) == len(self.stem_strides) == convs:
             raise ConfigError(

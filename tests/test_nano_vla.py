@@ -20,7 +20,7 @@ from policies.settings import NanoVLAConfig
 from policies.tokenizer import WordTokenizer
 from policies.trunk.llama import LlamaTrunk, attend
 from policies.trunk.noise import chunk_uniforms, counter_uniforms, sample_inverse_cdf
-from policies.trunk.vision import FeatureNorm, merge_tokens
+from policies.trunk.vision import FeatureNorm, FiLM, conditioned, merge_tokens
 from vla_rl.checkpoint import load_policy, save_checkpoint
 from vla_rl.errors import ConfigError, EmbodimentMismatch, UserError
 from vla_rl.interfaces import ImitationPolicy, LikelihoodPolicy
@@ -45,6 +45,8 @@ VARIANTS = {
     "binary_gripper": {**AUTOREGRESSIVE, "tokens_per_step": False, "binary_gripper": True},
     "patches": {"stem_channels": [], "patch_size": 7, "merge": 1, "instruction_tokens": 0, "use_proprio": False},
     "two_towers": {"share_vision": False, "binary_gripper": True, "temperature": 0.7},
+    "film": {"film": True},
+    "film_two_towers": {"film": True, "share_vision": False, "stem_norm": "none"},
     "one_camera": {"cameras": ["wrist"], "value_head": False, "stem_norm": "none", "vit_depth": 0},
 }
 
@@ -504,6 +506,46 @@ def test_bfloat16_agrees_with_itself():
     alone = policy.evaluate(observation[2:3], {k: v[2:3] for k, v in output.replay.items()})
     torch.testing.assert_close(alone.log_prob[0], output.behavior_log_prob[2], rtol=0, atol=0.02)
     assert output.behavior_log_prob.dtype == torch.float32
+
+
+# ---------------------------------------------------------------------------------- features that follow the instruction
+def test_film_by_hand():
+    """Channel 0 is scaled by 1 + 2·3, channel 1 shifted by 5·3; without a condition nothing happens."""
+    layer = FiLM(1, 2)
+    with torch.no_grad():
+        layer.linear.weight.copy_(torch.tensor([[2.0], [0.0], [0.0], [5.0]]))
+    x = torch.ones(1, 2, 1, 3)
+    assert torch.equal(layer(x), x)
+    with conditioned(torch.nn.Sequential(layer), torch.tensor([[3.0]])):
+        assert layer(x).tolist() == [[[[7.0] * 3], [[16.0] * 3]]]
+    assert torch.equal(layer(x), x)
+
+
+def test_only_words_that_were_learned_change_what_is_seen():
+    policy = make(film=True)
+    fresh = NanoVLA(dataclasses.replace(TINY, film=True), SPEC).film_words.weight
+    assert not fresh.any()
+    with torch.no_grad():
+        policy.film_words.weight.copy_(fresh)
+
+    def tokens(text: str) -> torch.Tensor:
+        return policy.image_tokens(dataclasses.replace(observe(2), instruction=(text,) * 2)).detach()
+
+    assert torch.equal(tokens("lift the red cube"), tokens("lift the green cube"))
+    shown = dataclasses.replace(observe(4), instruction=("red", "green", "red", "green"))
+    optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)
+    policy.imitation_loss(shown, torch.rand(4, 3, 3) * 0.04, torch.ones(4, 3, dtype=torch.bool))[0].backward()
+    optimizer.step()
+    assert not torch.equal(tokens("red"), tokens("green"))
+    assert torch.equal(tokens("please grab the red zorble"), tokens("red"))
+
+
+def test_rl_leaves_what_the_instruction_does_to_images_alone():
+    policy = make(film=True)
+    policy.prepare_for_rl()
+    assert not policy.film_words.weight.requires_grad and policy.action_head.weight.requires_grad
+    with pytest.raises(ConfigError, match="policy.film"):
+        make(film=True, stem_channels=[])
 
 
 # ------------------------------------------------------------------------------------------ standardised image tokens
