@@ -544,7 +544,7 @@ def test_rl_leaves_what_the_instruction_does_to_images_alone():
     policy = make(film=True)
     policy.prepare_for_rl()
     assert not policy.film_words.weight.requires_grad and policy.action_head.weight.requires_grad
-    with pytest.raises(ConfigError, match="policy.film"):
+    with pytest.raises(ConfigError, match="stem_channels is empty"):
         make(film=True, stem_channels=[])
 
 
