@@ -8,20 +8,9 @@ from pathlib import Path
 import pytest
 
 from vla_rl.config import RunConfig, compose
-from vla_rl.evaluation.advise import (
-    BAD,
-    GOOD,
-    WATCH,
-    Check,
-    Figures,
-    Rate,
-    checks,
-    group_episodes,
-    overall,
-    read_figures,
-    render,
-)
+from vla_rl.evaluation.advise import group_episodes, read_figures, render
 from vla_rl.evaluation.outcome import EpisodeOutcome, EvaluationResult
+from vla_rl.evaluation.start_checks import BAD, GOOD, WATCH, Check, Figures, Rate, checks, overall
 from vla_rl.reporting.metrics import MetricsLogger
 from vla_rl.types import TaskSpec
 
