@@ -197,8 +197,8 @@ class TabletopSimulator:
             self._cache.move_to_end(key)
             return self._cache[key]
         task = self._task[episode.task_id]
-        rng = splits.rng(task.task_id, episode.init_state_id, episode.split)
-        state = self._cache[key] = self._scene(task.scene).settle(place_objects(task, rng, episode.split))
+        poses = place_objects(task, episode.init_state_id, episode.split)
+        state = self._cache[key] = self._scene(task.scene).settle(poses)
         while len(self._cache) > _CACHED_STATES:
             self._cache.popitem(last=False)
         return state

@@ -168,14 +168,17 @@ TASKS: dict[str, Task] = {
 PRIVILEGED_DIM = 3 + 3 + 1 + 1 + 12 * MAX_OBJECTS + 4 + len(TASKS) + len(STAGES)
 
 
-def place_objects(task: Task, rng: np.random.Generator, split: str) -> dict[str, np.ndarray]:
+def place_objects(task: Task, init_state_id: int, split: str) -> dict[str, np.ndarray]:
     """Initial poses {object: [x, y, z, yaw]} (m, rad) of a task; the two splits' placements never share a lattice cell.
 
+    A scene's tasks begin alike, so what is to be done is in the instruction and cannot be known from where things lie.
     Raises `ConfigError` where the region leaves no room.
     """
+    first_task = next(name for name, other in TASKS.items() if other.scene == task.scene)
+    rng = splits.rng(first_task, init_state_id, split)
     low, high = task.region[:2], task.region[2:]
     for _ in range(_TRIES):
-        places = {name: splits.sample_xy(rng, low, high, split, CELL) for name in (task.target, *task.others)}
+        places = {name: splits.sample_xy(rng, low, high, split, CELL) for name in SCENES[task.scene].objects}
         first = places[task.target]
         if all(np.any(np.abs(first - places[name]) >= task.apart) for name in task.others):
             break
