@@ -120,6 +120,22 @@ def test_what_is_not_worth_imitating_is_not_drawn(folder):
     assert part.worth is data.worth and torch.equal(kept.worth, data.worth[last.start :])
 
 
+def test_first_decisions_are_drawn_more_often_where_that_is_asked(folder):
+    data = load_demonstrations(folder, chunk_length=2)
+    first = {tuple(data.proprio[e.start + i].tolist()) for e in data.episodes for i in (0, 1)}
+
+    def share(asked: float) -> float:
+        rows = data.sample(2000, torch.Generator().manual_seed(0), asked)[0].proprio.tolist()
+        return sum(tuple(row) in first for row in rows) / len(rows)
+
+    plain = 6 / 20  # two of the control steps of each of the three episodes
+    assert share(0.0) == pytest.approx(plain, abs=0.05)
+    assert share(0.5) == pytest.approx(0.5 + 0.5 * plain, abs=0.05)
+    assert share(1.0) == 1.0
+    data.worth = torch.tensor([tuple(row) not in first for row in data.proprio.tolist()])
+    assert share(1.0) == 0.0  # none of them is worth imitating
+
+
 def test_the_last_episodes_of_each_task_are_kept_out(folder):
     """Episodes 0, 1, 2 of tasks t0, t1, t0 and lengths 7, 4, 9."""
     data = load_demonstrations(folder, SPEC)

@@ -120,6 +120,8 @@ class ImitationConfig:
     checkpoint is written and checked on the validation episodes. ``base_part``: of hybrid demonstrations
     (``collect.base_share``) also what the frozen policy did before it handed over. ``filter``: the folder of a trained
     reward which says what of the demonstrations is worth imitating (``value_progress``: GR-RL's drop filter); "": all is.
+    ``first_share``: about so many more of a batch's rows are an episode's first decision, where only images and instruction
+    tell what to do (keyframes: Wen et al. 2021, arXiv 2106.06452).
     """
 
     updates: int = 1000
@@ -139,6 +141,7 @@ class ImitationConfig:
     seed: int = 0
     base_part: bool = True
     filter: str = ""
+    first_share: float = 0.0
     augment: AugmentConfig = field(default_factory=AugmentConfig)
 
     def __post_init__(self) -> None:
@@ -147,6 +150,7 @@ class ImitationConfig:
         for name in ("learning_rate", "warmup_updates", "weight_decay", "grad_clip", "validation_episodes"):
             require_range("sft", name, getattr(self, name), 0)
         require_range("sft", "min_learning_rate_fraction", self.min_learning_rate_fraction, 0, 1)
+        require_range("sft", "first_share", self.first_share, 0, 1)
         require_above_zero("sft", "grad_clip", self.grad_clip)
         require_betas("sft", self.betas)
 

@@ -61,8 +61,10 @@ class DemonstrationDataset:
         self.instructions, self.episodes = tuple(instructions), tuple(episodes)
         self._instruction_index = instruction_index
         self._end = torch.empty(len(actions), dtype=torch.long)
+        self._age = torch.empty(len(actions), dtype=torch.long)  # control steps since the episode began
         for e in episodes:
             self._end[e.start : e.start + e.length] = e.start + e.length
+            self._age[e.start : e.start + e.length] = torch.arange(e.length)
         self.statistics = {
             key: {k: v.astype(np.float32) for k, v in feature_statistics(values.numpy()).items() if k != "count"}
             for key, values in ((STATE_KEY, proprio), (ACTION_KEY, actions))
@@ -165,9 +167,19 @@ class DemonstrationDataset:
         """The first control steps of at most ``rows`` episodes; returns what `at` returns."""
         return self.at(torch.tensor([episode.start for episode in self.episodes[:rows]]))
 
-    def sample(self, batch_size: int, generator: torch.Generator | None = None) -> tuple[Observation, Tensor, Tensor]:
-        """``batch_size`` control steps drawn uniformly with replacement; returns what `at` returns."""
-        return self.at(self._of_drawn(torch.randint(self._count, (batch_size,), generator=generator)))
+    def sample(
+        self, batch_size: int, generator: torch.Generator | None = None, first_share: float = 0.0
+    ) -> tuple[Observation, Tensor, Tensor]:
+        """``batch_size`` control steps drawn uniformly with replacement, about ``first_share`` of them from those that an
+        episode's first decision covers; returns what `at` returns."""
+        rows = self._of_drawn(torch.randint(self._count, (batch_size,), generator=generator))
+        if first_share:
+            first = self._of_drawn(torch.arange(self._count))
+            first = first[self._age[first] < self.chunk_length]
+            chosen = torch.rand(batch_size, generator=generator) < (first_share if len(first) else 0.0)
+            if chosen.any():
+                rows[chosen] = first[torch.randint(len(first), (int(chosen.sum()),), generator=generator)]
+        return self.at(rows)
 
     def batches(
         self, batch_size: int, generator: torch.Generator | None = None
@@ -189,13 +201,13 @@ class DemonstrationDataset:
 class DatasetSampler:
     """Draws batches of ``batch_size`` decisions from a `DemonstrationDataset` for ever (a `Sampler` for `Imitation`)."""
 
-    def __init__(self, dataset: DemonstrationDataset, batch_size: int, seed: int = 0):
-        self.dataset, self.batch_size = dataset, batch_size
+    def __init__(self, dataset: DemonstrationDataset, batch_size: int, seed: int = 0, first_share: float = 0.0):
+        self.dataset, self.batch_size, self.first_share = dataset, batch_size, first_share
         self.generator = torch.Generator().manual_seed(seed)
 
     def next_batch(self) -> tuple[Observation, Tensor, Tensor]:
         """Observation [b], actions float32 [b h a] in physical units, valid bool [b h]."""
-        return self.dataset.sample(self.batch_size, self.generator)
+        return self.dataset.sample(self.batch_size, self.generator, self.first_share)
 
     def state_dict(self) -> dict[str, Any]:
         return {"generator": self.generator.get_state()}

@@ -204,7 +204,8 @@ def _first_loss(figures: Figures, config: RunConfig) -> Iterator[Check]:
         remedy = (
             "where to go is read from where the arm already is, and little known as an episode begins: "
             + (f"sft.augment.proprio above {hidden:g}" if hidden else "sft.augment.proprio=0.5")
-            + ", demonstrations from more initial states, or more disturbed ones (collect.action_noise)"
+            + f", sft.first_share above {config.sft.first_share:g}, demonstrations from more initial states, or more "
+            "disturbed ones (collect.action_noise)"
         )
     text = f"{first:.3f}, over all decisions {loss:.3f}"
     yield Check("loss as episodes begin", first / loss, text, f"at most {FIRST:g} times", WATCH if remedy else GOOD, remedy)

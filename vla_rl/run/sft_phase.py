@@ -50,7 +50,7 @@ def phase_sft(run: Run) -> dict[str, Any]:
         c.policy, run.env.embodiment, dataset.action_stats, dataset.proprio_stats
     )
     policy.to(run.device).train()
-    sampler = DatasetSampler(dataset, c.sft.batch_size, seed=c.seed)
+    sampler = DatasetSampler(dataset, c.sft.batch_size, c.seed, c.sft.first_share)
     counters = train_sft(
         Imitation(seeded(c.sft, c.seed), policy, sampler),
         folder=run.dir / "checkpoints" / "sft",
