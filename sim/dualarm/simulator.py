@@ -19,7 +19,6 @@ from sim.dualarm.shapes import THINGS
 from sim.dualarm.tasks import MAX_THINGS, PRIVILEGED_DIM, TASKS, Task, place_things
 from sim.slots import checked_actions, instruction, lasting, running, task_named
 from sim.vulkan import ensure_driver, quiet_import
-from vla_rl import splits
 from vla_rl.specs import CameraSpec, EmbodimentSpec, EpisodeSpec, Mirror, SlotObservation, SlotStep
 
 if TYPE_CHECKING:
@@ -58,8 +57,7 @@ class DualArmSimulator:
         from sim.dualarm.physics import World
 
         task = task_named(self._task, episode.task_id)
-        rng = splits.rng(task.task_id, episode.init_state_id, episode.split)
-        world = World(place_things(task, rng, episode.split), self._home)
+        world = World(place_things(task, episode.init_state_id, episode.split), self._home)
         self._slots[slot] = _Slot(task, episode, world, Judge(task, world))
         return self.observe(slot)
 

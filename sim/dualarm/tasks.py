@@ -137,8 +137,10 @@ STAGES = ("left_holds", "right_holds", "at_goal", "success")
 PRIVILEGED_DIM = 2 * 13 + MAX_THINGS * 16 + 4 + MAX_THINGS + 1 + len(TASKS) + len(STAGES)
 
 
-def place_things(task: Task, rng: np.random.Generator, split: str) -> dict[str, np.ndarray]:
-    """Initial poses {thing: [x, y, z, yaw]} (m, rad); the two splits' placements never share a lattice cell."""
+def place_things(task: Task, init_state_id: int, split: str) -> dict[str, np.ndarray]:
+    """Initial poses {thing: [x, y, z, yaw]} (m, rad); the two splits' placements never share a lattice cell. Tasks with the
+    same things in the same zones begin alike, so what is to be done is in the instruction alone."""
+    rng = splits.rng(next(name for name, other in TASKS.items() if other.zones == task.zones), init_state_id, split)
     names = list(task.zones)
     zones = dict(task.zones)
     if task.swap and rng.random() < 0.5:
