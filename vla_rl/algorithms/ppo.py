@@ -37,6 +37,7 @@ from vla_rl.algorithms.optim import (
 )
 from vla_rl.algorithms.reading import Reader
 from vla_rl.algorithms.settings import PPOConfig, advantage_entry
+from vla_rl.algorithms.success_memory import Demonstrations, SuccessMemory
 from vla_rl.algorithms.surrogate import Rows, Surrogate, Totals, behavior_weights
 from vla_rl.build import attribute
 from vla_rl.cluster.ranks import Ranks
@@ -69,7 +70,8 @@ class PPO:
     ``reads_images = False`` (it is then spared the images).
 
     Several ``ranks`` (by default those of this process's group) make one update together: each is given the whole batch,
-    runs the policy on its share of every minibatch, and trains a critic of its own on all of it.
+    runs the policy on its share of every minibatch, and trains a critic of its own on all of it. ``demonstrations`` are
+    imitated beside successes where ``config.memory`` keeps some.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class PPO:
         critic: Critic | None = None,
         reference_policy: LikelihoodPolicy | None = None,
         ranks: Ranks | None = None,
+        demonstrations: Demonstrations | None = None,
     ):
         """Raises ConfigError where the policy lacks what the configuration needs."""
         self.policy = policy = _checked(policy, config)
@@ -108,13 +111,15 @@ class PPO:
         self._critic_trainer = CriticTrainer(cast(Critic, critic), config) if trains_critic else None
         self._reader = Reader(config, policy, self._critic_trainer, self._needs_value, self.ranks)
         self.generator = torch.Generator().manual_seed(config.seed)
+        self.memory = SuccessMemory(config.memory, policy, demonstrations, config.seed) if config.memory.episodes else None
         self.iteration = 0
 
     @classmethod
     def from_context(cls, config: PPOConfig, policy: Policy, context: AlgorithmContext) -> PPO:
-        """With the critic and, where the config has a KL to it, the reference policy that the run offers."""
+        """With the critic and, where the config asks for them, the reference policy and the demonstrations of the run."""
         reference = context.make_reference() if config.kl_coef > 0 else None
-        return cls(config, policy, context.make_critic(), reference)
+        shown = context.demonstrations() if config.memory.episodes and config.memory.demonstration_share else None
+        return cls(config, policy, context.make_critic(), reference, demonstrations=shown)
 
     # ------------------------------------------------------------------------------------------------------ one update
     def update(self, batch: RolloutBatch, rewards: Tensor | Mapping[str, Tensor] | None = None) -> dict[str, float]:
@@ -148,6 +153,9 @@ class PPO:
             own_head = self.critic is None and values is not None
             data = self._prepare(batch, advantages, old_log_prob, returns if own_head else None, values, metrics)
             metrics |= self._train_policy(data, value_only=warmup)
+        if self.memory is not None:
+            self.memory.add(batch)
+            metrics |= self.memory.learn()
         self.iteration += 1
         metrics["ppo/critic_warmup"] = float(warmup)
         metrics["ppo/learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
@@ -314,6 +322,7 @@ class PPO:
             "critic": None if self._critic_trainer is None else self._critic_trainer.state_dict(),
             "generator": self.generator.get_state(),
             "estimator": self.estimator.state_dict(),
+            "memory": None if self.memory is None else self.memory.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -327,6 +336,8 @@ class PPO:
             self._critic_trainer.load_state_dict(state["critic"])
         self.generator.set_state(state["generator"].cpu())
         self.estimator.load_state_dict(state.get("estimator", state.get("running_scale", {})))
+        if self.memory is not None and state.get("memory") is not None:
+            self.memory.load_state_dict(state["memory"])
 
 
 def _checked(policy: Policy, config: PPOConfig) -> LikelihoodPolicy:

@@ -156,6 +156,29 @@ class ImitationConfig:
 
 
 @dataclass
+class MemoryConfig:
+    """Settings of `SuccessMemory`: the newest ``episodes`` successes of each task are kept (0: no memory), and imitated in
+    ``updates`` updates after each iteration of RL, ``batch_size`` decisions at a time. ``demonstration_share`` of those are
+    the run's demonstrations, where it has some; ``first_share`` more of them are an episode's first decision.
+    """
+
+    episodes: int = 0
+    updates: int = 40
+    batch_size: int = 64
+    learning_rate: float = 4e-4
+    demonstration_share: float = 0.5
+    first_share: float = 0.25
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("episodes", "updates", "learning_rate"):
+            require_range("algorithm.memory", name, getattr(self, name), 0)
+        require_range("algorithm.memory", "batch_size", self.batch_size, 1)
+        for name in ("demonstration_share", "first_share"):
+            require_range("algorithm.memory", name, getattr(self, name), 0, 1)
+
+
+@dataclass
 class CurriculumConfig:
     """``strategy``: uniform, vla_rl (paper), vla_rl_power (its code), frontier or thompson (VADE).
 
@@ -235,7 +258,8 @@ class PPOConfig:
     ``clip_high``, ``dual_clip`` (None is off); a policy may scale advantage and clip range per log-prob entry;
     ``value_clip``, ``value_huber_delta`` (None is off) and ``value_coef``;
     ``entropy_coef`` on the mean entropy per token; ``kl_coef`` with ``kl_kind`` towards the reference policy;
-    ``success_imitation_coef`` on −log-prob per token of what successful episodes did. Stale data: ``behavior_weight``
+    ``success_imitation_coef`` on −log-prob per token of what successful episodes did; ``memory`` keeps successes and
+    imitates them again after each update (`MemoryConfig`). Stale data: ``behavior_weight``
     "truncate" weighs each entry by how much likelier the policy at the start of the update makes it than the one that acted,
     at most ``behavior_cap`` times; "mask" also drops what is beyond it either way (decoupled PPO, `surrogate`).
 
@@ -285,6 +309,7 @@ class PPOConfig:
     kl_coef: float = 0.0
     kl_kind: str = "k3"
     success_imitation_coef: float = 0.0
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
     behavior_weight: str = "none"
     behavior_cap: float = 2.0
 

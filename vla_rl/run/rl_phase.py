@@ -20,7 +20,16 @@ from vla_rl.learning.learners import Learner, learner_for
 from vla_rl.learning.online import OnlineRL
 from vla_rl.learning.plan import UNLIMITED
 from vla_rl.optional import ClosingCollector, ReferringActor
-from vla_rl.run.context import LEARNER_FOLDER, Run, evaluate_held_out, keep_best, rl_start, shown, start_checkpoint
+from vla_rl.run.context import (
+    LEARNER_FOLDER,
+    Run,
+    evaluate_held_out,
+    keep_best,
+    rl_start,
+    shown,
+    split_demonstrations,
+    start_checkpoint,
+)
 from vla_rl.run.opening import seeded
 from vla_rl.run.reward_phases import rl_guard, rl_reward
 
@@ -29,6 +38,10 @@ def _critic(run: Run) -> Any:
     c = run.config
     critic = build.implementation("critic", c.critic_type)(run.env.privileged_dim, seeded(c.critic, c.seed))
     return None if critic is None else critic.to(run.device)
+
+
+def _demonstrations(run: Run) -> Any:
+    return split_demonstrations(run)[0] if run.has_dataset else None
 
 
 def trained_policy(run: Run) -> Any:
@@ -47,7 +60,9 @@ def learner_of(run: Run, policy: Any) -> Learner:
     """The run's algorithm on ``policy``, and what feeds it."""
     c, start = run.config, rl_start(run)
     algorithm = build.implementation("algorithm", c.algorithm_type).from_context(
-        seeded(c.algorithm, c.seed), policy, AlgorithmContext(lambda: _critic(run), lambda: run.acting(start))
+        seeded(c.algorithm, c.seed),
+        policy,
+        AlgorithmContext(lambda: _critic(run), lambda: run.acting(start), lambda: _demonstrations(run)),
     )
     if start != start_checkpoint(run):  # what the offline rounds trained beside the policy goes on, and is not made anew
         load_weights(start, policy)

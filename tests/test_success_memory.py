@@ -1,0 +1,129 @@
+"""A memory of successes: what is kept, what is drawn of it, what imitating it does beside PPO, and that it resumes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from test_filtered_bc import Constant, batch, trajectory
+from test_ppo import BanditPolicy, rollout
+from torch import Tensor
+
+from vla_rl.algorithms.ppo import PPO
+from vla_rl.algorithms.settings import AugmentConfig, MemoryConfig, PPOConfig
+from vla_rl.algorithms.success_memory import SuccessMemory
+from vla_rl.errors import ConfigError
+from vla_rl.storage import load_state, save_state
+from vla_rl.types import EpisodeSpec, Observation
+
+PLAIN = AugmentConfig(shift=0, brightness=0.0, contrast=0.0)
+
+
+def settings(**changes) -> MemoryConfig:
+    return MemoryConfig(**{"episodes": 2, "updates": 3, "batch_size": 40, "first_share": 0.0, "augment": PLAIN} | changes)
+
+
+def of_task(task: str, *args, **kwargs):
+    made = trajectory(*args, **kwargs)
+    return dataclasses.replace(made, episode=EpisodeSpec(task, 0))
+
+
+class Shown:
+    """Demonstrations whose proprio is −1."""
+
+    def __init__(self):
+        self.asked: list[tuple[int, float]] = []
+
+    def sample(self, batch_size: int, generator=None, first_share: float = 0.0) -> tuple[Observation, Tensor, Tensor]:
+        self.asked.append((batch_size, first_share))
+        made = trajectory(-1, True, batch_size)
+        return made.observations.without_privileged(), made.actions, made.valid
+
+
+def drawn(memory: SuccessMemory) -> list[float]:
+    return memory.next_batch()[0].proprio[:, 0].tolist()
+
+
+def test_the_newest_successes_of_each_task_are_kept():
+    memory = SuccessMemory(settings(), Constant(), None, 0)
+    memory.add(batch(of_task("a", 1, True), of_task("a", 2, False), of_task("b", 3, True, 5)))
+    assert set(drawn(memory)) == {1.0, 3.0}
+    memory.add(batch(of_task("a", 4, True), of_task("a", 5, True)))
+    assert set(drawn(memory)) == {3.0, 4.0, 5.0}  # the oldest of a's three had to go
+
+
+def test_every_decision_is_as_likely_but_for_first_ones():
+    memory = SuccessMemory(settings(batch_size=3000), Constant(), None, 0)
+    long = of_task("a", 0, True, 9)
+    long = dataclasses.replace(long, observations=dataclasses.replace(long.observations, proprio=torch.arange(9.0)[:, None]))
+    memory.add(batch(long, of_task("b", 50, True, 1)))
+
+    def shares() -> Tensor:
+        values = torch.tensor(drawn(memory))
+        return torch.stack([(values == x).float().mean() for x in [*map(float, range(9)), 50.0]])
+
+    torch.testing.assert_close(shares(), torch.full((10,), 0.1), atol=0.02, rtol=0.0)
+    memory.config.first_share = 0.5  # a quarter more for each of the two episodes' first decisions
+    torch.testing.assert_close(shares(), torch.tensor([0.3] + [0.05] * 8 + [0.3]), atol=0.03, rtol=0.0)
+
+
+def test_demonstrations_have_their_share():
+    shown = Shown()
+    memory = SuccessMemory(settings(demonstration_share=0.25, first_share=0.3), Constant(), shown, 0)
+    assert drawn(memory) == [-1.0] * 40  # nothing else is there yet
+    memory.add(batch(of_task("a", 1, True)))
+    assert sorted(drawn(memory)) == [-1.0] * 10 + [1.0] * 30
+    assert shown.asked == [(40, 0.3), (10, 0.3)]
+
+
+def test_it_imitates_as_often_as_asked_and_nothing_where_there_is_nothing():
+    policy = Constant()
+    memory = SuccessMemory(settings(learning_rate=0.05, updates=60), policy, None, 0)
+    memory.add(batch(trajectory(3, False)))
+    assert memory.learn() == {"memory/episodes": 0.0, "memory/updates": 0.0} and policy.action.item() == 0.0
+    memory.add(batch(trajectory(0, True, action=0.7), trajectory(1, False, action=-5.0)))
+    metrics = memory.learn()
+    assert (metrics["memory/episodes"], metrics["memory/updates"]) == (1.0, 60.0)
+    assert policy.action.item() == pytest.approx(0.7, abs=0.05) and metrics["memory/loss"] > 0
+
+
+class Imitator(BanditPolicy):
+    def imitation_loss(self, observation, actions, valid):
+        return self.net.weight.square().sum(), {}
+
+
+def run(memory: MemoryConfig, updates: int, policy: BanditPolicy | None = None, state=None, start: int = 0):
+    torch.manual_seed(0)
+    policy = policy or Imitator()
+    ppo = PPO(PPOConfig(advantage="grpo", learning_rate=0.01, memory=memory), policy)
+    if state is not None:
+        ppo.load_state_dict(state)
+    metrics = {}
+    for seed in range(start, start + updates):
+        data = rollout(policy, seed)
+        metrics = ppo.update(data, torch.zeros(data.num_decisions))
+    return policy, ppo, metrics
+
+
+def test_ppo_imitates_beside_and_resumes_bit_for_bit(tmp_path):
+    none, _, plain = run(settings(episodes=0), 2)
+    assert not any(name.startswith("memory/") for name in plain)
+    whole, _, metrics = run(settings(episodes=4), 2)
+    assert metrics["memory/updates"] == 3.0 and 0 < metrics["memory/episodes"] <= 4
+    assert not all(torch.equal(a, b) for a, b in zip(none.parameters(), whole.parameters()))
+    half, ppo, _ = run(settings(episodes=4), 1)
+    save_state(tmp_path / "state", ppo.state_dict())
+    again = Imitator()
+    again.load_state_dict(half.state_dict())
+    resumed, _, _ = run(settings(episodes=4), 1, again, load_state(tmp_path / "state"), start=1)
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters()))
+
+
+def test_bad_settings_and_policies_are_refused():
+    with pytest.raises(ConfigError, match=r"algorithm\.memory\.demonstration_share"):
+        MemoryConfig(demonstration_share=1.5)
+    with pytest.raises(ConfigError, match=r"algorithm\.memory\.episodes"):
+        MemoryConfig(episodes=-1)
+    with pytest.raises(ConfigError, match="imitation_loss"):
+        PPO(PPOConfig(advantage="grpo", memory=settings()), BanditPolicy())

@@ -1,0 +1,116 @@
+"""A memory of successes that are imitated again, beside demonstrations, while on-policy RL goes on.
+
+On-policy RL sees each episode once. What it solved is also a demonstration from an initial state that nobody demonstrated,
+and imitation learns more of where to look from a few hundred of those than a policy gradient does (self-imitation: Oh et
+al. 2018, arXiv 1806.05635, here of whole successful episodes; expert iteration: Anthony et al. 2017, arXiv 1705.08439).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from vla_rl.algorithms.imitation import DecisionSamples, Imitation
+from vla_rl.algorithms.settings import ImitationConfig, MemoryConfig
+from vla_rl.interfaces import Policy
+from vla_rl.types import Observation, RolloutBatch
+
+
+@runtime_checkable
+class Demonstrations(Protocol):
+    """What a memory draws demonstrations from (`vla_rl.data.demonstrations.DemonstrationDataset`)."""
+
+    def sample(
+        self, batch_size: int, generator: torch.Generator | None = None, first_share: float = 0.0
+    ) -> tuple[Observation, Tensor, Tensor]: ...
+
+
+class SuccessMemory:
+    """The newest successes of each task, and an `Imitation` of them and of ``demonstrations`` (None: there are none)."""
+
+    def __init__(self, config: MemoryConfig, policy: Policy, demonstrations: Demonstrations | None, seed: int) -> None:
+        """Raises ConfigError for a policy without ``imitation_loss``, or with nothing to train."""
+        self.config, self.demonstrations = config, demonstrations
+        self.generator = torch.Generator().manual_seed(seed)
+        self.episodes: dict[str, deque[DecisionSamples]] = defaultdict(lambda: deque(maxlen=config.episodes))
+        settings = ImitationConfig(
+            batch_size=config.batch_size, learning_rate=config.learning_rate, min_learning_rate_fraction=1.0,
+            warmup_updates=0, weight_decay=0.0, seed=seed, augment=config.augment,
+        )  # fmt: skip
+        self._imitation = Imitation(settings, policy, self)
+
+    def add(self, batch: RolloutBatch) -> None:
+        """Keep the successful episodes of a batch; the oldest of their tasks make room."""
+        for at in torch.nonzero(batch.success).flatten().tolist():
+            rows = torch.arange(int(batch.starts[at]), int(batch.last[at]) + 1)
+            seen = batch.observations[rows].without_privileged().to("cpu")
+            kept = DecisionSamples(seen, batch.actions[rows].cpu(), batch.valid[rows].cpu())
+            self.episodes[batch.episodes[at].task_id].append(kept)
+
+    def learn(self) -> dict[str, float]:
+        """``config.updates`` steps of imitation; none where there is nothing yet. Returns metrics ``memory/…``. Raises
+        `TrainingDiverged`."""
+        kept = sum(len(episodes) for episodes in self.episodes.values())
+        losses = []
+        if kept or self.demonstrations is not None:
+            losses = [self._imitation.update()["sft/loss"] for _ in range(self.config.updates)]
+        metrics = {"memory/episodes": float(kept), "memory/updates": float(len(losses))}
+        return metrics | ({"memory/loss": sum(losses) / len(losses)} if losses else {})
+
+    def next_batch(self) -> tuple[Observation, Tensor, Tensor]:
+        """Decisions of successes and of demonstrations, as `Imitation` wants them."""
+        c = self.config
+        kept = [episode for task in sorted(self.episodes) for episode in self.episodes[task]]
+        share = 0.0 if self.demonstrations is None else c.demonstration_share if kept else 1.0
+        shown = round(share * c.batch_size)
+        parts = []
+        if shown and self.demonstrations is not None:
+            parts.append(self.demonstrations.sample(shown, self.generator, c.first_share))
+        if shown < c.batch_size:
+            parts.append(self._own(kept, c.batch_size - shown))
+        observations, actions, valid = zip(*parts, strict=True)
+        return Observation.cat(observations), torch.cat(actions), torch.cat(valid)
+
+    def _own(self, kept: list[DecisionSamples], count: int) -> tuple[Observation, Tensor, Tensor]:
+        """``count`` decisions of successes, each as likely; about ``first_share`` of them an episode's first."""
+        lengths = torch.tensor([len(episode) for episode in kept])
+        starts = lengths.cumsum(0) - lengths
+        rows = torch.randint(int(lengths.sum()), (count,), generator=self.generator)
+        first = torch.rand(count, generator=self.generator) < self.config.first_share
+        rows = torch.where(first, starts[torch.randint(len(kept), (count,), generator=self.generator)], rows)
+        which = torch.searchsorted(starts, rows, right=True) - 1
+        drawn = [(kept[i], [row]) for i, row in zip(which.tolist(), (rows - starts[which]).tolist(), strict=True)]
+        return (
+            Observation.cat([episode.observations[at] for episode, at in drawn]),
+            torch.cat([episode.actions[at] for episode, at in drawn]),
+            torch.cat([episode.valid[at] for episode, at in drawn]),
+        )
+
+    # ---------------------------------------------------------------------------------------------------------- resume
+    def state_dict(self) -> dict[str, Any]:
+        """The successes too. Needs no pickle."""
+        episodes = {
+            task: [
+                {
+                    "images": e.observations.images, "proprio": e.observations.proprio,
+                    "instruction": list(e.observations.instruction), "actions": e.actions, "valid": e.valid,
+                }
+                for e in kept
+            ]
+            for task, kept in self.episodes.items()
+        }  # fmt: skip
+        return {"episodes": episodes, "generator": self.generator.get_state(), "imitation": self._imitation.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state_dict`."""
+        self.episodes.clear()
+        for task, kept in state["episodes"].items():
+            for e in kept:
+                seen = Observation(dict(e["images"]), e["proprio"], tuple(e["instruction"]))
+                self.episodes[task].append(DecisionSamples(seen, e["actions"], e["valid"]))
+        self.generator.set_state(state["generator"].cpu())
+        self._imitation.load_state_dict(state["imitation"])
