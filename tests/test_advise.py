@@ -79,6 +79,8 @@ def test_tasks_apart():
         ({"never_reached": 30, "dropped": 10}, WATCH, "image use"),
         ({"out_of_time": 30, "dropped": 10}, WATCH, "env.horizon"),
         ({"wrong_object": 30, "dropped": 10}, WATCH, "each instruction"),
+        ({"never_reached": 20, "wrong_object": 21, "dropped": 20}, WATCH, "algorithm.memory.episodes"),
+        ({"never_reached": 20, "wrong_object": 20, "dropped": 20}, GOOD, ""),
         ({"never_reached": 10, "missed_grasp": 30, "dropped": 0}, GOOD, ""),
         ({"never_reached": 10, "dropped": 10}, GOOD, ""),  # half is not more than half
     ],
