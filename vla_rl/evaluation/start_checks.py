@@ -169,8 +169,8 @@ def _failures(figures: Figures, config: RunConfig) -> Iterator[Check]:
         remedy = f"it does not find the object: look at the image use; {better_start(config)}"
     elif figures.failures.get("wrong_object", 0) > total / 3:
         remedy = (
-            "it goes by where things lie, not by the instruction: demonstrations of each instruction in the same layouts, and "
-            f"in more of them; sft.first_share above {config.sft.first_share:g}; in RL with PPO a memory of successes "
+            "it goes by where things lie, not by the instruction: demonstrations of each instruction in the same layouts, "
+            f"and in more of them; sft.first_share above {config.sft.first_share:g}; in RL with PPO a memory of successes "
             "(algorithm.memory.episodes=256)"
         )
     elif share > 0.5 and "time" in kind:
