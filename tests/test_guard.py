@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from vla_rl import cli
-from vla_rl.algorithms.settings import FilteredBCConfig, PPOConfig
+from vla_rl.algorithms.imitation_settings import FilteredBCConfig
+from vla_rl.algorithms.settings import PPOConfig
 from vla_rl.config import compose
 from vla_rl.diagnostics import Movement
 from vla_rl.errors import ConfigError, UserError

@@ -10,8 +10,9 @@ from test_filtered_bc import Constant, batch, trajectory
 from test_ppo import BanditPolicy, rollout
 from torch import Tensor
 
+from vla_rl.algorithms.imitation_settings import AugmentConfig, MemoryConfig
 from vla_rl.algorithms.ppo import PPO
-from vla_rl.algorithms.settings import AugmentConfig, MemoryConfig, PPOConfig
+from vla_rl.algorithms.settings import PPOConfig
 from vla_rl.algorithms.success_memory import SuccessMemory
 from vla_rl.errors import ConfigError
 from vla_rl.storage import load_state, save_state
@@ -46,7 +47,7 @@ def drawn(memory: SuccessMemory) -> list[float]:
 
 
 def test_the_newest_successes_of_each_task_are_kept():
-    memory = SuccessMemory(settings(), Constant(), None, 0)
+    memory = SuccessMemory(settings(), Constant(), lambda: None, 0)
     memory.add(batch(of_task("a", 1, True), of_task("a", 2, False), of_task("b", 3, True, 5)))
     assert set(drawn(memory)) == {1.0, 3.0}
     memory.add(batch(of_task("a", 4, True), of_task("a", 5, True)))
@@ -54,7 +55,7 @@ def test_the_newest_successes_of_each_task_are_kept():
 
 
 def test_every_decision_is_as_likely_but_for_first_ones():
-    memory = SuccessMemory(settings(batch_size=3000), Constant(), None, 0)
+    memory = SuccessMemory(settings(batch_size=3000), Constant(), lambda: None, 0)
     long = of_task("a", 0, True, 9)
     long = dataclasses.replace(long, observations=dataclasses.replace(long.observations, proprio=torch.arange(9.0)[:, None]))
     memory.add(batch(long, of_task("b", 50, True, 1)))
@@ -70,7 +71,7 @@ def test_every_decision_is_as_likely_but_for_first_ones():
 
 def test_demonstrations_have_their_share():
     shown = Shown()
-    memory = SuccessMemory(settings(demonstration_share=0.25, first_share=0.3), Constant(), shown, 0)
+    memory = SuccessMemory(settings(demonstration_share=0.25, first_share=0.3), Constant(), lambda: shown, 0)
     assert drawn(memory) == [-1.0] * 40  # nothing else is there yet
     memory.add(batch(of_task("a", 1, True)))
     assert sorted(drawn(memory)) == [-1.0] * 10 + [1.0] * 30
@@ -79,7 +80,7 @@ def test_demonstrations_have_their_share():
 
 def test_it_imitates_as_often_as_asked_and_nothing_where_there_is_nothing():
     policy = Constant()
-    memory = SuccessMemory(settings(learning_rate=0.05, updates=60), policy, None, 0)
+    memory = SuccessMemory(settings(learning_rate=0.05, updates=60), policy, lambda: None, 0)
     memory.add(batch(trajectory(3, False)))
     assert memory.learn() == {"memory/episodes": 0.0, "memory/updates": 0.0} and policy.action.item() == 0.0
     memory.add(batch(trajectory(0, True, action=0.7), trajectory(1, False, action=-5.0)))

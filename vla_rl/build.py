@@ -173,7 +173,7 @@ REGISTRY: dict[str, dict[str, Entry]] = {
     "algorithm": {
         "ppo": AlgorithmEntry("vla_rl.algorithms.ppo:PPO", "vla_rl.algorithms.settings:PPOConfig", "likelihood"),
         "filtered_bc": AlgorithmEntry(
-            "vla_rl.algorithms.filtered_bc:FilteredBC", "vla_rl.algorithms.settings:FilteredBCConfig", "imitation"
+            "vla_rl.algorithms.filtered_bc:FilteredBC", "vla_rl.algorithms.imitation_settings:FilteredBCConfig", "imitation"
         ),
         "td3": AlgorithmEntry("vla_rl.algorithms.actor_critic:TD3", "vla_rl.algorithms.replay_settings:TD3Config", "actor"),
         "sac": AlgorithmEntry("vla_rl.algorithms.actor_critic:SAC", "vla_rl.algorithms.replay_settings:SACConfig", "actor"),

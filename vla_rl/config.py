@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from vla_rl import build
+from vla_rl.algorithms.imitation_settings import ImitationConfig
 from vla_rl.algorithms.offline_settings import OfflineConfig
-from vla_rl.algorithms.settings import CurriculumConfig, ImitationConfig
+from vla_rl.algorithms.settings import CurriculumConfig
 from vla_rl.asked import CorrectsStaleness
 from vla_rl.cluster.settings import WHAT_A_CLUSTER_LEARNS_FROM, RayConfig
 from vla_rl.errors import ConfigError

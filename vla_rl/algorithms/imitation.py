@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from vla_rl.algorithms.augmentation import augment, mirrored, require_mirror
+from vla_rl.algorithms.imitation_settings import ImitationConfig
 from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adamw, optimizer_state
-from vla_rl.algorithms.settings import ImitationConfig
 from vla_rl.cluster.ranks import Ranks
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import ImitationPolicy, Policy

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from vla_rl.algorithms.ranges import require_above_zero, require_choice, require_range
 from vla_rl.algorithms.replay_settings import CriticsConfig
-from vla_rl.algorithms.settings import require_above_zero, require_choice, require_range
 from vla_rl.errors import ConfigError
 
 STARTS = ("any", "first")

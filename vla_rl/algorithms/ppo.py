@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -37,7 +37,7 @@ from vla_rl.algorithms.optim import (
 )
 from vla_rl.algorithms.reading import Reader
 from vla_rl.algorithms.settings import PPOConfig, advantage_entry
-from vla_rl.algorithms.success_memory import Demonstrations, SuccessMemory
+from vla_rl.algorithms.success_memory import SuccessMemory
 from vla_rl.algorithms.surrogate import Rows, Surrogate, Totals, behavior_weights
 from vla_rl.build import attribute
 from vla_rl.cluster.ranks import Ranks
@@ -70,8 +70,8 @@ class PPO:
     ``reads_images = False`` (it is then spared the images).
 
     Several ``ranks`` (by default those of this process's group) make one update together: each is given the whole batch,
-    runs the policy on its share of every minibatch, and trains a critic of its own on all of it. ``demonstrations`` are
-    imitated beside successes where ``config.memory`` keeps some.
+    runs the policy on its share of every minibatch, and trains a critic of its own on all of it. ``demonstrations()`` are
+    imitated beside successes where ``config.memory`` keeps some (None: there are none).
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class PPO:
         critic: Critic | None = None,
         reference_policy: LikelihoodPolicy | None = None,
         ranks: Ranks | None = None,
-        demonstrations: Demonstrations | None = None,
+        demonstrations: Callable[[], Any] = lambda: None,
     ):
         """Raises ConfigError where the policy lacks what the configuration needs."""
         self.policy = policy = _checked(policy, config)
@@ -95,16 +95,15 @@ class PPO:
         self._surrogate = Surrogate(config, policy.log_prob_axes)
         if isinstance(policy, PreparedPolicy):  # which may freeze parts
             policy.prepare_for_rl()
-        parameters = [p for p in policy.parameters() if p.requires_grad]
+        trained = [p for p in policy.parameters() if p.requires_grad]
         head = {id(p) for p in policy.value_parameters()} if isinstance(policy, ValueHeadPolicy) else set()
         if config.critic_warmup_iterations and critic is None and self._needs_value and not head:
             raise ConfigError(
                 f"algorithm.critic_warmup_iterations={config.critic_warmup_iterations} needs a separate critic, or a "
                 f"policy whose value_parameters() name its value head; {type(policy).__name__} has neither"
             )
-        self._trunk = [p for p in parameters if id(p) not in head]
-        groups = [(self._trunk, config.learning_rate)]
-        groups += [([p for p in parameters if id(p) in head], config.critic_learning_rate)]
+        self._trunk = [p for p in trained if id(p) not in head]
+        groups = [(self._trunk, config.learning_rate), ([p for p in trained if id(p) in head], config.critic_learning_rate)]
         self.optimizer = make_adamw(groups, config.betas, config.weight_decay, offload=config.offload_optimizer)
         self.guard = GuardedStep(config.max_bad_updates, config.grad_clip, self.ranks)
         trains_critic = critic is not None and self._needs_value
@@ -118,8 +117,7 @@ class PPO:
     def from_context(cls, config: PPOConfig, policy: Policy, context: AlgorithmContext) -> PPO:
         """With the critic and, where the config asks for them, the reference policy and the demonstrations of the run."""
         reference = context.make_reference() if config.kl_coef > 0 else None
-        shown = context.demonstrations() if config.memory.episodes and config.memory.demonstration_share else None
-        return cls(config, policy, context.make_critic(), reference, demonstrations=shown)
+        return cls(config, policy, context.make_critic(), reference, demonstrations=context.demonstrations)
 
     # ------------------------------------------------------------------------------------------------------ one update
     def update(self, batch: RolloutBatch, rewards: Tensor | Mapping[str, Tensor] | None = None) -> dict[str, float]:
@@ -153,9 +151,7 @@ class PPO:
             own_head = self.critic is None and values is not None
             data = self._prepare(batch, advantages, old_log_prob, returns if own_head else None, values, metrics)
             metrics |= self._train_policy(data, value_only=warmup)
-        if self.memory is not None:
-            self.memory.add(batch)
-            metrics |= self.memory.learn()
+        metrics |= {} if self.memory is None else self.memory.update(batch)
         self.iteration += 1
         metrics["ppo/critic_warmup"] = float(warmup)
         metrics["ppo/learning_rate"] = float(self.optimizer.param_groups[0]["lr"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from vla_rl.algorithms.settings import require_above_zero, require_choice, require_range
+from vla_rl.algorithms.ranges import require_above_zero, require_choice, require_range
 from vla_rl.diagnostics import Diagnostic
 from vla_rl.errors import ConfigError
 

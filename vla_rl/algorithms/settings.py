@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from vla_rl.algorithms.imitation_settings import MemoryConfig
+from vla_rl.algorithms.ranges import require_above_zero, require_betas, require_choice, require_range
 from vla_rl.asked import AdvantageClass, AlgorithmOptions, NoiseOptions, asked
 from vla_rl.diagnostics import Alarm, Diagnostic, Movement
 from vla_rl.errors import ConfigError
@@ -54,128 +55,6 @@ def advantage_of(algorithm: Any) -> AdvantageEntry:
     """The estimator that an algorithm's config names; one that names none counts as GAE: values bootstrap, no groups."""
     chosen = asked(algorithm, AlgorithmOptions).advantage
     return advantage_entry("gae" if chosen is None else chosen)
-
-
-def require_choice(owner: str, name: str, value: str, choices: Sequence[str]) -> None:
-    """Raise `ConfigError` that lists the choices unless ``value`` is one of them."""
-    if value not in choices:
-        raise ConfigError(f"{owner}.{name}={value!r} is not a choice; use one of: {', '.join(choices)}")
-
-
-def require_range(
-    owner: str, name: str, value: float | int | None, low: float | int, high: float | int = float("inf")
-) -> None:
-    """Raise `ConfigError` unless ``value`` is None or lies in [low, high]."""
-    if value is not None and not low <= value <= high:
-        raise ConfigError(f"{owner}.{name}={value!r} is out of range; use a value in [{low}, {high}]")
-
-
-def require_above_zero(owner: str, name: str, value: float | None) -> None:
-    """Raise `ConfigError` unless ``value`` is None or above 0: nothing would be learned."""
-    if value is not None and not value > 0:
-        raise ConfigError(f"{owner}.{name}={value!r} lets nothing be learned; use a value above 0, or null to turn it off")
-
-
-def require_betas(owner: str, betas: Sequence[float]) -> None:
-    """Raise `ConfigError` unless ``betas`` are two decay rates of AdamW."""
-    if len(betas) != 2 or not all(0.0 <= beta < 1.0 for beta in betas):
-        raise ConfigError(f"{owner}.betas={list(betas)!r} needs two numbers, each at least 0 and below 1")
-
-
-@dataclass
-class AugmentConfig:
-    """Random changes during SFT, drawn per row; 0 turns each off.
-
-    ``shift`` pixels (edges repeat); ``crop`` the largest share of each side that is cut off before resizing back;
-    ``brightness`` and ``contrast`` the largest relative change of each. ``mirror`` is the share of rows that are shown with
-    left and right exchanged, actions too, for robots that declare a `vla_rl.specs.Mirror`. ``proprio`` is the share of rows
-    that get the batch's mean proprioception in place of their own.
-    """
-
-    shift: int = 4
-    crop: float = 0.0
-    brightness: float = 0.2
-    contrast: float = 0.2
-    mirror: float = 0.0
-    proprio: float = 0.0
-
-    def __post_init__(self) -> None:
-        require_range("sft.augment", "shift", self.shift, 0)
-        require_range("sft.augment", "crop", self.crop, 0.0, 0.9)
-        require_range("sft.augment", "brightness", self.brightness, 0.0, 1.0)
-        require_range("sft.augment", "contrast", self.contrast, 0.0, 1.0)
-        require_range("sft.augment", "mirror", self.mirror, 0.0, 1.0)
-        require_range("sft.augment", "proprio", self.proprio, 0.0, 1.0)
-
-
-@dataclass
-class ImitationConfig:
-    """Settings of `Imitation`. ``updates`` of ``batch_size`` chunks are the length of the schedule;
-    ``min_learning_rate_fraction`` is its floor.
-
-    ``validation_episodes`` of each task are kept out of training, for the validation loss and the use of images (scripted
-    collection collects so many more; of a given dataset at most a fifth is kept out).
-    ``micro_batch_size`` (None: at once) accumulates gradients. ``offload_optimizer`` keeps the optimiser's state in host
-    memory. ``max_bad_updates`` non-finite updates in a row raise `TrainingDiverged`. ``checkpoint_every`` updates a
-    checkpoint is written and checked on the validation episodes. ``base_part``: of hybrid demonstrations
-    (``collect.base_share``) also what the frozen policy did before it handed over. ``filter``: the folder of a trained
-    reward which says what of the demonstrations is worth imitating (``value_progress``: GR-RL's drop filter); "": all is.
-    ``first_share``: about so many more of a batch's rows are an episode's first decision, where only images and instruction
-    tell what to do (keyframes: Wen et al. 2021, arXiv 2106.06452).
-    """
-
-    updates: int = 1000
-    checkpoint_every: int = 200
-    validation_episodes: int = 5
-    batch_size: int = 64
-    learning_rate: float = 1e-3
-    min_learning_rate_fraction: float = 0.1
-    warmup_updates: int = 50
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
-    weight_decay: float = 0.01
-    offload_optimizer: bool = False
-    grad_clip: float | None = 1.0
-    micro_batch_size: int | None = None
-    autocast: bool = True
-    max_bad_updates: int = 10
-    seed: int = 0
-    base_part: bool = True
-    filter: str = ""
-    first_share: float = 0.0
-    augment: AugmentConfig = field(default_factory=AugmentConfig)
-
-    def __post_init__(self) -> None:
-        for name in ("updates", "checkpoint_every", "batch_size", "micro_batch_size", "max_bad_updates"):
-            require_range("sft", name, getattr(self, name), 1)
-        for name in ("learning_rate", "warmup_updates", "weight_decay", "grad_clip", "validation_episodes"):
-            require_range("sft", name, getattr(self, name), 0)
-        require_range("sft", "min_learning_rate_fraction", self.min_learning_rate_fraction, 0, 1)
-        require_range("sft", "first_share", self.first_share, 0, 1)
-        require_above_zero("sft", "grad_clip", self.grad_clip)
-        require_betas("sft", self.betas)
-
-
-@dataclass
-class MemoryConfig:
-    """Settings of `SuccessMemory`: the newest ``episodes`` successes of each task are kept (0: no memory), and imitated in
-    ``updates`` updates after each iteration of RL, ``batch_size`` decisions at a time. ``demonstration_share`` of those are
-    the run's demonstrations, where it has some; ``first_share`` more of them are an episode's first decision.
-    """
-
-    episodes: int = 0
-    updates: int = 40
-    batch_size: int = 64
-    learning_rate: float = 4e-4
-    demonstration_share: float = 0.5
-    first_share: float = 0.25
-    augment: AugmentConfig = field(default_factory=AugmentConfig)
-
-    def __post_init__(self) -> None:
-        for name in ("episodes", "updates", "learning_rate"):
-            require_range("algorithm.memory", name, getattr(self, name), 0)
-        require_range("algorithm.memory", "batch_size", self.batch_size, 1)
-        for name in ("demonstration_share", "first_share"):
-            require_range("algorithm.memory", name, getattr(self, name), 0, 1)
 
 
 @dataclass
@@ -414,39 +293,3 @@ class PPOConfig:
             "policy.noise_correlation ties them together: the ratio's mean would not be 1 and clipping would decide the "
             "update. Set algorithm.ratio_level=token or policy.noise_correlation=0"
         )
-
-
-@dataclass
-class FilteredBCConfig:
-    """Settings of `FilteredBC`. ``epochs`` passes over the kept decisions of a batch, ``minibatch_size`` at a time.
-
-    ``max_control_steps`` (None: off) also drops successes that took longer. ``micro_batch_size`` (None: at once)
-    accumulates gradients. ``max_bad_updates`` non-finite updates in a row raise `TrainingDiverged`.
-    """
-
-    diagnostics: ClassVar = (
-        Diagnostic("filtered_bc/loss", "Loss on successes", "How well the policy repeats what succeeded."),
-        Diagnostic("filtered_bc/entropy", "Entropy", "Randomness of the actions. A collapse to 0 ends exploration."),
-    )
-    movement: ClassVar = Movement(updates="filtered_bc/updates", skipped_total="filtered_bc/skipped_updates")
-
-    learning_rate: float = 1e-4
-    epochs: int = 2
-    minibatch_size: int = 64
-    micro_batch_size: int | None = None
-    max_control_steps: int | None = None
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
-    weight_decay: float = 0.0
-    grad_clip: float | None = 1.0
-    autocast: bool = True
-    max_bad_updates: int = 10
-    seed: int = 0
-    augment: AugmentConfig = field(default_factory=AugmentConfig)
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "minibatch_size", "micro_batch_size", "max_control_steps", "max_bad_updates"):
-            require_range("algorithm", name, getattr(self, name), 1)
-        for name in ("learning_rate", "weight_decay", "grad_clip"):
-            require_range("algorithm", name, getattr(self, name), 0)
-        require_above_zero("algorithm", "grad_clip", self.grad_clip)
-        require_betas("algorithm", self.betas)

@@ -8,14 +8,14 @@ al. 2018, arXiv 1806.05635, here of whole successful episodes; expert iteration:
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from vla_rl.algorithms.imitation import DecisionSamples, Imitation
-from vla_rl.algorithms.settings import ImitationConfig, MemoryConfig
+from vla_rl.algorithms.imitation_settings import ImitationConfig, MemoryConfig
 from vla_rl.interfaces import Policy
 from vla_rl.types import Observation, RolloutBatch
 
@@ -30,11 +30,14 @@ class Demonstrations(Protocol):
 
 
 class SuccessMemory:
-    """The newest successes of each task, and an `Imitation` of them and of ``demonstrations`` (None: there are none)."""
+    """The newest successes of each task, and an `Imitation` of them and of ``demonstrations()`` (None: there are none)."""
 
-    def __init__(self, config: MemoryConfig, policy: Policy, demonstrations: Demonstrations | None, seed: int) -> None:
+    def __init__(
+        self, config: MemoryConfig, policy: Policy, demonstrations: Callable[[], Demonstrations | None], seed: int
+    ) -> None:
         """Raises ConfigError for a policy without ``imitation_loss``, or with nothing to train."""
-        self.config, self.demonstrations = config, demonstrations
+        self.config = config
+        self.demonstrations = demonstrations() if config.demonstration_share else None
         self.generator = torch.Generator().manual_seed(seed)
         self.episodes: dict[str, deque[DecisionSamples]] = defaultdict(lambda: deque(maxlen=config.episodes))
         settings = ImitationConfig(
@@ -42,6 +45,11 @@ class SuccessMemory:
             warmup_updates=0, weight_decay=0.0, seed=seed, augment=config.augment,
         )  # fmt: skip
         self._imitation = Imitation(settings, policy, self)
+
+    def update(self, batch: RolloutBatch) -> dict[str, float]:
+        """Keep what succeeded in a batch, and imitate what is kept. Returns metrics ``memory/…``."""
+        self.add(batch)
+        return self.learn()
 
     def add(self, batch: RolloutBatch) -> None:
         """Keep the successful episodes of a batch; the oldest of their tasks make room."""

@@ -40,8 +40,13 @@ def _critic(run: Run) -> Any:
     return None if critic is None else critic.to(run.device)
 
 
-def _demonstrations(run: Run) -> Any:
-    return split_demonstrations(run)[0] if run.has_dataset else None
+def _offered(run: Run) -> AlgorithmContext:
+    """What the run's algorithm may make its parts from."""
+    return AlgorithmContext(
+        lambda: _critic(run),
+        lambda: run.acting(rl_start(run)),
+        lambda: split_demonstrations(run)[0] if run.has_dataset else None,
+    )
 
 
 def trained_policy(run: Run) -> Any:
@@ -60,9 +65,7 @@ def learner_of(run: Run, policy: Any) -> Learner:
     """The run's algorithm on ``policy``, and what feeds it."""
     c, start = run.config, rl_start(run)
     algorithm = build.implementation("algorithm", c.algorithm_type).from_context(
-        seeded(c.algorithm, c.seed),
-        policy,
-        AlgorithmContext(lambda: _critic(run), lambda: run.acting(start), lambda: _demonstrations(run)),
+        seeded(c.algorithm, c.seed), policy, _offered(run)
     )
     if start != start_checkpoint(run):  # what the offline rounds trained beside the policy goes on, and is not made anew
         load_weights(start, policy)
