@@ -133,6 +133,8 @@ VALUES: list[tuple[str, tuple[str, ...]]] = [
     ("algorithm.epochs=0", ("algorithm.epochs=0 is out of range",)),
     ("algorithm.advantage=magic", ("algorithm.advantage='magic'", "grpo")),
     ("algorithm.reward_names=[success]", ("algorithm.reward_names=['success']", "one weight per name")),
+    ("algorithm.memory.augment.crop=2", ("algorithm.memory.augment.crop=2.0 is out of range",)),
+    ("algorithm.memory.episodes=8 algorithm.memory.augment.mirror=0.5", ("augment.mirror is set", "declares no mirror")),
     (
         "algorithm=filtered_bc algorithm.augment.crop=2",
         ("algorithm.augment.crop=2.0 is out of range",),

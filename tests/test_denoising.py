@@ -340,6 +340,16 @@ def test_imitation_reaches_what_acting_uses(name: str):
     assert int(policy.draws) == 1 and again.item() == pytest.approx(loss.item())
 
 
+def test_noise_is_new_wherever_a_policy_learns_and_repeats_where_it_is_judged():
+    """RL leaves policies in eval mode, and a memory of successes, cloning and PA-RL learn there too."""
+    policy = make().eval()
+    given = observe(4), policy.denormalize(0.3 * torch.randn(4, 3, 3)), torch.ones(4, 3, dtype=torch.bool)
+    losses = {float(policy.imitation_loss(*given)[0].detach()) for _ in range(3)}
+    assert len(losses) == 3 and int(policy.draws) == 3
+    with torch.no_grad():
+        assert len({float(policy.imitation_loss(*given)[0]) for _ in range(3)}) == 1 and int(policy.draws) == 3
+
+
 @pytest.mark.parametrize("name", ["flow_sde", "ddim"])
 def test_imitation_learns_two_chunks_by_instruction(name: str):
     """Two instructions, two chunks: after training, both the ODE and the stochastic sampler give each its own."""

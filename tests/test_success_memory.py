@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 
 import pytest
+import test_ppo
 import torch
 from test_filtered_bc import Constant, batch, trajectory
 from test_ppo import BanditPolicy, rollout
 from torch import Tensor
 
 from vla_rl.algorithms.imitation_settings import AugmentConfig, MemoryConfig
+from vla_rl.algorithms.optim import make_adamw
 from vla_rl.algorithms.ppo import PPO
 from vla_rl.algorithms.settings import PPOConfig
 from vla_rl.algorithms.success_memory import SuccessMemory
@@ -42,12 +46,16 @@ class Shown:
         return made.observations.without_privileged(), made.actions, made.valid
 
 
+def made(config: MemoryConfig, policy=None, demonstrations=lambda _: None, **changes) -> SuccessMemory:
+    return SuccessMemory(PPOConfig(memory=config, **changes), policy or Constant(), demonstrations)
+
+
 def drawn(memory: SuccessMemory) -> list[float]:
     return memory.next_batch()[0].proprio[:, 0].tolist()
 
 
 def test_the_newest_successes_of_each_task_are_kept():
-    memory = SuccessMemory(settings(), Constant(), lambda: None, 0)
+    memory = made(settings())
     memory.add(batch(of_task("a", 1, True), of_task("a", 2, False), of_task("b", 3, True, 5)))
     assert set(drawn(memory)) == {1.0, 3.0}
     memory.add(batch(of_task("a", 4, True), of_task("a", 5, True)))
@@ -55,7 +63,7 @@ def test_the_newest_successes_of_each_task_are_kept():
 
 
 def test_every_decision_is_as_likely_but_for_first_ones():
-    memory = SuccessMemory(settings(batch_size=3000), Constant(), lambda: None, 0)
+    memory = made(settings(batch_size=3000))
     long = of_task("a", 0, True, 9)
     long = dataclasses.replace(long, observations=dataclasses.replace(long.observations, proprio=torch.arange(9.0)[:, None]))
     memory.add(batch(long, of_task("b", 50, True, 1)))
@@ -71,7 +79,7 @@ def test_every_decision_is_as_likely_but_for_first_ones():
 
 def test_demonstrations_have_their_share():
     shown = Shown()
-    memory = SuccessMemory(settings(demonstration_share=0.25, first_share=0.3), Constant(), lambda: shown, 0)
+    memory = made(settings(demonstration_share=0.25, first_share=0.3), demonstrations=lambda _: shown)
     assert drawn(memory) == [-1.0] * 40  # nothing else is there yet
     memory.add(batch(of_task("a", 1, True)))
     assert sorted(drawn(memory)) == [-1.0] * 10 + [1.0] * 30
@@ -80,13 +88,27 @@ def test_demonstrations_have_their_share():
 
 def test_it_imitates_as_often_as_asked_and_nothing_where_there_is_nothing():
     policy = Constant()
-    memory = SuccessMemory(settings(learning_rate=0.05, updates=60), policy, lambda: None, 0)
+    memory = made(settings(learning_rate=0.05, updates=60), policy)
     memory.add(batch(trajectory(3, False)))
     assert memory.learn() == {"memory/episodes": 0.0, "memory/updates": 0.0} and policy.action.item() == 0.0
     memory.add(batch(trajectory(0, True, action=0.7), trajectory(1, False, action=-5.0)))
     metrics = memory.learn()
     assert (metrics["memory/episodes"], metrics["memory/updates"]) == (1.0, 60.0)
     assert policy.action.item() == pytest.approx(0.7, abs=0.05) and metrics["memory/loss"] > 0
+
+
+def test_updates_are_made_as_the_algorithms_and_bad_ones_are_counted():
+    memory = made(settings(), micro_batch_size=7, offload_optimizer=True, autocast=False, grad_clip=0.5, betas=[0.8, 0.9])
+    own = memory._imitation.config
+    assert (own.micro_batch_size, own.offload_optimizer, own.autocast) == (7, True, False)
+    assert (own.grad_clip, own.betas) == (0.5, [0.8, 0.9])
+    policy = Constant()
+    memory = made(settings(), policy)
+    memory.add(batch(of_task("a", 0, True, action=0.7)))
+    with torch.no_grad():
+        policy.action.fill_(math.nan)
+    assert memory.learn() == {"memory/episodes": 1.0, "memory/updates": 0.0}  # and no loss that is none
+    assert memory.guard.skipped == 3
 
 
 class Imitator(BanditPolicy):
@@ -119,6 +141,35 @@ def test_ppo_imitates_beside_and_resumes_bit_for_bit(tmp_path):
     again.load_state_dict(half.state_dict())
     resumed, _, _ = run(settings(episodes=4), 1, again, load_state(tmp_path / "state"), start=1)
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters()))
+
+
+@pytest.mark.parametrize("offload", [False, True], ids=["plain", "offload"])
+def test_neither_optimiser_undoes_what_the_other_did(offload):
+    """In bfloat16 each keeps a float32 copy of the weights."""
+    policy = Imitator().to(torch.bfloat16)
+    ppo = make_adamw([(policy.parameters(), 1e-2)], [0.9, 0.99], 0.0, offload=offload)
+    memory = make_adamw([(policy.parameters(), 1e-2)], [0.9, 0.99], 0.0, offload=offload)
+    weight, path = policy.net.weight, []
+    for _ in range(4):
+        for optimizer, way in ((ppo, -1.0), (memory, -1.0)):
+            weight.grad = torch.full_like(weight, way)
+            optimizer.step()
+            path.append(weight.mean().item())
+    steps = [b - a for a, b in itertools.pairwise(path)]
+    assert min(steps) > 0.005 and path[-1] - path[0] == pytest.approx(0.07, abs=0.015), path
+
+
+def test_critics_that_warm_up_keep_the_policy_as_it_is():
+    policy = test_ppo.BanditPolicy(head=True)
+    policy.imitation_loss = lambda observation, actions, valid: (policy.net.weight.square().sum(), {})
+    config = PPOConfig(learning_rate=0.01, critic_warmup_iterations=1, memory=settings(episodes=4))
+    ppo, before = PPO(config, policy), policy.net.weight.detach().clone()
+    data = rollout(policy, 0)
+    metrics = ppo.update(data, torch.zeros(data.num_decisions))
+    assert metrics["ppo/critic_warmup"] == 1.0 and metrics["memory/updates"] == 0.0 < metrics["memory/episodes"]
+    assert torch.equal(policy.net.weight, before)
+    metrics = ppo.update(rollout(policy, 1), torch.zeros(data.num_decisions))
+    assert metrics["memory/updates"] == 3.0 and not torch.equal(policy.net.weight, before)
 
 
 def test_bad_settings_and_policies_are_refused():

@@ -50,6 +50,8 @@ class AlgorithmOptions:
     learning_rate: float | None = None
     offload_optimizer: bool = False
     micro_batch_size: int | None = None
+    mirrors: bool = False  # it shows some rows in the robot's mirror
+    remembered: int = 0  # successes of each task that it keeps in its checkpoint
 
 
 @dataclass(frozen=True)

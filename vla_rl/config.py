@@ -303,7 +303,8 @@ def checked(schema: type, values: dict[str, Any], where: str) -> Any:
 
 def _with_its_key(text: str, schema: type, values: dict[str, Any], where: str) -> str:
     """The message of a schema's own check, with the key as the user typed it: some name several keys, or a usual place."""
-    for place, usual, here in _MOVED:
+    of_memory = [("algorithm", "sft.augment", "algorithm.memory.augment")] if "memory" in values else []
+    for place, usual, here in (*of_memory, *_MOVED):
         if where.startswith(place):
             text = re.sub(rf"(?<![\w.]){re.escape(usual)}(?=[. ])", where if here == "*" else here, text)
     names = "|".join(re.escape(f"{where}.{name}" if where else str(name)) for name in values)

@@ -376,12 +376,13 @@ class AlgorithmContext:
     """What an algorithm may make its parts from; it calls what it needs (``Class.from_context(config, policy, context)``).
 
     ``make_critic`` yields the configured critic (None: there is none), ``make_reference`` a frozen copy of the start,
-    ``demonstrations`` those of the run (a `vla_rl.data.demonstrations.DemonstrationDataset`; None: it has none).
+    ``demonstrations(policy)`` those that SFT would imitate, in the policy's chunks (a
+    `vla_rl.data.demonstrations.DemonstrationDataset`; None: the run has none).
     """
 
     make_critic: Callable[[], Critic | None]
     make_reference: Callable[[], LikelihoodPolicy]
-    demonstrations: Callable[[], Any] = lambda: None
+    demonstrations: Callable[[Policy], Any] = lambda _: None
 
 
 @runtime_checkable

@@ -322,9 +322,10 @@ class DenoisingVLA(DenoisingBase):
                 "policy.chunk_length to the data's"
             )
         b, s = len(actions), config.noise_samples
+        learns = torch.is_grad_enabled()  # (RL leaves the policy in eval mode); a validation loss repeats its noise
         stream = int(self.draws) * self.ranks + self.rank  # each rank has rows, and noise, of its own
-        generator = torch.Generator().manual_seed(stream if self.training else 0)
-        self.draws += int(self.training)
+        generator = torch.Generator().manual_seed(stream if learns else 0)
+        self.draws += int(learns)
         target_action = self.normalize(actions.to(self.device))[:, None]
         epsilon = torch.randn(b, s, h, a, generator=generator).to(self.device)
         draw = torch.rand(b, s, generator=generator).to(self.device)

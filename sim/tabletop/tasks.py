@@ -160,7 +160,7 @@ TASKS: dict[str, Task] = {
         _place("can", "soda can", "can_bread"),
         _place("bread", "bread", "can_bread"),
         _place("milk", "milk carton", "milk_cereal", max_yaw=0.25),
-        _place("cereal", "cereal box", "milk_cereal", max_yaw=0.2),
+        _place("cereal", "cereal box", "milk_cereal", max_yaw=0.25),
     )
 }  # fmt: skip
 # privileged state: hand position and velocity, gripper opening, time left · per object: position, position from the

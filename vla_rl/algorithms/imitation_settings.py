@@ -132,6 +132,11 @@ class FilteredBCConfig:
     seed: int = 0
     augment: AugmentConfig = field(default_factory=AugmentConfig)
 
+    @property
+    def mirrors(self) -> bool:
+        """Whether some rows are shown in the robot's mirror."""
+        return self.augment.mirror > 0
+
     def __post_init__(self) -> None:
         for name in ("epochs", "minibatch_size", "micro_batch_size", "max_control_steps", "max_bad_updates"):
             require_range("algorithm", name, getattr(self, name), 1)

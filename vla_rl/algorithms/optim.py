@@ -17,8 +17,9 @@ from vla_rl.errors import ConfigError, NoGradient, TrainingDiverged
 class MasterAdamW(torch.optim.Optimizer):
     """AdamW that keeps a float32 copy of every parameter, for parameters in bfloat16 or float16.
 
-    Steps of a learning rate around 1e-6 are smaller than bfloat16 resolves; they add up in the copy. With ``offload`` the
-    copies and both moments lie in host memory and the step runs there: 12 bytes a parameter less on the GPU.
+    Steps of a learning rate around 1e-6 are smaller than bfloat16 resolves; they add up in the copy. What another has
+    written into a parameter meanwhile (a second optimiser's steps) is taken over. With ``offload`` the copies and both
+    moments lie in host memory and the step runs there: 12 bytes a parameter less on the GPU.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class MasterAdamW(torch.optim.Optimizer):
     ):
         super().__init__(params, {"lr": 1e-3, "betas": betas, "weight_decay": weight_decay, "eps": eps})
         self.offload = offload
+        self._written: dict[Tensor, int] = {}  # torch's count of a parameter's changes, after the last of this optimiser's
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -39,6 +41,9 @@ class MasterAdamW(torch.optim.Optimizer):
             for p in group["params"]:
                 if p.grad is not None:
                     state = self.state[p] if self.state[p] else self._begin(p)
+                    if self._written.get(p) != p._version:
+                        now, master = p.to(state["master"].device), state["master"]
+                        master.copy_(torch.where(now == master.to(p.dtype), master, now.to(torch.float32)))
                     adamw(
                         [state["master"]],
                         [p.grad.to(state["master"].device, torch.float32)],
@@ -56,10 +61,12 @@ class MasterAdamW(torch.optim.Optimizer):
                         maximize=False,
                     )
                     p.copy_(state["master"])
+                    self._written[p] = p._version
 
     def _begin(self, p: Tensor) -> dict[str, Tensor]:
         device = torch.device("cpu") if self.offload else p.device
         master = p.detach().to(device, torch.float32, copy=True)
+        self._written[p] = p._version
         self.state[p] = {
             "step": torch.zeros((), device=device),
             "master": master,
@@ -71,6 +78,7 @@ class MasterAdamW(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
         """As of any optimiser, but the state stays float32: torch would cast it to the parameters' type."""
         super().load_state_dict(dict(state_dict))
+        self._written.clear()
         parameters = [p for group in self.param_groups for p in group["params"]]
         for i, saved in state_dict["state"].items():
             p = parameters[int(i)]

@@ -70,8 +70,8 @@ class PPO:
     ``reads_images = False`` (it is then spared the images).
 
     Several ``ranks`` (by default those of this process's group) make one update together: each is given the whole batch,
-    runs the policy on its share of every minibatch, and trains a critic of its own on all of it. ``demonstrations()`` are
-    imitated beside successes where ``config.memory`` keeps some (None: there are none).
+    runs the policy on its share of every minibatch, and trains a critic of its own on all of it. ``demonstrations(policy)``
+    are imitated beside successes where ``config.memory`` keeps some (None: there are none).
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class PPO:
         critic: Critic | None = None,
         reference_policy: LikelihoodPolicy | None = None,
         ranks: Ranks | None = None,
-        demonstrations: Callable[[], Any] = lambda: None,
+        demonstrations: Callable[[Policy], Any] = lambda _: None,
     ):
         """Raises ConfigError where the policy lacks what the configuration needs."""
         self.policy = policy = _checked(policy, config)
@@ -110,7 +110,7 @@ class PPO:
         self._critic_trainer = CriticTrainer(cast(Critic, critic), config) if trains_critic else None
         self._reader = Reader(config, policy, self._critic_trainer, self._needs_value, self.ranks)
         self.generator = torch.Generator().manual_seed(config.seed)
-        self.memory = SuccessMemory(config.memory, policy, demonstrations, config.seed) if config.memory.episodes else None
+        self.memory = SuccessMemory(config, policy, demonstrations, self.ranks) if config.memory.episodes else None
         self.iteration = 0
 
     @classmethod
@@ -151,12 +151,12 @@ class PPO:
             own_head = self.critic is None and values is not None
             data = self._prepare(batch, advantages, old_log_prob, returns if own_head else None, values, metrics)
             metrics |= self._train_policy(data, value_only=warmup)
-        metrics |= {} if self.memory is None else self.memory.update(batch)
+        metrics |= {} if self.memory is None else self.memory.update(batch, learn=not warmup)
         self.iteration += 1
         metrics["ppo/critic_warmup"] = float(warmup)
         metrics["ppo/learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
-        critic_skipped = 0 if self._critic_trainer is None else self._critic_trainer.guard.skipped
-        metrics["ppo/skipped_updates"] = float(self.guard.skipped + critic_skipped)
+        others = (part.guard.skipped for part in (self._critic_trainer, self.memory) if part is not None)
+        metrics["ppo/skipped_updates"] = float(self.guard.skipped + sum(others))
         metrics["ppo/updates_total"] = float(self.guard.updates)
         return metrics
 

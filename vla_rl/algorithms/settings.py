@@ -215,6 +215,16 @@ class PPOConfig:
     max_bad_updates: int = 10
     seed: int = 0
 
+    @property
+    def mirrors(self) -> bool:
+        """Whether some rows are shown in the robot's mirror."""
+        return bool(self.remembered and self.memory.augment.mirror)
+
+    @property
+    def remembered(self) -> int:
+        """Successes of each task that are kept."""
+        return self.memory.episodes
+
     def __post_init__(self) -> None:
         own = "algorithm"
         if ":" not in self.advantage:

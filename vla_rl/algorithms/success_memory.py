@@ -7,6 +7,7 @@ al. 2018, arXiv 1806.05635, here of whole successful episodes; expert iteration:
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -15,7 +16,10 @@ import torch
 from torch import Tensor
 
 from vla_rl.algorithms.imitation import DecisionSamples, Imitation
-from vla_rl.algorithms.imitation_settings import ImitationConfig, MemoryConfig
+from vla_rl.algorithms.imitation_settings import ImitationConfig
+from vla_rl.algorithms.optim import GuardedStep
+from vla_rl.algorithms.settings import PPOConfig
+from vla_rl.cluster.ranks import Ranks
 from vla_rl.interfaces import Policy
 from vla_rl.types import Observation, RolloutBatch
 
@@ -30,26 +34,35 @@ class Demonstrations(Protocol):
 
 
 class SuccessMemory:
-    """The newest successes of each task, and an `Imitation` of them and of ``demonstrations()`` (None: there are none)."""
+    """The newest successes of each task, and an `Imitation` of them and of ``demonstrations(policy)`` (None: there are
+    none). How an update is made (precision, accumulation, clipping, where the optimiser lies) is the algorithm's."""
 
     def __init__(
-        self, config: MemoryConfig, policy: Policy, demonstrations: Callable[[], Demonstrations | None], seed: int
-    ) -> None:
+        self, of: PPOConfig, policy: Policy, demonstrations: Callable[[Policy], Demonstrations | None],
+        ranks: Ranks | None = None,
+    ) -> None:  # fmt: skip
         """Raises ConfigError for a policy without ``imitation_loss``, or with nothing to train."""
-        self.config = config
-        self.demonstrations = demonstrations() if config.demonstration_share else None
-        self.generator = torch.Generator().manual_seed(seed)
+        self.config = config = of.memory
+        self.demonstrations = demonstrations(policy) if config.demonstration_share else None
+        self.generator = torch.Generator().manual_seed(of.seed)
         self.episodes: dict[str, deque[DecisionSamples]] = defaultdict(lambda: deque(maxlen=config.episodes))
         settings = ImitationConfig(
             batch_size=config.batch_size, learning_rate=config.learning_rate, min_learning_rate_fraction=1.0,
-            warmup_updates=0, weight_decay=0.0, seed=seed, augment=config.augment,
+            warmup_updates=0, weight_decay=0.0, seed=of.seed, augment=config.augment, betas=of.betas, autocast=of.autocast,
+            grad_clip=of.grad_clip, micro_batch_size=of.micro_batch_size, offload_optimizer=of.offload_optimizer,
+            max_bad_updates=of.max_bad_updates,
         )  # fmt: skip
-        self._imitation = Imitation(settings, policy, self)
+        self._imitation = Imitation(settings, policy, self, ranks)
 
-    def update(self, batch: RolloutBatch) -> dict[str, float]:
+    @property
+    def guard(self) -> GuardedStep:
+        """What counts the updates that were skipped."""
+        return self._imitation.guard
+
+    def update(self, batch: RolloutBatch, learn: bool = True) -> dict[str, float]:
         """Keep what succeeded in a batch, and imitate what is kept. Returns metrics ``memory/…``."""
         self.add(batch)
-        return self.learn()
+        return self.learn() if learn else self._figures([])
 
     def add(self, batch: RolloutBatch) -> None:
         """Keep the successful episodes of a batch; the oldest of their tasks make room."""
@@ -62,10 +75,13 @@ class SuccessMemory:
     def learn(self) -> dict[str, float]:
         """``config.updates`` steps of imitation; none where there is nothing yet. Returns metrics ``memory/…``. Raises
         `TrainingDiverged`."""
+        if not any(self.episodes.values()) and self.demonstrations is None:
+            return self._figures([])
+        losses = [self._imitation.update()["sft/loss"] for _ in range(self.config.updates)]
+        return self._figures([loss for loss in losses if math.isfinite(loss)])
+
+    def _figures(self, losses: list[float]) -> dict[str, float]:
         kept = sum(len(episodes) for episodes in self.episodes.values())
-        losses = []
-        if kept or self.demonstrations is not None:
-            losses = [self._imitation.update()["sft/loss"] for _ in range(self.config.updates)]
         metrics = {"memory/episodes": float(kept), "memory/updates": float(len(losses))}
         return metrics | ({"memory/loss": sum(losses) / len(losses)} if losses else {})
 

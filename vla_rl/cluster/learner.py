@@ -115,8 +115,8 @@ class GroupLearner:
         c = self._run.config
         size = c.cluster.learners
         job = LearnerJob(
-            Workplace.of(c, size), self._run.env.embodiment.to_dict(), self._run.env.privileged_dim, 0, size,
-            c.cluster.learner_mode, c.cluster.hang_timeout,
+            Workplace.of(c, size), self._run.env.embodiment.to_dict(), tuple(self._run.env.tasks),
+            self._run.env.privileged_dim, 0, size, c.cluster.learner_mode, c.cluster.hang_timeout,
         )  # fmt: skip
         self._actors = [
             self._ray.remote(**self._seats.options("learner", i))(LearnerActor).remote(dataclasses.replace(job, index=i))

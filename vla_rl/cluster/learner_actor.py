@@ -19,6 +19,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.learning.learners import BatchLearner
 from vla_rl.learning.spool import learned_weights
 from vla_rl.run.rl_phase import learner_of, trained_policy
+from vla_rl.types import TaskSpec
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class LearnerJob:
 
     place: workplace.Workplace
     embodiment: dict[str, Any]
+    tasks: tuple[TaskSpec, ...]
     privileged_dim: int
     index: int
     size: int
@@ -53,7 +55,7 @@ class LearnerActor:
     def open(self, address: str) -> None:
         """Meet the other ranks at ``address`` and build what learns. Raises `UserError` for what the user can mend."""
         job = self._job
-        run = job.place.enter(job.embodiment, job.privileged_dim)
+        run = job.place.enter(job.embodiment, job.tasks, job.privileged_dim)
         backend = "nccl" if run.device.type == "cuda" else "gloo"
         dist.init_process_group(
             backend, init_method=address, rank=job.index, world_size=job.size, timeout=timedelta(seconds=job.timeout)

@@ -23,7 +23,7 @@ from vla_rl.interfaces import Env
 from vla_rl.reporting.progress import Progress
 from vla_rl.run.context import Run
 from vla_rl.run.learner_main import Described
-from vla_rl.types import EmbodimentSpec
+from vla_rl.types import EmbodimentSpec, TaskSpec
 
 _PACKAGES = ("vla_rl", "sim", "policies", "reward_models", "real")
 
@@ -46,15 +46,17 @@ class Workplace:
         share = threads or max(1, torch.get_num_threads() // sharers)
         return cls(tree, os.getcwd(), tuple(path for path in sys.path if path), share)
 
-    def enter(self, embodiment: Mapping[str, Any] | None = None, privileged_dim: int = 0) -> Run:
+    def enter(
+        self, embodiment: Mapping[str, Any] | None = None, tasks: tuple[TaskSpec, ...] = (), privileged_dim: int = 0
+    ) -> Run:
         """Be there; the run as one process alone would have it, with nothing opened. ``embodiment``
-        (`EmbodimentSpec.to_dict`) stands in for the env of a process that opens none."""
+        (`EmbodimentSpec.to_dict`) and ``tasks`` stand in for the env of a process that opens none."""
         os.chdir(self.folder)
         sys.path += [path for path in self.paths if path not in sys.path]
         torch.set_num_threads(self.threads)
         run = Run(configs.from_tree(self.config), cast(Any, None), Progress(), {})
         if embodiment is not None:
-            run.env = cast(Env, Described(EmbodimentSpec.from_dict(embodiment), (), privileged_dim))
+            run.env = cast(Env, Described(EmbodimentSpec.from_dict(embodiment), tasks, privileged_dim))
         return run
 
 

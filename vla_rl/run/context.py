@@ -26,6 +26,7 @@ from vla_rl.interfaces import Collector, Env
 from vla_rl.reporting.metrics import BEST_FILE, MetricsLogger, write_json
 from vla_rl.reporting.progress import Progress
 from vla_rl.rewards.sources import demonstration_trajectories
+from vla_rl.rewards.tools import leave_out
 from vla_rl.rollout.engine import RolloutEngine
 from vla_rl.run.opening import acting_policy, open_env, select_tasks
 from vla_rl.types import TaskSpec, Trajectory
@@ -129,9 +130,20 @@ def shown(run: Run, policy: Any) -> list[Trajectory]:
     return demonstration_trajectories(split_demonstrations(run)[0], stride=policy.chunk_length)
 
 
-def split_demonstrations(run: Run, base_part: bool = True) -> tuple[DemonstrationDataset, DemonstrationDataset | None]:
+def imitated(run: Run, policy: Any = None) -> tuple[DemonstrationDataset, DemonstrationDataset | None, dict[str, Any]]:
+    """What SFT trains on, what it is checked on, and figures of what was left out; in ``policy``'s chunks (None: those that
+    are configured)."""
+    dataset, validation = split_demonstrations(run, run.config.sft.base_part, policy)
+    return dataset, validation, leave_out(dataset, run.config.sft.filter, run.progress.say)
+
+
+def split_demonstrations(
+    run: Run, base_part: bool = True, policy: Any = None
+) -> tuple[DemonstrationDataset, DemonstrationDataset | None]:
     """What SFT trains on and what it is checked on; of hybrid rollouts what the frozen policy did too, or not."""
     collected, shown = not run.config.dataset, demonstrations(run)
+    if policy is not None:
+        shown.chunk_length = policy.chunk_length
     kept = shown if base_part else shown.without_base()
     return kept.split(run.config.sft.validation_episodes, 1.0 if collected else 0.2)
 

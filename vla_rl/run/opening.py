@@ -11,7 +11,7 @@ from typing import Any
 
 from vla_rl import build
 from vla_rl.algorithms.augmentation import require_mirror
-from vla_rl.asked import ChecksCameras, PolicyOptions, PublishedStart, asked
+from vla_rl.asked import AlgorithmOptions, ChecksCameras, PolicyOptions, PublishedStart, asked
 from vla_rl.checkpoint import EMBODIMENT, load_policy
 from vla_rl.config import RunConfig
 from vla_rl.data.lerobot_reader import check_dataset
@@ -62,6 +62,8 @@ def checked_env(config: RunConfig, resources: contextlib.ExitStack) -> Env:
         _require_cameras(config.policy, env.embodiment)
         if "sft" in config.phases and config.sft.augment.mirror:
             require_mirror(env.embodiment)
+    if "rl" in config.phases and asked(config.algorithm, AlgorithmOptions).mirrors:
+        require_mirror(env.embodiment)
     if "rl" in config.phases and config.critic_type == "privileged" and env.privileged_dim < 1:
         raise ConfigError(f"critic=privileged reads simulator state, and env.type={config.env_type} shows none: critic=none")
     return env

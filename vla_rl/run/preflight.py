@@ -410,13 +410,15 @@ def _exists(key: str, value: str) -> Path:
 
 def _check_space(config: RunConfig, open_phases: list[str]) -> None:
     """Is there about enough room? Of a start that is there: three copies (the new one, the last one, the one before)."""
-    need = _LEAST_SPACE
+    need, env = _LEAST_SPACE, asked(config.env, EnvOptions)
+    tasks, frame = len(config.tasks or env.tasks) or 1, len(env.cameras) * env.pixels**2
     if "collect" in open_phases and not (config.checkpoint or config.dataset):
-        env = asked(config.env, EnvOptions)
-        tasks = len(config.tasks or env.tasks) or 1
-        episodes = tasks * (config.collect.episodes_per_task + config.sft.validation_episodes)
-        need += episodes * _FRAMES * len(env.cameras) * env.pixels**2
-    start = config.checkpoint or asked(config.policy, PolicyOptions).checkpoint
+        need += tasks * (config.collect.episodes_per_task + config.sft.validation_episodes) * _FRAMES * frame
+    policy = asked(config.policy, PolicyOptions)
+    if "rl" in open_phases:
+        decisions = _FRAMES // (policy.chunk_length or _FRAMES)
+        need += 3 * tasks * asked(config.algorithm, AlgorithmOptions).remembered * decisions * 3 * frame
+    start = config.checkpoint or policy.checkpoint
     if start and {"sft", "rl"} & set(open_phases):
         need += 3 * sum(p.stat().st_size for p in Path(start).glob("*.safetensors"))
     place = files.nearest_folder(config.run_dir)

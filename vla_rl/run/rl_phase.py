@@ -24,10 +24,10 @@ from vla_rl.run.context import (
     LEARNER_FOLDER,
     Run,
     evaluate_held_out,
+    imitated,
     keep_best,
     rl_start,
     shown,
-    split_demonstrations,
     start_checkpoint,
 )
 from vla_rl.run.opening import seeded
@@ -45,7 +45,7 @@ def _offered(run: Run) -> AlgorithmContext:
     return AlgorithmContext(
         lambda: _critic(run),
         lambda: run.acting(rl_start(run)),
-        lambda: split_demonstrations(run)[0] if run.has_dataset else None,
+        lambda policy: imitated(run, policy)[0] if run.has_dataset else None,
     )
 
 

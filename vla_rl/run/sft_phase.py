@@ -15,8 +15,7 @@ from vla_rl.data.collect import collect_demonstrations
 from vla_rl.data.collect_policy import collect_with_policy
 from vla_rl.data.demonstrations import DatasetSampler
 from vla_rl.learning.sft import train_sft
-from vla_rl.rewards.tools import leave_out
-from vla_rl.run.context import Run, split_demonstrations
+from vla_rl.run.context import Run, imitated
 from vla_rl.run.opening import seeded
 
 
@@ -43,8 +42,7 @@ def phase_sft(run: Run) -> dict[str, Any]:
     c = run.config
     if c.checkpoint:
         return {"skipped": "a checkpoint was given"}
-    dataset, validation = split_demonstrations(run, c.sft.base_part)
-    filtered = leave_out(dataset, c.sft.filter, run.progress.say)
+    dataset, validation, filtered = imitated(run)
     torch.manual_seed(c.seed)
     policy = build.implementation("policy", c.policy_type).from_statistics(
         c.policy, run.env.embodiment, dataset.action_stats, dataset.proprio_stats
