@@ -106,8 +106,7 @@ class PPO:
         groups = [(self._trunk, config.learning_rate), ([p for p in trained if id(p) in head], config.critic_learning_rate)]
         self.optimizer = make_adamw(groups, config.betas, config.weight_decay, offload=config.offload_optimizer)
         self.guard = GuardedStep(config.max_bad_updates, config.grad_clip, self.ranks)
-        trains_critic = critic is not None and self._needs_value
-        self._critic_trainer = CriticTrainer(cast(Critic, critic), config) if trains_critic else None
+        self._critic_trainer = CriticTrainer(critic, config) if critic is not None and self._needs_value else None
         self._reader = Reader(config, policy, self._critic_trainer, self._needs_value, self.ranks)
         self.generator = torch.Generator().manual_seed(config.seed)
         self.memory = SuccessMemory(config, policy, demonstrations, self.ranks) if config.memory.episodes else None

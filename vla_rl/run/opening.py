@@ -56,8 +56,7 @@ def checked_env(config: RunConfig, resources: contextlib.ExitStack) -> Env:
     if config.dataset and not build.env_entry(config.env_type).demonstrations:
         check_dataset(config.dataset, env.embodiment)
     if config.checkpoint:
-        own = check_checkpoint(Path(config.checkpoint))
-        env.embodiment.require(own, "the env in use", f"the checkpoint {config.checkpoint}")
+        env.embodiment.require(check_checkpoint(Path(config.checkpoint)), "the env", f"the checkpoint {config.checkpoint}")
     else:
         _require_cameras(config.policy, env.embodiment)
         if "sft" in config.phases and config.sft.augment.mirror:

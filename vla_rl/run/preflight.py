@@ -409,15 +409,13 @@ def _exists(key: str, value: str) -> Path:
 
 
 def _check_space(config: RunConfig, open_phases: list[str]) -> None:
-    """Is there about enough room? Of a start that is there: three copies (the new one, the last one, the one before)."""
-    need, env = _LEAST_SPACE, asked(config.env, EnvOptions)
+    """Is there about enough room? Of a start, and of what an algorithm keeps: three copies (new, last, the one before)."""
+    need, env, policy = _LEAST_SPACE, asked(config.env, EnvOptions), asked(config.policy, PolicyOptions)
     tasks, frame = len(config.tasks or env.tasks) or 1, len(env.cameras) * env.pixels**2
     if "collect" in open_phases and not (config.checkpoint or config.dataset):
         need += tasks * (config.collect.episodes_per_task + config.sft.validation_episodes) * _FRAMES * frame
-    policy = asked(config.policy, PolicyOptions)
-    if "rl" in open_phases:
-        decisions = _FRAMES // (policy.chunk_length or _FRAMES)
-        need += 3 * tasks * asked(config.algorithm, AlgorithmOptions).remembered * decisions * 3 * frame
+    kept = asked(config.algorithm, AlgorithmOptions).remembered * _FRAMES // (policy.chunk_length or _FRAMES)
+    need += ("rl" in open_phases) * tasks * kept * 3 * frame * 3
     start = config.checkpoint or policy.checkpoint
     if start and {"sft", "rl"} & set(open_phases):
         need += 3 * sum(p.stat().st_size for p in Path(start).glob("*.safetensors"))
