@@ -1,13 +1,17 @@
-"""The scripted operator in real time: a process that is a client like a person's device."""
+"""Who helps beside the console: the scripted operator in real time, and a person's device; each a process and a client."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
+import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
+from session_device import Raiser
 from session_policy import Mover
 from test_robot_session import TESTS, begun, gone, overrides, started
 
@@ -17,6 +21,7 @@ from real.messages import State
 from real.robots.server import ArmServer
 from real.robots.world import PointWorld
 from real.teleop.coached import RemoteCoach
+from real.teleop.process import TeleopConfig, serve
 from real.teleop.protocol import DeviceLost
 from real.verify import verify
 from vla_rl.checkpoint import save_checkpoint
@@ -138,3 +143,76 @@ def test_what_nobody_can_play_is_refused(given, asked, said):
 def test_in_virtual_time_a_session_without_learning_is_helped_too(tmp_path, idle, capsys):
     assert main(["robot", "run", "--lockstep", "--episodes", "1", *overrides(tmp_path, idle, *HELPS)]) == 0
     assert "with a person's help: 1 of 1 episodes succeeded" in capsys.readouterr().out
+
+
+# -------------------------------------------------------------------------------------------------------- a person's device
+def test_a_persons_device_takes_over_in_a_session(tmp_path, idle, capsys):
+    given = overrides(tmp_path, idle, "teleop=session_device:Raiser", "console.port=0", "robot.horizon=2000")
+    assert main(["robot", "run", "--episodes", "1", *given]) == 0
+    assert "with a person's help: 1 of 1 episodes succeeded" in capsys.readouterr().out
+    (episode,) = [read(path) for path in journals(tmp_path / "s")]
+    human = [tick for tick in episode.ticks if tick["is_human"]]
+    assert {(tick["mode"], tick["holder"]) for tick in human} == {("HUMAN", "teleop.raiser")}
+    assert human[-1]["pose"][2] > human[0]["pose"][2] + 0.1, "it raised the point"
+
+
+class Line:
+    """A `Client` whose session ends at ``ends`` seconds."""
+
+    class writer:
+        source = "teleop.raiser"
+
+    def __init__(self, ends: float, at: dict[float, Callable[[], Any]]):
+        self.begun, self.ends, self.at, self.sent = time.monotonic(), ends, at, []
+
+    def receive(self, seconds: float) -> None:
+        time.sleep(min(seconds, 0.01))
+        gone = time.monotonic() - self.begun
+        for when in [when for when in self.at if when <= gone]:
+            self.at.pop(when)()
+        if gone > self.ends:
+            raise LinkError("over")
+
+    def send(self, kind, valid_s=0.0, **fields):
+        self.sent.append((kind.__name__, fields))
+
+
+def test_a_device_that_was_lost_is_opened_again(tmp_path):
+    gone = tmp_path / "unplugged"
+    device = Raiser(str(gone), always=True)
+    device.connect()
+    client = Line(2.4, {0.2: gone.touch, 0.8: gone.unlink})
+    serve(client, device)
+    kinds = [(kind, fields.get("value", "")) for kind, fields in client.sent]
+    lost = kinds.index(("Event", "it is unplugged"))
+    assert "Lease" in [kind for kind, _ in kinds[:lost]] and "Lease" in [kind for kind, _ in kinds[lost:]], kinds
+    assert device.released and not device.connected, "closed as the session ends"
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        (["teleop=joystick"], "teleop=joystick: there is no such device, use one of spacemouse, lerobot"),
+        (["teleop=spacemouse", "teleop.paht=/dev/hidraw0"], "the options of teleop=spacemouse are wrong"),
+        (["teleop.path=/dev/hidraw0"], "name it, as teleop=spacemouse"),
+        (["teleop=spacemouse", "operator=stuck"], "is a person's"),
+    ],
+)
+def test_devices_that_cannot_be_are_refused(given, said):
+    with pytest.raises(ConfigError) as error:
+        possible(compose(["robot=fake", *given]), Asked(1))
+    assert said in str(error.value)
+    with pytest.raises(ConfigError, match="is a person's"):
+        possible(compose(["robot=fake", "teleop=spacemouse"]), Asked(1, console=False))
+
+
+def test_a_leaders_own_options_go_to_lerobot():
+    leader = TeleopConfig("lerobot", {"type": "so101_leader", "port": "/dev/ttyACM1", "relative": True}).make(("pan",))
+    assert (leader.config.type, leader.config.relative) == ("so101_leader", True)
+    assert leader.config.options == {"port": "/dev/ttyACM1"} and leader.names == ("pan",)
+
+
+def test_a_device_that_is_not_there_ends_the_session_before_it_begins(tmp_path, idle, capsys):
+    given = overrides(tmp_path, idle, "teleop=spacemouse", "teleop.path=/nowhere/hidraw0", "console.port=0")
+    assert main(["robot", "run", "--episodes", "1", *given]) == 2
+    assert "the teleop did not start: the SpaceMouse at /nowhere/hidraw0 cannot be opened" in capsys.readouterr().err

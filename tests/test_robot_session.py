@@ -585,6 +585,14 @@ def test_teaching_records_what_a_person_does(tmp_path):
     assert main(["robot", "export", str(tmp_path / "s"), str(tmp_path / "data")]) == 0
 
 
+def test_an_arm_of_lerobot_is_named_in_short():
+    given = ["robot=lerobot", "robot.type=so101_follower", "robot.port=/dev/ttyACM0", "robot.limits=limits/fake_point.yaml"]
+    own = compose(given).robot.options
+    assert own == {"type": "so101_follower", "options": {"port": "/dev/ttyACM0"}}
+    with pytest.raises(ConfigError, match=r"there is no key robot\.prot"):
+        compose([*given, "robot.prot=1"])
+
+
 # ---------------------------------------------------------------------------------------------------------------- errors
 @pytest.mark.parametrize(
     "given, said",

@@ -88,7 +88,12 @@ def build(config: LeaderConfig) -> Teleoperator:
 class Leader:
     """``names`` are the robot's action dimensions, which the leader's must be; ``device`` replaces lerobot's in tests."""
 
-    name = "leader"
+    name, config_class = "leader", LeaderConfig
+
+    @classmethod
+    def from_config(cls, config: LeaderConfig, names: Sequence[str]) -> Leader:
+        """Of a robot with these joints."""
+        return cls(config, names)
 
     def __init__(self, config: LeaderConfig, names: Sequence[str], device: Teleoperator | None = None):
         self.config, self.names = config, tuple(names)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -94,7 +95,12 @@ def find(devices: Path = DEVICES) -> str:
 class SpaceMouse:
     """Moved is engaged, with a hysteresis (`MotionEngage`)."""
 
-    name = "spacemouse"
+    name, config_class = "spacemouse", SpaceMouseConfig
+
+    @classmethod
+    def from_config(cls, config: SpaceMouseConfig, names: Sequence[str]) -> SpaceMouse:
+        """It has axes, whatever the robot's action is called."""
+        return cls(config)
 
     def __init__(self, config: SpaceMouseConfig):
         self.config = config

@@ -44,7 +44,7 @@ from vla_rl.robot import session as sessions
 from vla_rl.robot.harvest import LOOK_S, PHASE, SESSIONS, Harvest, HarvestThread
 from vla_rl.robot.labels import SessionReward
 from vla_rl.robot.live import live_of, start_live, why_not
-from vla_rl.robot.operator import make_operator, start_operator
+from vla_rl.robot.operator import make_operator
 from vla_rl.robot.policy import load_others, make_decide
 from vla_rl.robot.session import Asked
 from vla_rl.robot.settings import SessionSettings
@@ -57,7 +57,7 @@ from vla_rl.run.rl_phase import learner_of, trained_policy
 from vla_rl.types import EmbodimentSpec, TaskSpec, Trajectory
 
 PRESET = "hil_residual"
-_OF_SESSION = ("robot", "console", "operator")  # keys that are not the run's
+_OF_SESSION = ("robot", "cameras", "console", "operator", "teleop")  # keys that are not the run's
 _FROM_EXECUTED = ("none", "direct", "own")  # actors of which every step that was sent is right, however it was decided
 _SAVE_EVERY = 10  # episodes, in lockstep
 
@@ -212,8 +212,7 @@ def _session(learning: Learning, left: int, spec: Any, harvesting: HarvestThread
             checkpoint, learner = Path(settings.checkpoint), str(learning.folder / LEARNER_FOLDER)
             about = json.loads((body.run / "robot.json").read_text(encoding="utf-8"))["embodiment"]
             sessions.require_same(EmbodimentSpec.from_dict(about), checkpoint)
-            if settings.operator is not None:
-                start_operator(body, settings.operator)
+            sessions.start_person(body, settings, spec)
             sessions.start_policy(body, settings, checkpoint, about, plan, learner)
             if not why_not(learning.config):
                 start_live(body, learning.config, spec, settings.robot.score_every, settings.threads)

@@ -77,6 +77,16 @@ def possible(settings: SessionSettings, asked: Asked) -> None:
             "operator.* plays a person who helps a policy, and who knows what a simulated world knows: it goes neither with "
             "robot.driver nor with --no-policy. Leave it out, and help or drive in the console"
         )
+    if settings.teleop_options and not settings.teleop:
+        raise ConfigError("teleop.* are options of a device: name it, as teleop=spacemouse or teleop=lerobot")
+    if settings.teleop:
+        if not asked.console or settings.operator is not None:
+            raise ConfigError(
+                f"teleop={settings.teleop} is a person's: the console is where one labels and hands back. Leave out "
+                f"--headless, --lockstep and operator.*"
+            )
+        kind = build.attribute("real.teleop.process:TeleopConfig")
+        kind(settings.teleop, settings.teleop_options).make(())  # its options are right
     if asked.lockstep and not asked.episodes:
         raise ConfigError("--lockstep runs as fast as it can, with nobody watching: say how long with --episodes N")
 
@@ -98,8 +108,7 @@ def run_processes(
         judge = build.attribute("real.robots.remote:Judge")(body.arm_socket)
         with contextlib.closing(judge):
             plan = make_plan(settings, asked, judge.tasks)
-            if settings.operator is not None:
-                start_operator(body, settings.operator)
+            start_person(body, settings, embodiment)
             if checkpoint is not None:
                 require_same(embodiment, checkpoint)
                 say(f"loading {checkpoint}")
@@ -112,6 +121,16 @@ def run_processes(
             if asked.console:
                 open_console(body, settings, plan, say)
             lead(body, plan, embodiment.control_hz, judge, say)
+
+
+def start_person(body: Any, settings: SessionSettings, embodiment: EmbodimentSpec) -> None:
+    """The process of who helps beside the console: a device, or a scripted operator. Raises `UserError`."""
+    if settings.operator is not None:
+        start_operator(body, settings.operator)
+    if settings.teleop:
+        teleop = {"kind": settings.teleop, "options": settings.teleop_options}
+        job = {"socket": body.socket, "teleop": teleop, "names": list(embodiment.action_names)}
+        body.process("teleop", "real.teleop.process", [body.write_config("teleop", job)])
 
 
 def reward_config(settings: SessionSettings) -> Any:

@@ -167,7 +167,7 @@ class SessionSettings:
     their most likely action. ``threads`` are torch's in the policy's process (0: its own choice). ``reward`` are the
     overrides of the reward that scores each episode as it runs (none: nobody does). ``cameras`` {name: options}
     (`real.cameras.process.CameraConfig`) run beside the robot's own, each in its process. ``operator`` None: nobody is
-    played."""
+    played. ``teleop``: a person's device beside the console's (`real.teleop.process.TeleopConfig`)."""
 
     robot: RobotSettings
     cameras: dict[str, Any] = field(default_factory=dict)
@@ -180,6 +180,8 @@ class SessionSettings:
     threads: int = 0
     reward: list[str] = field(default_factory=list)
     operator: OperatorSettings | None = None
+    teleop: str = ""
+    teleop_options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -198,9 +200,12 @@ def compose(overrides: Sequence[str]) -> SessionSettings:
     reward = [o for o in overrides if o.startswith(("reward=", "reward."))]
     operator = [o for o in overrides if o.startswith("operator")]
     overrides = [o for o in overrides if o not in operator]
+    overrides = [re.sub(r"^teleop\.", "teleop_options.", o) for o in overrides]
     overrides = [re.sub(r"^(cameras\.\w+)=(?!\{)", r"\1.type=", o) for o in overrides]  # cameras.NAME=TYPE
     try:
         robot = OmegaConf.load(_robot_file(chosen[-1] if chosen else "tabletop"))
+        for key, long in robot.pop("short", {}).items():
+            overrides = [re.sub(rf"^robot\.{key}=", f"robot.{long}=", o) for o in overrides]
         given = OmegaConf.from_dotlist([o for o in overrides if not o.startswith("robot=") and o not in reward])
         tree = OmegaConf.to_container(OmegaConf.merge({"robot": robot}, given), resolve=True)
     except (OmegaConfBaseException, ValueError) as error:
