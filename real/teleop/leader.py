@@ -88,12 +88,7 @@ def build(config: LeaderConfig) -> Teleoperator:
 class Leader:
     """``names`` are the robot's action dimensions, which the leader's must be; ``device`` replaces lerobot's in tests."""
 
-    name, config_class = "leader", LeaderConfig
-
-    @classmethod
-    def from_config(cls, config: LeaderConfig, names: Sequence[str]) -> Leader:
-        """Of a robot with these joints."""
-        return cls(config, names)
+    name = "leader"
 
     def __init__(self, config: LeaderConfig, names: Sequence[str], device: Teleoperator | None = None):
         self.config, self.names = config, tuple(names)

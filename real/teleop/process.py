@@ -24,7 +24,7 @@ from real.teleop.protocol import Device
 from vla_rl.errors import ConfigError, UserError
 
 HZ = 30.0
-KINDS = {"spacemouse": "real.teleop.spacemouse:SpaceMouse", "lerobot": "real.teleop.leader:Leader"}
+KINDS = {"spacemouse": "real.teleop.spacemouse:SpaceMouse", "lerobot": "real.teleop.leader:Leader"}  # and CLASSConfig
 _AGAIN_S = 1.0
 
 
@@ -42,14 +42,16 @@ class TeleopConfig:
                 f"teleop={self.kind}: there is no such device, use one of {', '.join(KINDS)}, or package.module:Class; "
                 f"keyboard, mouse and gamepad work in the console's page"
             )
-        device, given = named(KINDS.get(self.kind, self.kind)), dict(self.options)
-        config = getattr(device, "config_class", None)
-        if config is not None:
+        path, given = KINDS.get(self.kind, self.kind), dict(self.options)
+        device: Any = named(path)
+        try:
+            if self.kind not in KINDS:
+                return device(**given)  # type: ignore[no-any-return]
+            config = named(f"{path}Config")
             own = {f.name for f in dataclasses.fields(config)}
             if "options" in own:  # what is no key of this project's is the vendor's: port, id ...
                 given["options"] = {**given.get("options", {}), **{k: given.pop(k) for k in set(given) - own}}
-        try:
-            return device(**given) if config is None else device.from_config(config(**given), names)  # type: ignore[no-any-return]
+            return device(config(**given), names)  # type: ignore[no-any-return]
         except TypeError as error:
             raise ConfigError(f"the options of teleop={self.kind} are wrong: {error}") from None
 

@@ -95,14 +95,10 @@ def find(devices: Path = DEVICES) -> str:
 class SpaceMouse:
     """Moved is engaged, with a hysteresis (`MotionEngage`)."""
 
-    name, config_class = "spacemouse", SpaceMouseConfig
+    name = "spacemouse"
 
-    @classmethod
-    def from_config(cls, config: SpaceMouseConfig, names: Sequence[str]) -> SpaceMouse:
-        """It has axes, whatever the robot's action is called."""
-        return cls(config)
-
-    def __init__(self, config: SpaceMouseConfig):
+    def __init__(self, config: SpaceMouseConfig, names: Sequence[str] = ()):
+        """Whatever the robot's action is called (``names``), this has axes."""
         self.config = config
         self.reports = Reports()
         self._engage = MotionEngage(config.engage)

@@ -203,7 +203,7 @@ def compose(overrides: Sequence[str]) -> SessionSettings:
     overrides = [re.sub(r"^teleop\.", "teleop_options.", o) for o in overrides]
     overrides = [re.sub(r"^(cameras\.\w+)=(?!\{)", r"\1.type=", o) for o in overrides]  # cameras.NAME=TYPE
     try:
-        robot = OmegaConf.load(_robot_file(chosen[-1] if chosen else "tabletop"))
+        robot = dict(OmegaConf.load(_robot_file(chosen[-1] if chosen else "tabletop")))
         for key, long in robot.pop("short", {}).items():
             overrides = [re.sub(rf"^robot\.{key}=", f"robot.{long}=", o) for o in overrides]
         given = OmegaConf.from_dotlist([o for o in overrides if not o.startswith("robot=") and o not in reward])
