@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add(command: Add) -> None:
-    """``vla-rl robot run``, ``teach``, ``learn``, ``doctor``, ``verify`` and ``export``."""
+    """``vla-rl robot run``, ``teach``, ``learn``, ``doctor``, ``verify``, ``replay`` and ``export``."""
     robot = command("robot", None, "sessions with a real or simulated arm")
     kinds = robot.add_subparsers(title="what to do", metavar="WHAT", required=True)
 
@@ -39,6 +39,14 @@ def add(command: Add) -> None:
     verify.set_defaults(function=run_verify)
     verify.add_argument("session", type=Path, metavar="SESSION")
     verify.add_argument("--recover", action="store_true", help="close what a kill left open, at its last good record")
+
+    again = kinds.add_parser("replay", help="do on the arm again what was sent to it in a recorded episode, and compare")
+    again.set_defaults(function=run_replay)
+    again.add_argument("session", type=Path, metavar="SESSION")
+    again.add_argument("--episode", type=int, default=None, metavar="N", help="default: the last that succeeded")
+    again.add_argument("--headless", action="store_true", help="without console: simulated arms only")
+    again.add_argument("--lockstep", action="store_true", help="in virtual time; no console")
+    again.add_argument("overrides", nargs="*", metavar="key=value", help="the robot of that session, e.g. robot=fake")
 
     export = kinds.add_parser("export", help="write a session as a LeRobotDataset, or as FILE.rrd for the Rerun viewer")
     export.set_defaults(function=run_export)
@@ -121,6 +129,16 @@ def run_verify(arguments: argparse.Namespace) -> int:
         print(f"problem: {problem}")
     print(f"{len(lines)} episodes, {len(problems)} problems")
     return 1 if problems else 0
+
+
+def run_replay(arguments: argparse.Namespace) -> None:
+    from vla_rl.robot.replay import replay
+    from vla_rl.robot.session import Asked
+    from vla_rl.robot.settings import compose
+
+    a = arguments
+    asked = Asked(1, console=not (a.headless or a.lockstep), lockstep=a.lockstep)
+    replay(a.session, a.episode, compose(a.overrides), asked, lambda text: print(text, flush=True))
 
 
 def run_export(arguments: argparse.Namespace) -> None:

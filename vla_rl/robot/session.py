@@ -167,11 +167,12 @@ def body_config(settings: SessionSettings) -> Any:
 
 
 def make_plan(settings: SessionSettings, asked: Asked, known: dict[str, dict[str, Any]]) -> Any:
-    """``known`` are the world's tasks; without a world the tasks are instructions."""
+    """``known`` are the world's tasks (TASK, or TASK/NUMBER of an initial state); without a world they are instructions."""
     task = build.attribute("real.tasks:Task")
     resets = settings.robot.practice.reset
     names = settings.robot.tasks or [name for name in known if name != resets] or ["teleoperated"]
-    unknown = [name for name in [*names, *([resets] if resets else [])] if known and name not in known]
+    asked_for = [name.partition("/")[0] for name in names] if known else []  # (of an instruction no part is a number)
+    unknown = [name for name in [*asked_for, *([resets] if resets else [])] if known and name not in known]
     if unknown:
         raise ConfigError(
             f"robot.tasks or robot.practice.reset has {unknown[0]!r}, which this world does not know: {', '.join(known)}"
@@ -181,7 +182,9 @@ def make_plan(settings: SessionSettings, asked: Asked, known: dict[str, dict[str
     def made(name: str) -> Any:
         if not known:
             return build.attribute("real.tasks:spoken")(name, horizon)
-        return task(name, known[name]["instruction"], horizon=horizon or known[name]["horizon"])
+        name, _, number = name.partition("/")
+        own, at = known[name], int(number) if number.isdigit() else -1
+        return task(name, own["instruction"], at, horizon=horizon or own["horizon"])
 
     plan = build.attribute("real.episodes:Plan")(
         tuple(map(made, names)), asked.episodes, leads=bool(known), policy=asked.policy, alone=not asked.console,

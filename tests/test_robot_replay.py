@@ -1,0 +1,79 @@
+"""A recorded episode done again: the same decisions, the same places, one chunk after the other and only once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from session_policy import Mover
+from test_robot_session import overrides
+
+from real.journal import journals, read
+from real.robots.world import PointWorld
+from vla_rl.checkpoint import save_checkpoint
+from vla_rl.cli import main
+from vla_rl.errors import UserError
+from vla_rl.robot.replay import Recorded, strayed
+from vla_rl.types import Observation
+
+SPEC = PointWorld().embodiment
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recorded")
+    save_checkpoint(folder / "mover", Mover(SPEC))
+    given = overrides(folder, folder / "mover", "robot.horizon=20")
+    assert main(["robot", "run", "--lockstep", "--episodes", "2", *given]) == 0
+    return folder / "s"
+
+
+def sent(folder):
+    (episode,) = [read(path) for path in journals(folder)]
+    return [tick for tick in episode.steps if tick["sent"]]
+
+
+@pytest.mark.parametrize("way", ["--lockstep", "--headless"])
+def test_an_episode_is_done_again_and_compared(session, tmp_path, capsys, way, monkeypatch):
+    given = [f"output_dir={tmp_path}", "name=again", "robot=fake", "robot.supervisor.silence_s=0.3"]
+    assert main(["robot", "replay", str(session), way, "--episode", "1", *given, "robot.supervisor.frame_age_s=2.0"]) == 0
+    said = capsys.readouterr().out
+    before = [tick for tick in read(journals(session)[0]).steps if tick["sent"]]
+    after = sent(tmp_path / "again")
+    assert len(after) >= len(before) and f"replaying episode 1 of {session}: {len(before)} control steps" in said
+    np.testing.assert_allclose([t["sent"] for t in before], [t["sent"] for t in after[: len(before)]], atol=2e-3)
+    found = strayed(before, after)
+    assert found.unit == "m" and found.distance.max() < (1e-6 if way == "--lockstep" else 0.02)
+    assert str(found) in said and "of the record" not in said
+    assert after[-1]["policy_version"].startswith("recorded@")
+
+
+def test_it_plays_once_and_then_holds_still():
+    rows = torch.arange(12.0).view(3, 4)
+    policy = Recorded(SPEC, rows, [2, 1])
+
+    def decide(memory, instruction="raise the point"):
+        out = policy.act(Observation({}, torch.zeros(1, 4), (instruction,)), memory=memory)
+        return out.chunk.actions[0].tolist(), out.memory
+
+    first = [policy.initial_memory()]
+    assert decide(first, "")[0] == rows[:2].tolist(), "a blank question begins nothing"
+    chunk, memory = decide(first)
+    assert chunk == rows[:2].tolist()
+    chunk, memory = decide(memory)
+    assert chunk == rows[2:].tolist()
+    assert decide(memory)[0] == [[0.0, 0.0, 0.0, 11.0]], "over"
+    assert decide(first)[0] == [[0.0, 0.0, 0.0, 11.0]], "interrupted: not from the beginning again"
+
+
+def test_what_cannot_be_replayed_is_one_clear_error(session, tmp_path, capsys):
+    given = [f"output_dir={tmp_path}", "robot=fake"]
+    assert main(["robot", "replay", str(session), "--lockstep", "--episode", "9", "name=a", *given]) == 2
+    assert "--episode 9:" in (said := capsys.readouterr().err) and "holds the episodes 1, 2" in said
+    assert main(["robot", "replay", str(tmp_path), "--lockstep", "name=b", *given]) == 2
+    assert "holds no journal" in capsys.readouterr().err
+    other = ["robot.options.image_size=8", "name=c"]
+    assert main(["robot", "replay", str(session), "--lockstep", *given, *other]) == 2
+    assert "CameraSpec(name='front', height=8, width=8)" in capsys.readouterr().err and not list((tmp_path / "c").glob("journal/*"))
+    with pytest.raises(UserError, match="nothing was sent"):
+        strayed([{"pose": [0.0] * 7}], [])
