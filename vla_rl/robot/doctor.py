@@ -25,6 +25,7 @@ _PACKAGES = (
     ("robosuite", "sim", "the simulated Panda", True),
     ("lerobot", "lerobot", "lerobot's robots and leader arms, and datasets", False),
     ("pyrealsense2", "real", "RealSense cameras", False),
+    ("mink", "real", "arms of joints that are driven by poses of the hand", False),
 )
 _DEVICES = (
     ("serial ports", ("ttyACM*", "ttyUSB*"), "dialout", "arms and leader arms of lerobot"),
