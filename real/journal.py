@@ -164,6 +164,16 @@ class Episode:
         """The ticks that ended a control step."""
         return [tick for tick in self.ticks if tick["step_done"]]
 
+    @property
+    def verdict(self) -> dict[str, Any] | None:
+        """The event of the last label that says success or failure; None where nobody gave one."""
+        labels = [e for e in self.events if e["name"] == "label" and e["value"] in ("success", "failure")]
+        return labels[-1] if labels else None
+
+    @property
+    def succeeded(self) -> bool:
+        return self.verdict is not None and self.verdict["value"] == "success"
+
 
 def read(path: str | Path, pictures: bool = True) -> Episode:
     """A journal, whether or not it was closed. Raises `JournalError` for another file."""

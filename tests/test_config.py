@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import sys
 import textwrap
 from pathlib import Path
@@ -74,7 +75,8 @@ def test_every_group_option_composes(group, option):
 def test_every_option_that_the_core_asks_for_is_one_of_a_shipped_component(group):
     """A misspelt one would be left at its default for ever."""
     configs = [build.config_class(group, name) for name in build.names(group)]
-    known = {name for config in configs for name in (*dir(config), *(f.name for f in dataclasses.fields(config)))}
+    known = {field.name for config in configs for field in dataclasses.fields(config)}
+    known |= {name for config in configs for name, _ in inspect.getmembers(config, lambda x: isinstance(x, property))}
     assert {field.name for field in dataclasses.fields(vars(questions)[f"{group.title()}Options"])} <= known
 
 

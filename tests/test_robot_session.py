@@ -422,6 +422,17 @@ def overrides(tmp_path, mover, *more):
     return [f"checkpoint={mover}", "robot=fake", f"output_dir={tmp_path}", "name=s", *slow, *more]
 
 
+def unhurried(capsys, arguments):
+    """(which try, what was said) of a session in real time, whose ``arguments`` may depend on the try: once more where the
+    guard says that this machine is too busy for a session."""
+    for i in range(6):
+        code, said = main(arguments(i)), capsys.readouterr()
+        if code == 0:
+            return i, said.out
+        assert "too busy" in said.err, said
+    raise AssertionError(said)
+
+
 def test_a_policy_that_cannot_be_guided_is_refused_before_anything_moves(tmp_path, mover, capsys):
     asked = ["robot", "run", "--headless", "--episodes", "1"]
     for more in (["--lockstep"], []):

@@ -98,9 +98,6 @@ def _shown(spec: EmbodimentSpec, episode: Any) -> EmbodimentSpec:
 
 
 def _episode(episode: Any, rows: list[tuple[dict, dict]], spec: EmbodimentSpec, picture: Any) -> dict[str, Any]:
-    labels = [e for e in episode.events if e["name"] == "label"]
-    judged = [e["value"] for e in labels if e["value"] in ("success", "failure")]
-
     def vectors(name: str) -> np.ndarray:
         """[T a], zeros where there was none."""
         return np.array([end[name] or [0.0] * spec.action_dim for _, end in rows], np.float32)
@@ -120,7 +117,7 @@ def _episode(episode: Any, rows: list[tuple[dict, dict]], spec: EmbodimentSpec, 
         "proprio": np.array([begun["proprio"] for begun, _ in rows], np.float32),
         "actions": vectors("sent"),
         "instruction": task.instruction,
-        "success": bool(judged) and judged[-1] == "success",
+        "success": episode.succeeded,
         "task_id": task.name,
         "init_state_id": int(episode.header["episode"]),
         "extra": {

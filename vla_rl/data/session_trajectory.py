@@ -121,10 +121,9 @@ def _filled(executed: np.ndarray, h: int) -> Tensor:
 
 def _verdict(episode: Any) -> tuple[bool, bool, str]:
     """(success, terminated, who labelled it)."""
-    labels = [e for e in episode.events if e["name"] == "label" and e["value"] in ("success", "failure")]
-    if not labels:
+    if episode.verdict is None:
         return False, False, ""
-    success, source = labels[-1]["value"] == "success", labels[-1]["source"].partition(".")[0]
+    success, source = episode.succeeded, episode.verdict["source"].partition(".")[0]
     late = episode.end is not None and episode.end["reason"] == "out of time"
     cut = late or source == "simulator"  # which calls nothing a failure but what ran out of time
     return success, success or not cut, source

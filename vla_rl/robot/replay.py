@@ -7,6 +7,7 @@ person watches, takes over, stops. What the arm did then is compared with what i
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -97,22 +98,17 @@ def chosen(session: Path, number: int | None) -> tuple[Any, int]:
     """An episode of a session (`real.journal.Episode`; None: the last that succeeded, else the last) and its place among
     those. Raises `UserError` where there is none, or nothing was sent in it."""
     paths = build.attribute("real.journal:journals")(session)
-    episodes = [build.attribute("real.journal:read")(path, pictures=False) for path in paths]
-    if number is None:
-        at = max(range(len(episodes)), key=lambda i: (_succeeded(episodes[i]), i))
-    else:
-        numbers = [int(episode.header["episode"]) for episode in episodes]
-        if number not in numbers:
-            raise UserError(f"--episode {number}: {session} holds the episodes {', '.join(map(str, numbers))}")
-        at = numbers.index(number)
-    if not _sent(episodes[at]):
+    read = functools.partial(build.attribute("real.journal:read"), pictures=False)
+    newest_first = ((read(paths[at]), at) for at in reversed(range(len(paths))))  # a long session is not read as a whole
+    wanted = (e for e in newest_first if (e[0].succeeded if number is None else e[0].header["episode"] == number))
+    found = next(wanted, None)
+    if found is None and number is not None:
+        held = ", ".join(str(read(path).header["episode"]) for path in paths)
+        raise UserError(f"--episode {number}: {session} holds the episodes {held}")
+    episode, at = found or (read(paths[-1]), len(paths) - 1)
+    if not _sent(episode):
         raise UserError(f"{paths[at]}: nothing was sent to the arm in it, choose another with --episode N")
-    return episodes[at], at
-
-
-def _succeeded(episode: Any) -> bool:
-    labels = [e["value"] for e in episode.events if e["name"] == "label" and e["value"] in ("success", "failure")]
-    return bool(labels) and labels[-1] == "success"
+    return episode, at
 
 
 def _sent(episode: Any) -> list[dict[str, Any]]:
