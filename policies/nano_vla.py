@@ -119,6 +119,7 @@ class NanoVLA(VisionLanguageTrunk):
         unused = torch.arange(config.action_bins, device=counts.device)[None] >= counts[:, None]
         self.has_unused_bins = config.binary_gripper
         self.register_buffer("unused_bins", unused, persistent=False)  # [a bins]
+        self.register_buffer("label_sigma", self._label_sigma(), persistent=False)  # [a]
 
     @property
     def correlated_axes(self) -> tuple[str, ...]:
@@ -321,8 +322,18 @@ class NanoVLA(VisionLanguageTrunk):
             ).tolist()
         return loss, dict(zip(("nll", "accuracy", "mae", "entropy"), metrics, strict=True))
 
+    def _label_sigma(self) -> Tensor:
+        """Widths [a] of soft labels in bins: ``soft_label_sigma``, but no wider than the data's own standard deviation. Where
+        demonstrations hardly turn the hand, wider ones would teach it to turn at random."""
+        centers = self._finite_centers()
+        mean, std = (torch.tensor(row)[:, None] for row in (self.action_stats.mean, self.action_stats.std))
+        nearest = (centers - mean).abs().masked_fill(self.unused_bins, math.inf).argmin(-1, keepdim=True)
+        lower = nearest.clamp(max=centers.shape[1] - 2)
+        gap = (centers.gather(1, lower + 1) - centers.gather(1, lower)).abs()
+        return (std / gap.clamp(min=1e-12)).clamp(1e-3, self.config.soft_label_sigma)[:, 0]
+
     def _soft_labels(self, actions: Tensor, tokens: Tensor) -> Tensor:
-        """Gaussian weights [b h a bins] around the action, ``soft_label_sigma`` bins wide; they sum to one.
+        """Gaussian weights [b h a bins] around the action, ``label_sigma`` bins wide; they sum to one.
 
         Distance is counted in bins, between neighbours interpolated: an action half-way between two centres weighs
         both alike. Dimensions with two bins get hard labels.
@@ -336,7 +347,7 @@ class NanoVLA(VisionLanguageTrunk):
         gap = torch.where(offset >= 0, upper - nearest, nearest - lower)
         position = tokens + torch.where(gap > 0, offset / gap.clamp(min=1e-12), torch.zeros_like(gap)).clamp(-0.5, 0.5)
         bins = torch.arange(self.config.action_bins, device=centers.device)
-        soft = -0.5 * ((bins - position[..., None]) / self.config.soft_label_sigma) ** 2
+        soft = -0.5 * ((bins - position[..., None]) / self.label_sigma[:, None]) ** 2
         soft = soft.masked_fill(self.unused_bins, -math.inf).softmax(-1)
         if not self.has_unused_bins:
             return soft

@@ -345,6 +345,19 @@ def test_soft_labels():
     assert loss.item() != pytest.approx(metrics["nll"])
 
 
+def test_soft_labels_are_no_wider_than_the_data_in_that_dimension():
+    """Else a hand that no demonstration turns is taught to turn at random, and sampled episodes fail."""
+    wide = VectorStats.from_bounds(SPEC.action_low, SPEC.action_high)
+    stats = dataclasses.replace(wide, std=(0.0, 0.5 * 0.015, wide.std[2]))  # none, half a bin of nine, more than a bin
+    policy = NanoVLA(dataclasses.replace(TINY, soft_label_sigma=1.0), SPEC, action_stats=stats)
+    torch.testing.assert_close(policy.label_sigma, torch.tensor([1e-3, 0.5, 1.0]))
+    actions = torch.tensor([[[0.0, 0.02, 0.0]]]).expand(1, 3, 3)  # the middle of each
+    soft = policy._soft_labels(actions, policy.encode_actions(actions))[0, 0]
+    assert soft[0].tolist() == [0.0] * 4 + [1.0] + [0.0] * 4, "what never moves has hard labels"
+    torch.testing.assert_close(soft[1, 5] / soft[1, 4], torch.tensor(-2.0).exp())
+    torch.testing.assert_close(soft[2, 5] / soft[2, 4], torch.tensor(-0.5).exp())
+
+
 def test_label_smoothing_is_cross_entropy_with_smoothed_targets():
     policy = make(label_smoothing=0.2)
     observation, actions = observe(3), torch.zeros(3, 3, 3)
