@@ -323,8 +323,8 @@ class NanoVLA(VisionLanguageTrunk):
         return loss, dict(zip(("nll", "accuracy", "mae", "entropy"), metrics, strict=True))
 
     def _label_sigma(self) -> Tensor:
-        """Widths [a] of soft labels in bins: ``soft_label_sigma``, but no wider than the data's own standard deviation. Where
-        demonstrations hardly turn the hand, wider ones would teach it to turn at random."""
+        """Widths [a] of soft labels in bins: ``soft_label_sigma``, but no wider than the data's own standard deviation.
+        Where demonstrations hardly turn the hand, wider ones would teach it to turn at random."""
         centers = self._finite_centers()
         mean, std = (torch.tensor(row)[:, None] for row in (self.action_stats.mean, self.action_stats.std))
         nearest = (centers - mean).abs().masked_fill(self.unused_bins, math.inf).argmin(-1, keepdim=True)

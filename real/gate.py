@@ -39,8 +39,10 @@ SIGNALS = sum(1 << s for s in (FINITE, AGE, WORKSPACE, JOINTS, IK, FORCE))
 
 _TINY, _HUGE = 1e-9, 1e9
 _CREEP = 0.02  # rad/s, m/s: what is this slow is at rest
-_SOON = 0.03  # seconds that it takes to stop
+_SOON = 0.05  # seconds that it takes to stop, with a tick or two of its way bending
 _ABSURD = 1e6  # no robot's metres, radians or degrees
+_ALLOWED = 0.95  # of the speed limit, for a target
+_HOLDBACK = 8.0  # taken off a target's speed for what the arm is faster
 _DAMPING = 1e-4  # squared, of the joint velocities that a hand's velocity needs
 _ROUNDS = 4  # of the box and the keep-outs against each other
 
@@ -111,7 +113,7 @@ class Gate:
         if request.obs_stamp is not None and (age := now - request.obs_stamp) > self.limits.observation_age:
             work[AGE] = age - self.limits.observation_age
             return self._refused(work, "")
-        if not self.joint_space and (trip := _escapes(self.limits, measured, work)) is not None:
+        if not self.joint_space and (trip := _escapes(self.limits, measured, work, self.gain)) is not None:
             return self._refused(work, trip)
         if (beyond := self._leaving(measured)) > 0.0:
             work[JOINTS] = beyond
@@ -188,7 +190,9 @@ class Gate:
             velocity = self._joint_ends(velocity, measured, work)
         else:
             place, _ = self._here(measured)
-            velocity = np.stack([self._workspace(velocity[0], (place, self._stopped(measured)), work), velocity[1]])
+            calm = _shorten(velocity, self._calm(measured) * self._speed)
+            hand = self._overspeed(calm[0], measured, work)
+            velocity = np.stack([self._workspace(hand, (place, self._stopped(measured)), work), calm[1]])
             velocity = self._by_joints(velocity, measured, work)
         velocity, trip = self._force(velocity, measured, work)
         if velocity is not limited:
@@ -200,7 +204,7 @@ class Gate:
         """The next velocity and its derivative: towards ``wanted`` as fast as acceleration and jerk allow without having to
         overshoot it (the acceleration may be at most what its own jerk can take back in time)."""
         speed = self._speed * (self.limits.slow if slow else 1.0)
-        goal = _shorten(wanted, 0.95 * speed)  # what is left takes up the last of an acceleration in another direction
+        goal = _shorten(wanted, _ALLOWED * speed)  # what is left takes up the last of an acceleration in another direction
         gap = goal - self._velocity
         size = np.linalg.norm(gap, axis=1)
         jerk = self._jerk * self.dt  # change of the acceleration in a tick
@@ -212,6 +216,27 @@ class Gate:
         velocity = _shorten(velocity, np.where(faster > self._speed, self._speed, faster))
         work[RATE] = _largest(wanted - velocity)
         return velocity, change
+
+    def _calm(self, measured: Measured) -> float:
+        """The share of its speeds that an arm under impedance control has where it comes through the room that its walls
+        begin earlier: all of them a braking distance before a wall, none half of one beyond it. Whoever slides along a
+        wall while the wrist turns is pushed through it by what braking the joints makes of both."""
+        if not self.gain or measured.jacobian is None:
+            return 1.0
+        half = _half_braking(self.limits)
+        return float(np.clip((half - _beyond(self.limits, measured.position)) / (3.0 * half), 0.0, 1.0))
+
+    def _overspeed(self, u: np.ndarray, measured: Measured, work: np.ndarray) -> np.ndarray:
+        """The hand's velocity [3] with less of it along the arm's own motion where that is faster than any target may be:
+        under impedance control what its joints do to each other, and the posture it keeps, can push it on."""
+        if not self.gain or measured.jacobian is None:
+            return u
+        motion = measured.jacobian[:3] @ measured.joint_velocity
+        fast = float(np.linalg.norm(motion))
+        if (excess := fast - _ALLOWED * float(self._speed[0])) <= 0.0:
+            return u
+        work[RATE] = max(work[RATE], excess)
+        return u - _HOLDBACK * excess * motion / fast
 
     def _stopped(self, measured: Measured) -> np.ndarray:
         """Where an arm under (critically damped) impedance control would come to rest if nothing pulled any more."""
@@ -367,10 +392,10 @@ class Gate:
         return self.grip
 
 
-def _escapes(x: Limits, measured: Measured, work: np.ndarray) -> str | None:
+def _escapes(x: Limits, measured: Measured, work: np.ndarray, gain: float) -> str | None:
     """Whether to brake, and why the session should pause ("": it need not). The hand runs through a wall, and is beyond
-    it; or a joint is within half its margin and goes on. Where an arm's controller holds a posture against its target no
-    target brings it back; only standing still helps."""
+    it already; or a joint is within half its margin and goes on. Where an arm's controller holds a posture against its
+    target no target brings it back; only standing still helps."""
     if measured.jacobian is None or len(measured.joint_velocity) != measured.jacobian.shape[1]:
         return None
     speed = measured.joint_velocity
@@ -380,22 +405,30 @@ def _escapes(x: Limits, measured: Measured, work: np.ndarray) -> str | None:
         if len(ending):
             work[JOINTS] = float(np.max(np.abs(speed[ending])))
             return f"joint {ending[0] + 1} runs into its end"
-    ahead = measured.position + _SOON * (measured.jacobian[:3] @ speed)
-    now, then = _outside_by(x, measured.position), _outside_by(x, ahead)
-    half = 0.25 * x.speed**2 / x.acceleration  # of a braking distance
-    if then > half and then > now + 0.1 * _SOON * _CREEP:
+    soon = min(_SOON, 0.5 / gain) if gain else _SOON  # a stiff arm may come nearer before it is slowed down
+    ahead = measured.position + soon * (measured.jacobian[:3] @ speed)
+    now, then = max(0.0, _beyond(x, measured.position)), _beyond(x, ahead)
+    if then > 0.0 and then > now + 0.1 * soon * _CREEP:
         work[WORKSPACE] = then
-        return "the hand drifts through a wall, and its controller does not bring it back" if now > 0.0 else ""
+        pause = now > 0.0 and then > _half_braking(x)
+        return "the hand drifts through a wall, and its controller does not bring it back" if pause else ""
     return None
 
 
-def _outside_by(x: Limits, place: np.ndarray) -> float:
-    """How far (m) beyond the wall that is passed furthest; 0 where none is."""
-    most = 0.0
+def _half_braking(x: Limits) -> float:
+    """Half of a braking distance (m)."""
+    return 0.25 * x.speed**2 / x.acceleration
+
+
+def _beyond(x: Limits, place: np.ndarray) -> float:
+    """How far (m) beyond the wall that is passed furthest; below 0 the distance to the nearest; -inf where there is none."""
+    most = -math.inf
     if x.box is not None:
         most = max(most, float(np.max(np.array(x.box.low) - place)), float(np.max(place - np.array(x.box.high))))
     for box in x.keep_out:
-        most = max(most, float(min(np.min(place - np.array(box.low)), np.min(np.array(box.high) - place))))
+        depth = float(min(np.min(place - np.array(box.low)), np.min(np.array(box.high) - place)))
+        outside = float(np.linalg.norm(place - np.clip(place, box.low, box.high)))
+        most = max(most, depth if depth > 0.0 else -outside)
     return most
 
 

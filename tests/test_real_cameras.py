@@ -40,7 +40,7 @@ def picture(number: int, height: int = 48, width: int = 84) -> np.ndarray:
     return rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
-WAITS = "camera wrist shows what was"
+WAITS = "camera wrist is gone"
 
 
 class Scripted:

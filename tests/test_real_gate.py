@@ -111,14 +111,34 @@ def test_an_arm_that_drifts_through_a_wall_is_pulled_back_gently():
 
 
 def test_a_wall_counts_from_where_an_arm_would_come_to_rest():
-    """At 0.24 m/s towards the wall, a critically damped arm of gain 6 still goes 0.24 / 24 m: it is at the wall already."""
-    box = Box((-1.0, -1.0, 0.0), (0.01, 1.0, 1.0))
+    """At 0.24 m/s towards the wall, a critically damped arm of gain 6 still goes 0.24 / 24 m: four fifths of the way."""
+    box = Box((-1.0, -1.0, 0.0), (0.0125, 1.0, 1.0))
     jacobian = np.vstack([np.eye(3), np.zeros((3, 3))])
-    for speed, wanted in ((0.0, 6.0 * 0.01), (0.24, 0.0)):
+    for speed, wanted in ((0.0, 6.0 * 0.0125), (0.24, 6.0 * 0.0025)):
         moving = dataclasses.replace(at(jacobian=jacobian), joint_velocity=np.array([speed, 0.0, 0.0]))
         g = gate(gain=6.0, box=box)
         g(to(0.05, 0.0, 0.3), moving, 0.0)
         assert g.velocity[0] == pytest.approx(wanted, abs=2e-5)
+
+
+def test_an_arm_that_is_faster_than_its_target_is_held_back():
+    """What its joints do to each other can push it on: the target gives way by 8 times the excess over 0.95 · 0.3 m/s."""
+    jacobian = np.vstack([np.eye(3), np.zeros((3, 3))])
+    for speed, wanted in ((0.28, 0.285), (0.295, 0.285 - 8 * 0.01)):
+        moving = dataclasses.replace(at(jacobian=jacobian), joint_velocity=np.array([speed, 0.0, 0.0]))
+        g = gate(gain=6.0, speed=0.3)
+        g(to(0.09, 0.0, 0.3), moving, 0.0)
+        np.testing.assert_allclose(g.velocity[:3], [wanted, 0.0, 0.0], atol=1e-9)
+
+
+def test_an_arm_at_a_wall_may_be_less_fast_in_all_directions():
+    """All of it a braking distance (0.3² / 2 m) before the wall, none half of one beyond: braking bends the hand's way."""
+    box, jacobian = Box((-1.0, -1.0, 0.0), (0.0, 1.0, 1.0)), np.vstack([np.eye(3), np.zeros((3, 3))])
+    for beyond, share in ((-0.05, 0.95), (-0.0225, 2 / 3), (0.0, 1 / 3), (0.0225, 0.0)):
+        g = gate(gain=6.0, box=box, speed=0.3, acceleration=1.0, jerk=1e9)
+        for _ in range(60):
+            g(to(beyond, 0.09, 0.3), at((beyond, 0.0, 0.3), jacobian=jacobian), 0.0)
+        assert g.velocity[1] == pytest.approx(share * 0.3, abs=1e-3), beyond
 
 
 def test_a_joint_that_runs_into_its_end_is_braked_whatever_the_hand_was_asked_to_do():
@@ -132,7 +152,8 @@ def test_a_joint_that_runs_into_its_end_is_braked_whatever_the_hand_was_asked_to
 
 
 def test_what_does_not_come_back_pauses_the_session():
-    """Half a braking distance is 1² / (4 · 100) m; drifting at 0.1 m/s it is there 0.03 s later."""
+    """Half a braking distance is 1² / (4 · 100) m; drifting at 0.1 m/s it is there 0.025 s later. Looked at is where it is
+    0.05 s later."""
     jacobian = np.vstack([np.eye(3), np.zeros((3, 3))])
     box, ends = Box((-1.0, -1.0, 0.0), (0.0, 1.0, 1.0)), {"joint_low": (-1.0,) * 3, "joint_high": (1.0,) * 3}
 
@@ -145,7 +166,8 @@ def test_what_does_not_come_back_pauses_the_session():
 
     assert "drifts through a wall" in trip(0.003, 0.1, box=box) and "drifts" in trip(0.0001, 0.1, box=box)
     assert not trip(0.003, 0.0, box=box) and not trip(0.003, -0.1, box=box), "at rest, and on its way back"
-    assert not trip(-0.001, 0.1, box=box) and not trip(0.0001, 0.05, box=box), "slow enough to be stopped"
+    assert not trip(-0.006, 0.1, box=box) and trip(-0.004, 0.1, box=box) == "braked", "before the wall"
+    assert trip(0.0001, 0.04, box=box) == "braked", "slow enough to be stopped"
     assert trip(-0.001, 0.2, box=box) == "braked", "inside, and too fast for that"
     assert "drifts" in trip(0.003, 0.1, keep_out=(Box((0.0, -1.0, 0.0), (1.0, 1.0, 1.0)),))
     assert trip(-0.5, 0.1, joint=0.98, joint_margin=0.05, **ends) == "joint 1 runs into its end"

@@ -474,6 +474,11 @@ def test_watches_by_hand():
     assert "twice" in cameras.see(frame, 10.1) and cameras.stale(10.2) == "" and "0.40 s ago" in cameras.stale(10.4)
     assert cameras.see(dataclasses.replace(frame, device_no=10, capture=10.4), 10.4) == "" and cameras.gaps == {"front": 2}
     assert "after" in cameras.see(dataclasses.replace(frame, device_no=3, capture=10.5), 10.5)
+    cameras.left("somebody else")
+    assert cameras.stale(10.5) == ""
+    cameras.left(frame.source)
+    assert "camera front is gone" in cameras.stale(10.5), "its process ended: at once"
+    assert cameras.see(dataclasses.replace(frame, device_no=11, capture=10.6), 10.6) == "" == cameras.stale(10.6), "again"
     assert "future" in cameras.see(dataclasses.replace(frame, device_no=11, capture=12.0), 10.5)
 
 

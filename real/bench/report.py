@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import numpy as np
 from real.bench.gate import adversarial
 from real.bench.trials import Operator, driver, trial
 from real.body import Body, BodyConfig
+from real.cameras.process import CameraConfig
 from real.link import Client
 from real.messages import Input, Lease, State
 from real.named import make_world
@@ -23,7 +25,7 @@ from real.named import make_world
 VICTIMS = (
     ("policy", "killed"), ("policy", "frozen"), ("teleop", "killed"), ("teleop", "frozen"), ("console", "killed"),
     ("console", "frozen"), ("operator", "killed"), ("recorder", "killed"), ("recorder", "frozen"), ("supervisor", "killed"),
-    ("supervisor", "frozen"),
+    ("supervisor", "frozen"), ("camera", "killed"), ("camera", "frozen"),
 )  # fmt: skip
 # what is aimed at: (hold begins, at rest) in seconds, metres
 TARGETS = {"killed": (0.170, 0.300, 0.055), "frozen": (0.170, 0.300, 0.055)}
@@ -31,7 +33,7 @@ TARGETS = {"killed": (0.170, 0.300, 0.055), "frozen": (0.170, 0.300, 0.055)}
 
 def bench_robot(world: str, limits: Path, options: dict[str, Any], real_time: int = 0) -> dict[str, Any]:
     """``options``: trials per victim (0: none), actions against the gate, seconds of lateness and takeovers (0: neither),
-    busy processes beside it."""
+    beside it busy processes, and cameras of 640 × 480 that are recorded and shown in a console with a viewer."""
     small = {"cameras": ["agentview"], "camera_size": 84} if world == "tabletop" else {}
     config = BodyConfig(
         limits=str(limits.resolve()), world=world, options=small, real_time=real_time,
@@ -40,13 +42,18 @@ def bench_robot(world: str, limits: Path, options: dict[str, Any], real_time: in
     document: dict[str, Any] = {"world": world, "real_time": real_time, "cores": len(os.sched_getaffinity(0)), **options}
     document["load_at_start"] = os.getloadavg()[0]
     rng = np.random.default_rng(0)
-    rows = [trial(v, how, config, float(rng.uniform(0.4, 0.7))) for v, how in VICTIMS for _ in range(options["trials"])]
+    bodies = {"camera": with_cameras(config, 1)}
+    rows = [
+        trial(v, how, bodies.get(v, config), float(rng.uniform(0.4, 0.7)))
+        for v, how in VICTIMS
+        for _ in range(options["trials"])
+    ]
     document["trials_by_victim"] = [
         _summary(v, how, [r for r in rows if (r.victim, r.how) == (v, how)]) for v, how in VICTIMS
     ]
     document["trials_all"] = [dataclasses.asdict(r) for r in rows]
     if options["seconds"]:
-        document["lateness"] = lateness(config, options["seconds"], options["busy"])
+        document["lateness"] = lateness(with_cameras(config, options["cameras"]), options["seconds"], options["busy"])
         document["takeover"] = takeover(config, max(3, options["trials"]))
     document["gate"] = adversarial(make_world(world, small), limits, options["actions"], seed=0)
     return document
@@ -68,9 +75,8 @@ def _summary(victim: str, how: str, rows: list[Any]) -> dict[str, Any]:
 
 
 def lateness(config: BodyConfig, seconds: float, busy: int) -> dict[str, Any]:
-    """How late the supervisor's ticks began, while the arm moves and ``busy`` processes at nice 19 compute."""
-    import json
-
+    """How late the supervisor's ticks began, while the arm moves and ``busy`` processes at nice 19 compute; each process'
+    share of a core; and how old the cameras' pictures were as they reached a console's viewer."""
     burn = "import numpy as n\nimport os\nos.nice(19)\na = n.random.rand(300, 300)\nwhile True: a = (a @ a) % 1.0"
     burners = [subprocess.Popen([sys.executable, "-c", burn], start_new_session=True) for _ in range(busy)]
     with tempfile.TemporaryDirectory(prefix="late") as place:
@@ -79,8 +85,14 @@ def lateness(config: BodyConfig, seconds: float, busy: int) -> dict[str, Any]:
                 operator = Operator(body.socket)
                 policy = driver(body.socket, config.world, Path(place) / "driver.txt", "--sway")
                 try:
+                    viewed = _show(body) if config.cameras else None
                     operator.drive()
+                    before = {name: _cpu_seconds(process.pid) for name, process in body.processes.items()}
+                    began = time.monotonic()
                     operator.watch(seconds)
+                    over = time.monotonic() - began
+                    shares = {name: (_cpu_seconds(body.processes[name].pid) - s) / over for name, s in before.items()}
+                    ages = _ages(body, viewed) if viewed else []
                 finally:
                     policy.kill()
                     policy.wait()
@@ -90,7 +102,38 @@ def lateness(config: BodyConfig, seconds: float, busy: int) -> dict[str, Any]:
             for process in burners:
                 process.kill()
                 process.wait()
-    return report | {"seconds": seconds, "busy": busy, "load": os.getloadavg()[0]}
+    figures = {"seconds": seconds, "busy": busy, "load": os.getloadavg()[0], "cpu_share": shares}
+    if ages:
+        levels = (("p50", 0.5), ("p95", 0.95), ("max", 1.0))
+        figures |= {"pictures": len(ages), "picture_age_ms": {k: 1e3 * float(np.quantile(ages, q)) for k, q in levels}}
+    return report | figures
+
+
+def with_cameras(config: BodyConfig, count: int) -> BodyConfig:
+    """``count`` cameras of 640 × 480 at 30 Hz beside the arm."""
+    pattern = CameraConfig("real.bench.pattern:Pattern", 480, 640, {"hz": 30.0})
+    return dataclasses.replace(config, cameras={f"side{i}": pattern for i in range(count)})
+
+
+def _show(body: Body) -> Path:
+    """Start a console and a page that watches it, which writes its pictures' ages to this file as it ends."""
+    file = body.run / "ages.json"
+    asked = body.write_config("console", {"socket": body.socket, "console": {"port": 0}})
+    url = body.process("console", "real.console.process", [asked], may_end=True).split()[1]
+    body.process("viewer", "real.bench.viewer", [url, str(file)], may_end=True)
+    return file
+
+
+def _ages(body: Body, file: Path) -> list[float]:
+    viewer = body.processes["viewer"]
+    viewer.terminate()
+    viewer.wait(10.0)
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime and stime; proc(5)
 
 
 def takeover(config: BodyConfig, trials: int) -> dict[str, Any]:

@@ -104,8 +104,9 @@ def driver(socket: str, world: str, log: Path, *more: str) -> subprocess.Popen:
 
 
 def trial(victim: str, how: str, config: BodyConfig, delay: float, folder: Path | None = None) -> Trial:
-    """``victim`` "policy", "teleop" (whose device then moves the arm), "console", "supervisor", "recorder", or "operator"
-    (who has control, in this process) is "killed" or "frozen" ``delay`` seconds after the arm was told to move."""
+    """``victim`` "policy", "teleop" (whose device then moves the arm), "console", "supervisor", "recorder", "camera" (of
+    ``config``), or "operator" (who has control, in this process) is "killed" or "frozen" ``delay`` seconds after the arm
+    was told to move."""
     with tempfile.TemporaryDirectory(prefix="trial", dir=folder) as place, Body(place, config) as body:
         own = {"policy": driver(body.socket, config.world, Path(place) / "driver.txt")}
         if victim == "console":
@@ -116,7 +117,8 @@ def trial(victim: str, how: str, config: BodyConfig, delay: float, folder: Path 
         try:
             operator.drive("HUMAN" if victim == "teleop" else "AUTO")
             operator.watch(delay)
-            when = _strike(victim, how, body.processes | own, operator)
+            processes = {name.split("_")[0]: process for name, process in body.processes.items()}  # camera_side0
+            when = _strike(victim, how, processes | own, operator)
             if victim == "operator":
                 time.sleep(1.2)  # its packets are not read any more either
             else:

@@ -154,6 +154,7 @@ class Reception:
         self._sequences.pop(client, None)
         if known is None:
             return
+        self.cameras.left(known.source)
         if known.role == "policy":
             self._void()
         if self._input is not None and self._input.source == known.source:

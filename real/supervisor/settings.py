@@ -17,8 +17,9 @@ class SupervisorConfig:
 
     An input, a role's beat or a policy older than ``silence_s`` makes the arm hold; a policy that stays silent for
     ``fault_s`` latches a fault, one that lives and sends nothing pauses after ``thinking_s``. ``required`` roles must live
-    while anything moves, and ``cameras`` must deliver new pictures younger than ``frame_age_s``. ``state_age_s`` is how old
-    the robot's own state may be. A gate that clips (beyond shaping the motion) for more than half of ``sustained_s`` pauses.
+    while anything moves, and ``cameras`` must deliver new pictures younger than ``frame_age_s`` (at 10 Hz it takes 0.25).
+    ``state_age_s`` is how old the robot's own state may be. A gate that clips (beyond shaping the motion) for more than half
+    of ``sustained_s`` pauses.
     ``home`` is the scripted reset's pose (x y z, and w x y z) or joints; empty: the simulator resets itself, or the operator
     is asked and confirms. ``home_tolerance`` in metres, or joint units. A policy that brings the hand out of the box from
     ``safe_low`` to ``safe_high`` (m; empty: none) is paused: a smaller box than the limits', to practise in.
@@ -31,7 +32,7 @@ class SupervisorConfig:
     lease_s: float = 2.0
     required: tuple[str, ...] = ()
     cameras: tuple[str, ...] = ()
-    frame_age_s: float = 0.3
+    frame_age_s: float = 0.15
     state_age_s: float = 0.15
     sustained_s: float = 1.0
     home: tuple[float, ...] = ()

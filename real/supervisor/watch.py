@@ -57,11 +57,15 @@ class Cameras:
     def __init__(self, names: tuple[str, ...], limit_s: float):
         self.names, self.limit_s = names, limit_s
         self._newest: dict[str, tuple[int, float]] = {}
+        self._source: dict[str, str] = {}  # whose connection it came over
+        self._gone: set[str] = set()
         self.gaps: dict[str, int] = {}
 
     def see(self, frame: Frame, now: float) -> str:
         """Take note of it; says what is wrong with it, or ""."""
         before = self._newest.get(frame.camera)
+        self._source[frame.camera] = frame.source
+        self._gone.discard(frame.camera)
         if frame.capture > now + 0.05:
             return f"{frame.camera}: a picture from the future"
         if before is not None and frame.device_no <= before[0]:
@@ -75,12 +79,18 @@ class Cameras:
         self._newest[frame.camera] = (frame.device_no, frame.capture)
         return ""
 
+    def left(self, source: str) -> None:
+        """The process whose messages bear this name has ended: faster than its pictures' age tells."""
+        self._gone |= {name for name, other in self._source.items() if other == source}
+
     def stale(self, now: float) -> str:
         """Why no picture of a required camera is young enough, or ""."""
         for name in self.names:
             newest = self._newest.get(name)
             if newest is None:
                 return f"camera {name} has sent no picture"
+            if name in self._gone:
+                return f"camera {name} is gone: its process has ended"
             if now - newest[1] > self.limit_s:
                 return f"camera {name} shows what was {now - newest[1]:.2f} s ago"
         return ""

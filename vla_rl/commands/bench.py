@@ -126,6 +126,7 @@ def _add_robot(kinds: Any) -> None:
     robot.add_argument("--steps", type=int, default=10_000, metavar="N", help="adversarial actions against the gate")
     robot.add_argument("--seconds", type=float, default=20.0, help="of measuring the loop's lateness")
     robot.add_argument("--busy", type=int, default=1, help="processes that compute meanwhile")
+    robot.add_argument("--cameras", type=int, default=2, help="of 640 x 480 at 30 Hz, recorded and shown meanwhile")
     robot.add_argument("--real-time", type=int, default=0, metavar="PRIORITY", help="SCHED_FIFO, if permitted")
     robot.add_argument("--json", type=Path, metavar="FILE")
 
@@ -200,7 +201,8 @@ def run_bench_soak(arguments: argparse.Namespace) -> int:
 def run_bench_robot(arguments: argparse.Namespace) -> None:
     from vla_rl import build
 
-    options = {"trials": arguments.trials, "actions": arguments.steps, "seconds": arguments.seconds, "busy": arguments.busy}
+    given = {"trials": arguments.trials, "actions": arguments.steps, "seconds": arguments.seconds}
+    options = {**given, "busy": arguments.busy, "cameras": arguments.cameras}
     bench = build.attribute("real.bench.report:bench_robot")
     document = bench(arguments.world, _limits(arguments), options, real_time=arguments.real_time)
     write_result(arguments.json, document)
