@@ -82,6 +82,14 @@ def test_the_level_counts_once_nothing_falls_below_it_again(finished):
     assert "not reached in 512 episodes" in run_text(learning_of(finished, 0.95), 0.95)
 
 
+def test_episodes_that_judged_a_learned_reward_count(finished):
+    phases = json.loads((finished / "phases.json").read_text()) | {"reward": {"complete": True, "episodes": 64}}
+    (finished / "phases.json").write_text(json.dumps(phases))
+    found = learning_of(finished, 0.8)
+    assert found["episodes"] == 64 + 512 and [p["episodes"] for p in found["curve"]] == [64, 192, 320, 448, 576]
+    assert found["reached"]["episodes"] == 448
+
+
 def test_several_runs_stand_side_by_side_in_a_table_and_a_figure(finished, tmp_path, capsys):
     rows = [record(1, wait=4.0, learn=10.0, **{"eval/success": 0.4}), record(2, wait=4.0, learn=10.0)]
     other = write(tmp_path / "other", rows, {})

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -148,6 +151,16 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys):
     monkeypatch.setattr(pipeline, "run_pipeline", interrupted)
     assert cli.main(["train", "run=toy"]) == 130
     assert "the same command resumes" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_gone_ends_a_command_quietly():
+    """``vla-rl ... | head``."""
+    read, write = os.pipe()
+    os.close(read)
+    code = "import sys; from vla_rl.cli import main; sys.exit(main(['train', 'run=toy', '--dry-run']))"
+    done = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert done.returncode == 141 and done.stderr == b""
 
 
 def test_a_programming_error_is_not_hidden(monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import select
 import signal
 import sys
 import threading
@@ -17,7 +18,7 @@ from vla_rl.errors import ConfigError, UserError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit status (2: bad input, 130: interrupted)."""
+    """Run a command; returns the exit status (2: bad input, 130: interrupted, 141: nobody reads on)."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
     if rest and ("overrides" not in arguments or any(r.startswith("-") for r in rest)):
@@ -33,11 +34,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _terminable():
             _check_numbers(arguments)
             _check_targets(arguments)
-            return arguments.function(arguments) or 0
+            status = arguments.function(arguments) or 0
+            sys.stdout.flush()  # so that a reader that has gone shows here
+            return status
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (OSError, MemoryError) as error:
+        if isinstance(error, BrokenPipeError) and _unread():
+            return 128 + signal.SIGPIPE
         from vla_rl.files import explained
 
         text = explained(error) if isinstance(error, OSError) else "there is not enough memory for these settings"
@@ -49,6 +54,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         resumes = arguments.function in (*run.RESUMES, robot.run_learn)
         print("\ninterrupted" + ("; the same command resumes" if resumes else ""), file=sys.stderr)
         return 130
+
+
+def _unread() -> bool:
+    """Whether nobody reads the output any more (``vla-rl ... | head``); then what is left of it goes nowhere."""
+    output = select.poll()
+    output.register(1)
+    gone = any(event & select.POLLERR for _, event in output.poll(0))
+    if gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return gone
 
 
 @contextlib.contextmanager

@@ -89,18 +89,19 @@ def rl_records(run: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def learning_curve(rows: Sequence[Record], before: float | None, after: float | None) -> list[Point]:
+def learning_curve(rows: Sequence[Record], before: float | None, after: float | None, judged: int = 0) -> list[Point]:
     """Held-out success over the course of RL.
 
     ``eval/success`` of an iteration was measured before its episodes. ``before`` and ``after`` are the success of the
-    starting policy and of the last one, as the phases eval_sft and eval_rl measured them (None: they did not).
+    starting policy and of the last one, as the phases eval_sft and eval_rl measured them (None: they did not). ``judged``
+    episodes were spent before on judging a learned reward; they count.
     """
-    points = [] if before is None or "eval/success" in rows[0] else [Point(0, 0, 0, 0.0, before)]
-    episodes, steps, seconds = 0, 0, 0.0
+    points = [] if before is None or "eval/success" in rows[0] else [Point(0, judged, 0, 0.0, before)]
+    episodes, steps, seconds = judged, 0, 0.0
     for row in rows:
         if row.get("eval/success") is not None:
             points.append(Point(int(row["step"]) - 1, episodes, steps, seconds, float(row["eval/success"])))
-        episodes, steps = int(row.get("episodes") or 0), int(row.get("control_steps") or 0)
+        episodes, steps = judged + int(row.get("episodes") or 0), int(row.get("control_steps") or 0)
         seconds += iteration_seconds(row)["learn"]
     if after is not None:
         points.append(Point(int(rows[-1]["step"]), episodes, steps, seconds, after))
@@ -122,13 +123,14 @@ def learning_of(run: Path, level: float) -> dict[str, Any]:
         path, complete = run / f"eval_{name}.json", phases.get(f"eval_{name}", {}).get("complete")
         return EvaluationResult.load(path).success_rate if complete and path.exists() else None
 
-    curve = learning_curve(rows, evaluated("sft"), evaluated("rl"))
+    judged = int(phases.get("reward", {}).get("episodes", 0))
+    curve = learning_curve(rows, evaluated("sft"), evaluated("rl"), judged)
     at = reached(curve, level)
     return {
         "run": str(run),
         "iterations": int(rows[-1]["step"]),
         **_configured(run),
-        "episodes": int(rows[-1].get("episodes") or 0),
+        "episodes": judged + int(rows[-1].get("episodes") or 0),
         "learn_seconds": sum(s["learn"] for s in seconds),
         "evaluate_seconds": sum(s["evaluate"] for s in seconds) if all("time/iteration" in r for r in rows) else None,
         "curve": [asdict(point) for point in curve],
