@@ -28,9 +28,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from real.limits import Box, Limits
+from real.limits import Limits
 from real.robots.protocol import Capabilities, Measured, Reference
 from real.rotations import difference, from_vector, multiply, normalised
+from real.walls import Walls
 
 STAGES = ("finite", "age", "step", "rate", "workspace", "joints", "ik", "force", "gripper")
 FINITE, AGE, STEP, RATE, WORKSPACE, JOINTS, IK, FORCE, GRIPPER = range(len(STAGES))
@@ -44,7 +45,6 @@ _ABSURD = 1e6  # no robot's metres, radians or degrees
 _ALLOWED = 0.95  # of the speed limit, for a target
 _HOLDBACK = 8.0  # taken off a target's speed for what the arm is faster
 _DAMPING = 1e-4  # squared, of the joint velocities that a hand's velocity needs
-_ROUNDS = 4  # of the box and the keep-outs against each other
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,7 @@ class Gate:
         wide = [x.joint_speed, x.joint_acceleration, x.joint_jerk, x.joint_step]
         rows = [[v] for v in wide] if self.joint_space else [list(p) for p in pairs]
         self._speed, self._acceleration, self._jerk, self._step = (np.minimum(np.array(r), _HUGE) for r in rows)
+        self.walls = Walls(limits, self.gain, dt)
         self.grip, self._gripped = 0.0, -math.inf
         self.reset()
 
@@ -113,7 +114,7 @@ class Gate:
         if request.obs_stamp is not None and (age := now - request.obs_stamp) > self.limits.observation_age:
             work[AGE] = age - self.limits.observation_age
             return self._refused(work, "")
-        if not self.joint_space and (trip := _escapes(self.limits, measured, work, self.gain)) is not None:
+        if not self.joint_space and (trip := _escapes(self.walls, measured, work)) is not None:
             return self._refused(work, trip)
         if (beyond := self._leaving(measured)) > 0.0:
             work[JOINTS] = beyond
@@ -190,10 +191,12 @@ class Gate:
             velocity = self._joint_ends(velocity, measured, work)
         else:
             place, _ = self._here(measured)
-            calm = _shorten(velocity, self._calm(measured) * self._speed)
-            hand = self._overspeed(calm[0], measured, work)
-            velocity = np.stack([self._workspace(hand, (place, self._stopped(measured)), work), calm[1]])
-            velocity = self._by_joints(velocity, measured, work)
+            if self.gain and measured.jacobian is not None:
+                velocity = _shorten(velocity, self.walls.share(measured.position) * self._speed)
+            hand = self._overspeed(velocity[0], measured, work)
+            kept = self.walls.kept(hand, (place, self._stopped(measured)))
+            work[WORKSPACE] = float(np.linalg.norm(kept - hand))
+            velocity = self._by_joints(np.stack([kept, velocity[1]]), measured, work)
         velocity, trip = self._force(velocity, measured, work)
         if velocity is not limited:
             change = _shorten((velocity - before) / self.dt, self._acceleration)
@@ -217,15 +220,6 @@ class Gate:
         work[RATE] = _largest(wanted - velocity)
         return velocity, change
 
-    def _calm(self, measured: Measured) -> float:
-        """The share of its speeds that an arm under impedance control has where it comes through the room that its walls
-        begin earlier: all of them a braking distance before a wall, none half of one beyond it. Whoever slides along a
-        wall while the wrist turns is pushed through it by what braking the joints makes of both."""
-        if not self.gain or measured.jacobian is None:
-            return 1.0
-        half = _half_braking(self.limits)
-        return float(np.clip((half - _beyond(self.limits, measured.position)) / (3.0 * half), 0.0, 1.0))
-
     def _overspeed(self, u: np.ndarray, measured: Measured, work: np.ndarray) -> np.ndarray:
         """The hand's velocity [3] with less of it along the arm's own motion where that is faster than any target may be:
         under impedance control what its joints do to each other, and the posture it keeps, can push it on."""
@@ -243,63 +237,6 @@ class Gate:
         if not self.gain or measured.jacobian is None:
             return self._here(measured)[0]
         return measured.position + measured.jacobian[:3] @ measured.joint_velocity / (4.0 * self.gain)
-
-    def _workspace(self, u: np.ndarray, places: tuple[np.ndarray, ...], work: np.ndarray) -> np.ndarray:
-        """The hand's velocity [3] without what leads too fast towards a wall from any of ``places``."""
-        if self.limits.box is None and not self.limits.keep_out:
-            return u
-        start = u
-        for _ in range(_ROUNDS):
-            kept = u
-            for place in places:
-                kept = self._inside(kept, place)
-                for box in self.limits.keep_out:
-                    kept = self._outside(kept, place, box)
-            if np.array_equal(kept, u):
-                break
-            u = kept
-        else:
-            u = np.zeros(3)  # a corner that walls make together
-        work[WORKSPACE] = float(np.linalg.norm(u - start))
-        return u
-
-    def _approach(self, distance: np.ndarray) -> np.ndarray:
-        """How fast (m/s) a wall that is ``distance`` metres away may come nearer: so that there is room to stop.
-
-        Below 0 where the arm is beyond it: then it has to come back, gently. An arm under impedance control that is only
-        kept from going on would drift through a wall along which it slides, as what its joints do to each other pushes it.
-        Four times its stiffness and, from where it would come to rest, twice its damping: critically damped again; and its
-        walls begin one and a half braking distances earlier.
-        """
-        distance = distance - (0.75 * self._speed[0] ** 2 / self._acceleration[0] if self.gain else 0.0)
-        room, beyond = np.maximum(distance, 0.0), np.maximum(-distance, 0.0)
-        share = self.gain if self.gain else 0.5 / self.dt
-        nearer = np.minimum(np.sqrt(self._acceleration[0] * room), share * room)  # half of the acceleration that it has
-        most = min(self.limits.slow * self._speed[0], self._acceleration[0] * self.dt)
-        back = np.minimum((4.0 if self.gain else 1.0) * share * beyond, most)
-        return np.where(beyond > 0.0, np.where(beyond < self._step[0], -back, 0.0), nearer)
-
-    def _inside(self, u: np.ndarray, place: np.ndarray) -> np.ndarray:
-        box = self.limits.box
-        if box is None:
-            return u
-        return np.clip(u, -self._approach(place - np.array(box.low)), self._approach(np.array(box.high) - place))
-
-    def _outside(self, u: np.ndarray, place: np.ndarray, box: Box) -> np.ndarray:
-        low, high = np.array(box.low), np.array(box.high)
-        away = place - np.clip(place, low, high)
-        distance = float(np.linalg.norm(away))
-        if distance > _TINY:
-            normal = away / distance
-        else:  # inside: the nearest face is the way out
-            depth = np.concatenate([place - low, high - place])
-            face = int(np.argmin(depth))
-            normal = np.zeros(3)
-            normal[face % 3] = -1.0 if face < 3 else 1.0
-            distance = -float(depth[face])
-        towards = -float(u @ normal)
-        allowed = float(self._approach(np.array(distance)))
-        return u + (towards - allowed) * normal if towards > allowed + _TINY else u
 
     def _by_joints(self, velocity: np.ndarray, measured: Measured, work: np.ndarray) -> np.ndarray:
         """Slow the hand where the joints that carry it come to their ends, or would have to turn too fast."""
@@ -392,44 +329,27 @@ class Gate:
         return self.grip
 
 
-def _escapes(x: Limits, measured: Measured, work: np.ndarray, gain: float) -> str | None:
+def _escapes(walls: Walls, measured: Measured, work: np.ndarray) -> str | None:
     """Whether to brake, and why the session should pause ("": it need not). The hand runs through a wall, and is beyond
     it already; or a joint is within half its margin and goes on. Where an arm's controller holds a posture against its
     target no target brings it back; only standing still helps."""
     if measured.jacobian is None or len(measured.joint_velocity) != measured.jacobian.shape[1]:
         return None
-    speed = measured.joint_velocity
+    x, speed = walls.limits, measured.joint_velocity
     if x.joint_low:
         room = np.where(speed > 0, np.array(x.joint_high) - measured.joints, measured.joints - np.array(x.joint_low))
         ending = np.flatnonzero((room < 0.5 * x.joint_margin) & (np.abs(speed) > _CREEP))
         if len(ending):
             work[JOINTS] = float(np.max(np.abs(speed[ending])))
             return f"joint {ending[0] + 1} runs into its end"
-    soon = min(_SOON, 0.5 / gain) if gain else _SOON  # a stiff arm may come nearer before it is slowed down
+    soon = min(_SOON, 0.5 / walls.gain) if walls.gain else _SOON  # a stiff arm may come nearer before it is slowed down
     ahead = measured.position + soon * (measured.jacobian[:3] @ speed)
-    now, then = max(0.0, _beyond(x, measured.position)), _beyond(x, ahead)
+    now, then = max(0.0, walls.beyond(measured.position)), walls.beyond(ahead)
     if then > 0.0 and then > now + 0.1 * soon * _CREEP:
         work[WORKSPACE] = then
-        pause = now > 0.0 and then > _half_braking(x)
+        pause = now > 0.0 and then > 0.5 * walls.braking
         return "the hand drifts through a wall, and its controller does not bring it back" if pause else ""
     return None
-
-
-def _half_braking(x: Limits) -> float:
-    """Half of a braking distance (m)."""
-    return 0.25 * x.speed**2 / x.acceleration
-
-
-def _beyond(x: Limits, place: np.ndarray) -> float:
-    """How far (m) beyond the wall that is passed furthest; below 0 the distance to the nearest; -inf where there is none."""
-    most = -math.inf
-    if x.box is not None:
-        most = max(most, float(np.max(np.array(x.box.low) - place)), float(np.max(place - np.array(x.box.high))))
-    for box in x.keep_out:
-        depth = float(min(np.min(place - np.array(box.low)), np.min(np.array(box.high) - place)))
-        outside = float(np.linalg.norm(place - np.clip(place, box.low, box.high)))
-        most = max(most, depth if depth > 0.0 else -outside)
-    return most
 
 
 def _shorten(vectors: np.ndarray, most: np.ndarray) -> np.ndarray:

@@ -28,8 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "function" not in arguments:
         parser.print_help()
         return 2
-    # Nothing here may reach for a hub or an account by itself.
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here may reach for a hub or an account by itself
     try:
         with _terminable():
             _check_numbers(arguments)
@@ -107,13 +106,10 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
 
 def _check_targets(arguments: argparse.Namespace) -> None:
     """Raise `UserError` where what a command is asked to write cannot be written: before it has worked for an hour."""
-    named = {name: getattr(arguments, name, None) for name in ("json", "video", "preferences", "figure", "out", "folder")}
-    if not any(named.values()):
-        return
     from vla_rl.files import require_file_target, require_writable
 
-    for name, path in named.items():
-        if path is not None:
+    for name in ("json", "video", "preferences", "figure", "out", "folder"):
+        if (path := getattr(arguments, name, None)) is not None:
             key = f"FOLDER {path}" if name == "folder" else f"--{name} {path}"
             (require_writable if name in ("out", "folder") else require_file_target)(path, key)
 
