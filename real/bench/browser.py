@@ -37,9 +37,8 @@ def takeover(limits: Path, trials: int, cameras: int = 2) -> dict[str, Any]:
         raise UserError("measuring the page needs the package playwright: pip install playwright") from error
     if (chromium := shutil.which("chromium")) is None:
         raise UserError("there is no chromium on the path: apt-get install -y chromium")
-    config = BodyConfig(
-        limits=str(limits.resolve()), world="fake", supervisor={"required": ["guard", "console", "recorder"]}
-    )
+    required = {"required": ["guard", "console", "recorder"]}
+    config = BodyConfig(limits=str(limits.resolve()), world="fake", camera_hz=20.0, supervisor=required)
     waits: list[float] = []
     with tempfile.TemporaryDirectory(prefix="page") as place, Body(place, with_cameras(config, cameras)) as body:
         asked = body.write_config("console", {"socket": body.socket, "console": {"port": 0}})
@@ -63,6 +62,8 @@ def takeover(limits: Path, trials: int, cameras: int = 2) -> dict[str, Any]:
                     page.locator("#drive:not(.locked)").wait_for()
                     _until(watcher, lambda s: s.mode == "AUTO", 0.5 + float(rng.uniform(0, 0.02)))
                     waits.append(_pressed(page, watcher))
+                    _until(watcher, lambda s: not s.is_human, 0.3)
+                    page.locator("[data-do=hand_back]:enabled").wait_for()
                     page.keyboard.press("h")
                 browser.close()
         finally:
