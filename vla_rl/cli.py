@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from vla_rl import __version__
@@ -109,7 +110,7 @@ def _check_targets(arguments: argparse.Namespace) -> None:
     from vla_rl.files import require_file_target, require_writable
 
     for name in ("json", "video", "preferences", "figure", "out", "folder"):
-        if (path := getattr(arguments, name, None)) is not None:
+        if isinstance(path := getattr(arguments, name, None), Path):  # `--video` is a switch in some commands
             key = f"FOLDER {path}" if name == "folder" else f"--{name} {path}"
             (require_writable if name in ("out", "folder") else require_file_target)(path, key)
 
