@@ -79,6 +79,38 @@ def test_a_software_device_gives_its_numbers_stamps_and_pixels():
     device.camera.close()
 
 
+def test_depth_is_a_grey_picture_of_a_declared_range():
+    module = realsense()
+    device = module.SoftwareRealSense(48, 84, stream="depth")
+    device.camera.open()
+    millimetres = np.full((48, 84), 575, np.uint16)  # halfway of 0.15 to 1 m
+    millimetres[0, :6] = [0, 40, 150, 1000, 1001, 65535]
+    device.show(millimetres, 3, 1.5)
+    grabbed = device.camera.grab(2.0)
+    assert (grabbed.device_no, grabbed.device_stamp) == (3, pytest.approx(1.5))
+    assert grabbed.image.shape == (48, 84, 3) and grabbed.image.dtype == np.uint8
+    assert (grabbed.image == grabbed.image[..., :1]).all(), "three equal channels"
+    assert grabbed.image[0, :6, 0].tolist() == [0, 255, 255, 1, 1, 1] and set(grabbed.image[1:].ravel()) == {128}
+    device.camera.close()
+    with pytest.raises(ConfigError, match=r"no color pictures of stream_height=48 .*it offers no color stream"):
+        module.RealSenseCamera(stream_height=48, stream_width=84, device=device.device).open()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"stream": "infrared"}, "stream=infrared: a RealSense camera gives color or depth"),
+        ({"range_m": [1.0, 1.0]}, r"range_m=\[1\.0, 1\.0\]: give two distances in metres"),
+        ({"range_m": [0.1, float("nan")]}, "nan"),
+        ({"range_m": [-0.1, 0.5]}, "-0.1"),
+        ({"range_m": 0.5}, "range_m=0.5"),
+    ],
+)
+def test_a_stream_that_cannot_be_is_refused_without_a_device(wrong, said):
+    with pytest.raises(ConfigError, match=said):
+        CameraConfig.of("wrist", {"type": "realsense", **wrong}).make("wrist")
+
+
 def test_a_recording_plays_what_was_recorded(tmp_path):
     module = realsense()
     device, path = module.SoftwareRealSense(48, 84), tmp_path / "seen.db3"
@@ -100,7 +132,7 @@ def test_a_recording_plays_what_was_recorded(tmp_path):
     played.close()
     # two wait at most, so a busy machine may lose some; those that came are in order
     assert seen == sorted(set(seen)) and len(seen) >= 3 and set(seen) <= set(range(5, 15))
-    with pytest.raises(ConfigError, match=r"no colour pictures of stream_height=480 x stream_width=640 at fps=30.*48 x 84"):
+    with pytest.raises(ConfigError, match=r"no color pictures of stream_height=480 x stream_width=640 at fps=30.*48 x 84"):
         module.RealSenseCamera(file=str(path)).open()
 
 
