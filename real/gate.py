@@ -16,8 +16,8 @@ Stages work in the order of `STAGES`, each on what the one before left, and each
 
 All limits bind one quantity, the commanded velocity u. For an arm that follows its target closely the target moves by u dt
 in a tick. An arm under impedance control moves at ``gain`` times the distance to its target, and gets one u / gain ahead of
-its measured pose: a goal that no limit touches goes to the robot unchanged. Stages behind "rate" only take speed away, and
-may do so faster than the jerk limit. Pure numpy, no clock of its own.
+its measured pose: a goal that no limit touches goes to the robot unchanged. Stages behind "rate" take speed away, or turn it
+against an arm that is faster than its limit, and may do so faster than the jerk limit. Pure numpy, no clock of its own.
 """
 
 from __future__ import annotations
@@ -127,7 +127,10 @@ class Gate:
         return self._move(wanted, request, measured, work, now, slow)
 
     def ramp(self, measured: Measured, now: float) -> Passed:
-        """Towards standstill within the limits, for an arm that cannot hold by itself; the same pose once it is reached."""
+        """Towards standstill within the limits, for an arm that cannot hold by itself; the same pose once it is reached.
+        From the measured one where something has carried the arm further from its target than a step."""
+        if not self._near(measured):
+            self.reset()
         self._start(measured)
         request = Request(0.0, quaternion=self._base[1] if self._base else measured.quaternion)
         return self._move(np.zeros_like(self._velocity), request, measured, np.zeros(len(STAGES)), now, False)
@@ -152,6 +155,16 @@ class Gate:
         if self._base is None:
             place = measured.joints if self.joint_space else measured.position
             self._base = (place.copy(), measured.quaternion.copy())
+
+    def _near(self, measured: Measured) -> bool:
+        """Whether the last target is one that a step could lead to."""
+        if self._base is None:
+            return True
+        place, quaternion = self._base
+        if self.joint_space:
+            return bool((np.abs(place - measured.joints) <= self._step).all())
+        turn = difference(quaternion, measured.quaternion) if self.turns else np.zeros(3)
+        return bool((np.linalg.norm(np.stack([place - measured.position, turn]), axis=1) <= self._step).all())
 
     def _here(self, measured: Measured) -> tuple[np.ndarray, np.ndarray]:
         """From where the velocity leads to the next target."""
@@ -223,20 +236,22 @@ class Gate:
     def _overspeed(self, u: np.ndarray, measured: Measured, work: np.ndarray) -> np.ndarray:
         """The hand's velocity [3] with less of it along the arm's own motion where that is faster than any target may be:
         under impedance control what its joints do to each other, and the posture it keeps, can push it on."""
-        if not self.gain or measured.jacobian is None:
+        motion = _motion(measured)
+        if not self.gain or motion is None:
             return u
-        motion = measured.jacobian[:3] @ measured.joint_velocity
         fast = float(np.linalg.norm(motion))
         if (excess := fast - _ALLOWED * float(self._speed[0])) <= 0.0:
             return u
         work[RATE] = max(work[RATE], excess)
-        return u - _HOLDBACK * excess * motion / fast
+        most = np.minimum(self._speed, self.gain * self._step)[:1]
+        return _shorten((u - _HOLDBACK * excess * motion / fast)[None], most)[0]
 
     def _stopped(self, measured: Measured) -> np.ndarray:
         """Where an arm under (critically damped) impedance control would come to rest if nothing pulled any more."""
-        if not self.gain or measured.jacobian is None:
+        motion = _motion(measured)
+        if not self.gain or motion is None:
             return self._here(measured)[0]
-        return measured.position + measured.jacobian[:3] @ measured.joint_velocity / (4.0 * self.gain)
+        return measured.position + motion / (4.0 * self.gain)
 
     def _by_joints(self, velocity: np.ndarray, measured: Measured, work: np.ndarray) -> np.ndarray:
         """Slow the hand where the joints that carry it come to their ends, or would have to turn too fast."""
@@ -333,7 +348,8 @@ def _escapes(walls: Walls, measured: Measured, work: np.ndarray) -> str | None:
     """Whether to brake, and why the session should pause ("": it need not). The hand runs through a wall, and is beyond
     it already; or a joint is within half its margin and goes on. Where an arm's controller holds a posture against its
     target no target brings it back; only standing still helps."""
-    if measured.jacobian is None or len(measured.joint_velocity) != measured.jacobian.shape[1]:
+    motion = _motion(measured)
+    if motion is None:
         return None
     x, speed = walls.limits, measured.joint_velocity
     if x.joint_low:
@@ -343,13 +359,20 @@ def _escapes(walls: Walls, measured: Measured, work: np.ndarray) -> str | None:
             work[JOINTS] = float(np.max(np.abs(speed[ending])))
             return f"joint {ending[0] + 1} runs into its end"
     soon = min(_SOON, 0.5 / walls.gain) if walls.gain else _SOON  # a stiff arm may come nearer before it is slowed down
-    ahead = measured.position + soon * (measured.jacobian[:3] @ speed)
+    ahead = measured.position + soon * motion
     now, then = max(0.0, walls.beyond(measured.position)), walls.beyond(ahead)
     if then > 0.0 and then > now + 0.1 * soon * _CREEP:
         work[WORKSPACE] = then
         pause = now > 0.0 and then > 0.5 * walls.braking
         return "the hand drifts through a wall, and its controller does not bring it back" if pause else ""
     return None
+
+
+def _motion(measured: Measured) -> np.ndarray | None:
+    """The hand's velocity [3] (m/s); None where the arm does not tell it."""
+    if measured.jacobian is None or len(measured.joint_velocity) != measured.jacobian.shape[1]:
+        return None
+    return np.asarray(measured.jacobian[:3] @ measured.joint_velocity)
 
 
 def _shorten(vectors: np.ndarray, most: np.ndarray) -> np.ndarray:

@@ -11,18 +11,28 @@ import math
 import numpy as np
 
 from real.limits import Box, Limits
+from vla_rl.errors import ConfigError
 
 _TINY = 1e-9
+_EARLIER = 1.5  # braking distances, that walls begin before where they are, for an arm under impedance control
 _ROUNDS = 4  # of the box and the keep-outs against each other
 
 
 class Walls:
-    """What ``limits`` allow a hand that is commanded every ``dt`` seconds."""
+    """What ``limits`` allow a hand that is commanded every ``dt`` seconds. Raises `ConfigError` for a box without room."""
 
     def __init__(self, limits: Limits, gain: float, dt: float):
         self.limits, self.gain, self.dt = limits, gain, dt
         self.any = limits.box is not None or bool(limits.keep_out)
         self.braking = limits.speed**2 / (2.0 * limits.acceleration)  # metres
+        if self.gain and limits.box is not None:
+            room = float(np.min(np.array(limits.box.high) - np.array(limits.box.low)))
+            if room <= 2.0 * _EARLIER * self.braking:
+                raise ConfigError(
+                    f"limits.box is {room:g} m wide in one direction, and an arm under impedance control needs {_EARLIER:g} "
+                    f"braking distances (speed² / (2 · acceleration), {self.braking:.3g} m) before each wall: make it wider "
+                    f"than {2.0 * _EARLIER * self.braking:.3g} m, lower the speed or raise the acceleration"
+                )
 
     def kept(self, u: np.ndarray, places: tuple[np.ndarray, ...]) -> np.ndarray:
         """The hand's velocity [3] without what leads too fast towards a wall from any of ``places`` [3]."""
@@ -63,7 +73,7 @@ class Walls:
         Four times its stiffness and, from where it would come to rest, twice its damping: critically damped again.
         """
         x = self.limits
-        distance = distance - (1.5 * self.braking if self.gain else 0.0)
+        distance = distance - (_EARLIER * self.braking if self.gain else 0.0)
         room, beyond = np.maximum(distance, 0.0), np.maximum(-distance, 0.0)
         share = self.gain if self.gain else 0.5 / self.dt
         nearer = np.minimum(np.sqrt(x.acceleration * room), share * room)  # half of the acceleration that it has

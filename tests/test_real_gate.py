@@ -17,6 +17,7 @@ from real.gate import AGE, FINITE, FORCE, GRIPPER, IK, JOINTS, RATE, STAGES, STE
 from real.limits import Box, Limits, LimitsError
 from real.robots.protocol import Capabilities, Measured
 from real.rotations import difference, from_vector, multiply, to_vector
+from vla_rl.errors import ConfigError
 
 LOOSE = Limits(speed=1.0, acceleration=1e6, jerk=1e9, step=0.1, rotation_speed=1.0, rotation_step=0.5)
 DOWN = np.array([0.0, 1.0, 0.0, 0.0])
@@ -124,11 +125,34 @@ def test_a_wall_counts_from_where_an_arm_would_come_to_rest():
 def test_an_arm_that_is_faster_than_its_target_is_held_back():
     """What its joints do to each other can push it on: the target gives way by 8 times the excess over 0.95 · 0.3 m/s."""
     jacobian = np.vstack([np.eye(3), np.zeros((3, 3))])
-    for speed, wanted in ((0.28, 0.285), (0.295, 0.285 - 8 * 0.01)):
+    for speed, wanted in ((0.28, 0.285), (0.295, 0.285 - 8 * 0.01), (0.6, -0.3), (3.0, -0.3)):  # never faster than 0.3 itself
         moving = dataclasses.replace(at(jacobian=jacobian), joint_velocity=np.array([speed, 0.0, 0.0]))
         g = gate(gain=6.0, speed=0.3)
         g(to(0.09, 0.0, 0.3), moving, 0.0)
         np.testing.assert_allclose(g.velocity[:3], [wanted, 0.0, 0.0], atol=1e-9)
+
+
+def test_a_target_that_gives_way_stays_within_the_step():
+    jacobian = np.vstack([np.eye(3), np.zeros((3, 3))])
+    pushed = dataclasses.replace(at(jacobian=jacobian), joint_velocity=np.array([0.0, 2.0, 0.0]))
+    passed = gate(gain=6.0, speed=0.4, step=0.06)(to(0.0, 0.05, 0.3), pushed, 0.0)
+    np.testing.assert_allclose(passed.reference.position, [0.0, -0.06, 0.3])
+
+
+def test_an_arm_that_tells_no_joint_velocities_is_led_too():
+    jacobian = np.vstack([np.eye(3), np.zeros((3, 3))])
+    silent = dataclasses.replace(at(jacobian=jacobian), joint_velocity=np.empty(0))
+    passed = gate(gain=6.0, box=Box((-1.0, -1.0, 0.0), (1.0, 1.0, 1.0)))(to(0.02, 0.0, 0.3), silent, 0.0)
+    np.testing.assert_allclose(passed.reference.position, [0.02, 0.0, 0.3])
+
+
+def test_a_box_without_room_to_stop_in_is_refused():
+    """Both walls would ask the hand to come back at once. Braking takes 0.3² / 2 = 0.045 m."""
+    box = Box((-1.0, -1.0, 0.0), (1.0, 1.0, 0.13))
+    with pytest.raises(ConfigError, match=r"limits\.box is 0\.13 m wide .* wider than 0\.135 m, lower the speed"):
+        gate(gain=6.0, box=box, speed=0.3, acceleration=1.0)
+    gate(gain=6.0, box=Box((-1.0, -1.0, 0.0), (1.0, 1.0, 0.14)), speed=0.3, acceleration=1.0)
+    gate(box=box, speed=0.3, acceleration=1.0)  # one that follows closely needs none
 
 
 def test_an_arm_at_a_wall_may_be_less_fast_in_all_directions():
@@ -234,6 +258,13 @@ def test_an_arm_that_cannot_hold_is_ramped_down_and_stays():
         speeds.append(np.linalg.norm(g.velocity))
     assert speeds[0] == pytest.approx(before - 0.04) and speeds[-1] == pytest.approx(0.0, abs=1e-9)
     assert all(a >= b for a, b in itertools.pairwise(speeds)) and places[-1] == places[-2]
+    moved = g.ramp(at((0.5, 0.0, 0.3)), 0.0).reference.position  # by hand, or it sank: not back in one jump
+    np.testing.assert_allclose(moved, [0.5, 0.0, 0.3])
+    turned = gate(turns=True)
+    turned(Request(0.0, at().position, DOWN), at(), 0.0)
+    other = multiply(from_vector(np.array([0.0, 0.0, 0.7])), DOWN)
+    reference = turned.ramp(dataclasses.replace(at(), quaternion=other), 0.0).reference
+    np.testing.assert_allclose(difference(reference.quaternion, other), np.zeros(3), atol=1e-9)
 
 
 def requests(rng: np.random.Generator, measured: Measured, kind: int) -> np.ndarray:

@@ -262,6 +262,33 @@ def test_an_emergency_stop_from_anyone():
     assert session.mode == "IDLE"
 
 
+@pytest.mark.parametrize("why", ["stopped", "silent"])
+def test_an_arm_that_was_moved_in_a_fault_stays_where_it_is(why):
+    """One that cannot hold by itself, as lerobot's: servos without power sink, or are moved by hand."""
+    lost = (Fault("silent", at=0.4, seconds=0.5),) if why == "silent" else ()
+    session = rig(*lost, gain=0.0)
+    session.robot.capabilities = dataclasses.replace(session.robot.capabilities, holds=False)
+    session.auto()
+    session.chunk([STEADY] * 20)
+    session.run(0.5)
+    if why == "stopped":
+        session.event("estop")
+    session.run(1.0)
+    assert session.mode == "FAULT"
+    since, moved = session.clock(), np.array([0.2, 0.1, 0.4])
+    session.robot.world.brake()  # (which a silent arm would not have: it tracked its last target)
+    session.robot.world.position, session.robot.world.velocity = moved.copy(), np.zeros(3)
+    session.run(0.2)
+    assert not targets_since(session, since)
+    if why == "stopped":
+        session.event("estop_clear")
+    session.event("ack")
+    session.run(0.3)
+    told = targets_since(session, since)
+    assert session.mode == "IDLE" and told
+    np.testing.assert_allclose(np.array(told)[:, :3], np.tile(moved, (len(told), 1)), atol=1e-6)
+
+
 def test_one_holder_at_a_time():
     session = rig().auto()
     session.chunk([EAST] * 20)
@@ -289,6 +316,19 @@ def test_a_lapsed_lease_pauses():
     assert session.mode == "AUTO"
     session.run(0.2)
     assert session.mode == "PAUSED" and "lease" in session.notices("pause")[-1]
+
+
+def test_a_lease_that_lapsed_between_two_ticks_pauses_whoever_asks_next():
+    session = rig()
+    session.send("other", Hello, role="console", pid=3)
+    session.auto()
+    session.chunk([(0.001, 0.0, 0.0, -1.0)] * 200)
+    session.alive.discard("operator")
+    until = session.supervisor.leases.until
+    session.run(until - session.clock() - 1.5 * DT)
+    assert session.mode == "AUTO"
+    session.clock.now = until + 0.001
+    assert session.lease("other") and session.mode == "PAUSED" and "lapsed" in session.notices("pause")[-1]
 
 
 def test_a_silent_device_holds():

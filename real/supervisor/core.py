@@ -88,9 +88,7 @@ class Supervisor(Reception):
             elif now > self._acking:
                 self._acking = math.inf
                 self._notice("ack", outcome.reason, "supervisor")
-        if self.leases.lapsed(now):
-            self._notice("lease", "", "supervisor")
-            self._ask("release" if mode is Mode.HUMAN else "pause", By.ANYONE, "the operator's lease lapsed")
+        self._lapse(now)
         if not self.modes.moving:
             return
         for role in self.config.required:
@@ -225,7 +223,9 @@ class Supervisor(Reception):
             elif self.robot.capabilities.holds or measured is None:
                 self.gate.reset()
                 self.robot.hold()
-            elif not self.modes.faults and (reference := self.gate.ramp(measured, now).reference):
+            elif self.modes.faults:  # stopped: wherever it is moved to meanwhile, it begins from there
+                self.gate.reset()
+            elif reference := self.gate.ramp(measured, now).reference:
                 self.robot.command(reference)
         except RobotLost as error:
             self.modes.condition("robot lost", True)

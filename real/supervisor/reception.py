@@ -207,7 +207,14 @@ class Reception:
     def _scripted(self) -> bool:
         return bool(self.config.home) or self.robot.capabilities.resets
 
+    def _lapse(self, now: float) -> None:
+        """Nothing goes on where the holder of control is not heard any more."""
+        if self.leases.lapsed(now):
+            self._notice("lease", "", "supervisor")
+            self._ask("release" if self.modes.mode is Mode.HUMAN else "pause", By.ANYONE, "the operator's lease lapsed")
+
     def _lease(self, client: Any, known: Client, lease: Lease, now: float) -> None:
+        self._lapse(now)  # (what comes before the tick that would see it)
         other = self.leases.holder not in ("", known.source)
         if lease.ask == "request" and lease.force and other and self.modes.moving:
             self._ask("pause", By.ANYONE, f"{known.source} takes control")
