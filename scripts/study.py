@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Several seeds, and several settings, of one run: makes the runs, then their common report and a file of figures.
 
 Each column of a study is a set of overrides; each of its seeds is a run of its own in outputs/NAME/COLUMN/seed_S. With
@@ -79,6 +80,8 @@ def main(argv: list[str] | None = None) -> None:
     words = sys.argv[1:] if argv is None else argv
     end = words.index("--") if "--" in words else len(words)
     arguments, overrides = parser.parse_args(words[:end]), words[end + 1 :]
+    if arguments.jobs < 1:
+        parser.error(f"--jobs {arguments.jobs}: give 1 or more")
     folder, columns = ROOT / "outputs" / arguments.name, columns_of(arguments.column)
     seeds = drawn_seeds(folder, arguments.draw, random.SystemRandom()) if arguments.draw else arguments.seeds
     available = sorted(os.sched_getaffinity(0))
@@ -90,19 +93,19 @@ def main(argv: list[str] | None = None) -> None:
 
     def make(seed: int) -> list[str]:
         """All runs of one seed, one after the other; what went wrong."""
-        cores, problems, going_on = free.get(), [], []
+        cores, problems, going_on, stuck = free.get(), [], [], ""
         try:
             if arguments.start:
                 start = f"{arguments.name}/{START}/seed_{seed}"
                 phases = "phases=[collect,sft,eval_sft,report]"
-                problems.append(train(start, [*common, f"seed={seed}", phases], cores))
+                problems.append(stuck := train(start, [*common, f"seed={seed}", phases], cores))
                 going_on = [
                     f"checkpoint=outputs/{start}/checkpoints/sft", f"dataset=outputs/{start}/dataset",
                     "phases=[eval_sft,reward,rl,eval_rl,report]",
                 ]  # fmt: skip
             for column, own in columns.items():
                 name = "/".join(part for part in (arguments.name, column, f"seed_{seed}") if part)
-                if not any(problems[:1]):
+                if not stuck:
                     problems.append(train(name, [*common, f"seed={seed}", *going_on, *own], cores))
         finally:
             free.put(cores)
@@ -110,7 +113,8 @@ def main(argv: list[str] | None = None) -> None:
 
     with ThreadPoolExecutor(arguments.jobs) as pool:
         problems = [problem for found in pool.map(make, seeds) for problem in found]
-    subprocess.run([str(COMMAND), "report", str(folder)], cwd=ROOT, check=True)
+    if subprocess.run([str(COMMAND), "report", str(folder)], cwd=ROOT).returncode:
+        raise SystemExit("\n".join([*problems, f"there is no report of {folder}"]))
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     output = arguments.output or ROOT / "benchmarks" / "results" / f"{arguments.name}.json"
     document = {

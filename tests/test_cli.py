@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -154,13 +155,27 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys):
 
 
 def test_a_reader_that_has_gone_ends_a_command_quietly():
-    """``vla-rl ... | head``."""
+    """``vla-rl ... | head``; through a socket too. Where there is no output at all, nobody was to read it."""
+    code = "import sys; from vla_rl.cli import main; sys.exit(main(['train', 'run=toy', '--dry-run']))"
+    command = [sys.executable, "-c", code]
     read, write = os.pipe()
     os.close(read)
-    code = "import sys; from vla_rl.cli import main; sys.exit(main(['train', 'run=toy', '--dry-run']))"
-    done = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE)
+    ours, theirs = socket.socketpair()
+    ours.close()
+    for output in (write, theirs.fileno()):
+        done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE)
+        assert done.returncode == 141 and done.stderr == b""
     os.close(write)
-    assert done.returncode == 141 and done.stderr == b""
+    theirs.close()
+    closed = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *command], stderr=subprocess.PIPE)
+    assert closed.returncode == 0 and closed.stderr == b""
+
+
+def test_a_device_is_no_place_for_a_file(tmp_path, capsys):
+    """What is written is renamed to its name, which would take the device's place."""
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path / "pipe", Path("/dev/null")):
+        assert f"--json {place}" in (said := failure(capsys, "doctor", "--json", str(place))) and "Name a file" in said
 
 
 def test_a_programming_error_is_not_hidden(monkeypatch):

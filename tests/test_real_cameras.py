@@ -91,6 +91,8 @@ def test_depth_is_a_grey_picture_of_a_declared_range():
     assert grabbed.image.shape == (48, 84, 3) and grabbed.image.dtype == np.uint8
     assert (grabbed.image == grabbed.image[..., :1]).all(), "three equal channels"
     assert grabbed.image[0, :6, 0].tolist() == [0, 255, 255, 1, 1, 1] and set(grabbed.image[1:].ravel()) == {128}
+    smaller = fitted(grabbed.image, 24, 42, grabbed.mixes)
+    assert not grabbed.mixes and set(smaller.ravel()) <= {0, 1, 128, 255}, "no other shade"
     device.camera.close()
     with pytest.raises(ConfigError, match=r"no color pictures of stream_height=48 .*it offers no color stream"):
         module.RealSenseCamera(stream_height=48, stream_width=84, device=device.device).open()
@@ -104,6 +106,7 @@ def test_depth_is_a_grey_picture_of_a_declared_range():
         ({"range_m": [0.1, float("nan")]}, "nan"),
         ({"range_m": [-0.1, 0.5]}, "-0.1"),
         ({"range_m": 0.5}, "range_m=0.5"),
+        ({"fps": "abc"}, r"options of cameras\.wrist \(realsense\) are wrong: .*'abc'"),
     ],
 )
 def test_a_stream_that_cannot_be_is_refused_without_a_device(wrong, said):
@@ -295,10 +298,11 @@ def test_a_camera_that_cannot_start_says_why(tmp_path, monkeypatch):
 
 
 def test_options_of_cameras():
-    settings = compose(["robot=fake", "cameras.wrist=realsense", "cameras.wrist.serial=12345", "cameras.wrist.height=84"])
+    given = ["cameras.wrist=realsense", "cameras.wrist.serial=017322071142", "cameras.wrist.height=84"]
+    settings = compose(["robot=fake", *given])
     config = session.body_config(settings).cameras["wrist"]
     assert (config.type, config.height, config.width) == ("realsense", 84, 640)
-    assert dict(config.options) == {"serial": 12345}
+    assert dict(config.options) == {"serial": "017322071142"}, "as it stands on the camera"
     for wrong, said in (
         ("cameras.wrist=webcam", r"cameras\.wrist=webcam: there is no such camera, use one of realsense, opencv, lerobot"),
         ("cameras.wrist={type: opencv, height: 0}", r"cameras\.wrist\.height=0: give pixels"),

@@ -123,9 +123,10 @@ def test_a_wall_counts_from_where_an_arm_would_come_to_rest():
 
 
 def test_an_arm_that_is_faster_than_its_target_is_held_back():
-    """What its joints do to each other can push it on: the target gives way by 8 times the excess over 0.95 · 0.3 m/s."""
+    """What its joints do to each other can push it on: the target gives way by 8 times the excess over 0.95 · 0.3 m/s,
+    and is never faster than 0.3 itself."""
     jacobian = np.vstack([np.eye(3), np.zeros((3, 3))])
-    for speed, wanted in ((0.28, 0.285), (0.295, 0.285 - 8 * 0.01), (0.6, -0.3), (3.0, -0.3)):  # never faster than 0.3 itself
+    for speed, wanted in ((0.28, 0.285), (0.295, 0.285 - 8 * 0.01), (0.6, -0.3), (3.0, -0.3)):
         moving = dataclasses.replace(at(jacobian=jacobian), joint_velocity=np.array([speed, 0.0, 0.0]))
         g = gate(gain=6.0, speed=0.3)
         g(to(0.09, 0.0, 0.3), moving, 0.0)

@@ -49,7 +49,7 @@ def test_columns_of_a_seed_go_on_from_one_start(study, tmp_path, monkeypatch):
             folder = tmp_path / "outputs" / "mine"
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "summary.json").write_text('{"verdict": "fine"}')
-        return type("Done", (), {"stdout": "abc\n"})
+        return type("Done", (), {"stdout": "abc\n", "returncode": 0})
 
     monkeypatch.setattr(study, "train", train)
     monkeypatch.setattr(study.subprocess, "run", run)
@@ -63,3 +63,19 @@ def test_columns_of_a_seed_go_on_from_one_start(study, tmp_path, monkeypatch):
     document = json.loads((tmp_path / "benchmarks" / "results" / "mine.json").read_text())
     assert len(reports) == 1 and document["seeds"] == [3, 7] and document["problems"] == ["broken"]
     assert document["summary"] == {"verdict": "fine"} and not document["drawn"]
+
+
+def test_a_column_that_fails_leaves_the_others_their_turn(study, monkeypatch):
+    calls = []
+
+    def train(name, overrides, cores):
+        calls.append(name)
+        return f"{name} broke" if "/a/" in name else ""
+
+    monkeypatch.setattr(study, "train", train)
+    monkeypatch.setattr(study.subprocess, "run", lambda *_, **__: type("Done", (), {"stdout": "", "returncode": 2}))
+    with pytest.raises(SystemExit, match=r"mine/a/seed_1 broke\nthere is no report of .*mine"):
+        study.main(["mine", "--seeds", "1", "--column", "a=seed=1", "--column", "b=seed=2"])
+    assert calls == ["mine/a/seed_1", "mine/b/seed_1"]
+    with pytest.raises(SystemExit):
+        study.main(["mine", "--jobs", "0"])

@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _check_numbers(arguments)
             _check_targets(arguments)
             status = arguments.function(arguments) or 0
-            sys.stdout.flush()  # so that a reader that has gone shows here
+            print(end="", flush=True)  # so that a reader that has gone shows here
             return status
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -60,7 +60,7 @@ def _unread() -> bool:
     """Whether nobody reads the output any more (``vla-rl ... | head``); then what is left of it goes nowhere."""
     output = select.poll()
     output.register(1)
-    gone = any(event & select.POLLERR for _, event in output.poll(0))
+    gone = any(event & (select.POLLERR | select.POLLHUP | select.POLLNVAL) for _, event in output.poll(0))
     if gone:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return gone

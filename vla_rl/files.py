@@ -181,4 +181,6 @@ def require_file_target(path: Path, key: str) -> None:
     """Raise `UserError` unless a file could be written at ``path``; creates nothing."""
     if path.is_dir():
         raise UserError(f"{key}: {path} is a folder, and a file is written. Name a file in it, such as {path / 'result'}")
+    if path.exists() and not path.is_file():  # (what is written takes the name's place)
+        raise UserError(f"{key}: {path} is a device or a pipe. Name a file")
     require_writable(path.parent, key)

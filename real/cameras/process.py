@@ -65,7 +65,7 @@ class CameraConfig:
         """Raises `ConfigError` for options that the camera does not take."""
         try:
             return named(KINDS.get(self.type, self.type))(**self.options)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise ConfigError(f"the options of cameras.{name} ({self.type}) are wrong: {error}") from None
 
 
@@ -91,7 +91,7 @@ class Station:
         now = time.monotonic()
         age = min(max(0.0, self._clock.age(grabbed.device_stamp, now)), _OLDEST_S)
         self._number += 1
-        slot = self._ring.write(fitted(grabbed.image, self.config.height, self.config.width), self._number)
+        slot = self._ring.write(fitted(grabbed.image, self.config.height, self.config.width, grabbed.mixes), self._number)
         self._client.send(
             Frame, camera=self.name, ring=self._ring.address, slot=slot, number=self._number, device_no=grabbed.device_no,
             capture=now - age, device_stamp=grabbed.device_stamp, height=self.config.height, width=self.config.width,

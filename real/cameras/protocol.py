@@ -15,11 +15,13 @@ class CameraLost(RuntimeError):
 @dataclass(frozen=True)
 class Grabbed:
     """``image`` uint8 [H W 3] RGB. ``device_no`` is the device's own number of it: a gap is a lost picture, the same one
-    again a frozen stream. ``device_stamp`` (s) is on the device's clock, whatever that counts from."""
+    again a frozen stream. ``device_stamp`` (s) is on the device's clock, whatever that counts from. Where ``mixes`` is False
+    (depth) the mean of two pixels means nothing."""
 
     image: np.ndarray
     device_no: int
     device_stamp: float
+    mixes: bool = True
 
 
 class Camera(Protocol):
@@ -50,8 +52,9 @@ class Changes:
         return self._number
 
 
-def fitted(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    """The middle of ``image`` [H W 3] that has this shape, brought to this size (areas are averaged)."""
+def fitted(image: np.ndarray, height: int, width: int, mixes: bool = True) -> np.ndarray:
+    """The middle of ``image`` [H W 3] that has this shape, brought to this size: areas are averaged, or where that ``mixes``
+    what it must not, a pixel of each is taken."""
     h, w = image.shape[:2]
     if (h, w) == (height, width):
         return image
@@ -63,4 +66,4 @@ def fitted(image: np.ndarray, height: int, width: int) -> np.ndarray:
         return part
     import cv2
 
-    return cv2.resize(part, (width, height), interpolation=cv2.INTER_AREA)
+    return cv2.resize(part, (width, height), interpolation=cv2.INTER_AREA if mixes else cv2.INTER_NEAREST)

@@ -101,7 +101,7 @@ class RealSenseCamera:
         image = np.array(frame.get_data())
         if self.stream == "depth":
             image = grey(image * np.float32(frame.as_depth_frame().get_units()), *self.range_m)
-        return Grabbed(image, frame.get_frame_number(), frame.get_timestamp() / 1000.0)
+        return Grabbed(image, frame.get_frame_number(), frame.get_timestamp() / 1000.0, mixes=self.stream == "color")
 
     def _still_there(self) -> None:
         if self._given is None and not self.file:

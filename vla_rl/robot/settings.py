@@ -202,6 +202,7 @@ def compose(overrides: Sequence[str]) -> SessionSettings:
     overrides = [o for o in overrides if o not in operator]
     overrides = [re.sub(r"^teleop\.", "teleop_options.", o) for o in overrides]
     overrides = [re.sub(r"^(cameras\.\w+)=(?!\{)", r"\1.type=", o) for o in overrides]  # cameras.NAME=TYPE
+    overrides = [re.sub(r"^(cameras\.\w+\.serial)=(\w+)$", r"\1='\2'", o) for o in overrides]  # (no octal number)
     try:
         robot = dict(OmegaConf.load(_robot_file(chosen[-1] if chosen else "tabletop")))
         for key, long in robot.pop("short", {}).items():
