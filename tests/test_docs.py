@@ -140,3 +140,9 @@ def test_links_lead_somewhere(page):
             continue
         path = (page.parent / target).resolve()
         assert path.exists() or str(path.relative_to(ROOT)) in MADE_ELSEWHERE, f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_nothing_is_left_to_be_filled_in(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    assert re.findall(r"^(?:[A-Z]{3,}|.*\b(?:TODO|FIXME|TBD|XXX)\b.*|.*@\w+@.*)$", text, re.M) == []
