@@ -217,6 +217,28 @@ def test_the_free_running_panda_does_what_its_control_steps_do():
 
 
 @pytest.mark.real_sim
+@pytest.mark.parametrize("task", ["lift_cube", "stack_cubes", "place_can"])
+def test_what_a_scripted_person_goes_by_grows_until_the_task_is_done(task):
+    """Whoever does it well at half the expert's speed is never without 2 % of progress for a second."""
+    from sim.tabletop.arm import ArmConfig, TabletopArm
+
+    arm = TabletopArm(ArmConfig(tasks=[task], cameras=["agentview"], camera_size=16))
+    for number in (1, 2):
+        arm.reset({"task": f"{task}/{number}"})
+        best, since, steps, began = arm.progress(), 0, 0, arm.progress()
+        while not arm.success() and steps < 400:
+            action = arm.demonstrate(steps == 0)
+            arm.aim(arm.read()["position"] + 0.5 * action[:3], np.empty(0), np.empty(0), float(action[3]))
+            arm.advance(0.05)
+            steps += 1
+            if arm.progress() > best + 0.02:
+                best, since = arm.progress(), steps
+            assert steps - since <= 20, (number, steps, arm.progress())
+        assert arm.success() and began < 0.5 < 0.85 < arm.progress() <= 1.0
+    arm.close()
+
+
+@pytest.mark.real_sim
 def test_the_panda_behind_the_gate_keeps_its_limits():
     """Adversarial actions of every kind; the walls were pushed against, and none was passed."""
     from real import limits as limit_files

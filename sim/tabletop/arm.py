@@ -17,7 +17,7 @@ import numpy as np
 from sim.tabletop.controller import GRIPPER_SPEED, KP, _torques, actuate
 from sim.tabletop.demonstrator import Demonstrator
 from sim.tabletop.simulator import TabletopConfig, TabletopSimulator
-from sim.tabletop.tasks import LIFT_HEIGHT, OBJECTS, TABLE_HEIGHT
+from sim.tabletop.tasks import LIFT_HEIGHT
 from vla_rl.errors import ConfigError
 from vla_rl.specs import EpisodeSpec
 
@@ -189,12 +189,19 @@ class TabletopArm:
         return self._expert.act(self._simulator.state(0))
 
     def progress(self) -> float:
-        """Half of it is to come near the object, half to lift it by `LIFT_HEIGHT`; of other tasks the first half alone."""
+        """Half of it is to come near the object, half to lift it by `LIFT_HEIGHT`; to stack or place it 0.3 and 0.2, and the
+        rest to bring it near its goal, where it counts as lifted (it is to come down there)."""
         state = self._simulator.state(0)
         target = state.position(self._task.target)
         near = 1.0 - min(float(np.linalg.norm(target - state.eef_position)) / 0.3, 1.0)
-        lifted = float(target[2]) - TABLE_HEIGHT - OBJECTS[self._task.target].rest_height
-        return 0.5 * near + 0.5 * min(max(lifted / LIFT_HEIGHT, 0.0), 1.0)
+        lifted = min(max(self._scene.height(self._data, self._task.target) / LIFT_HEIGHT, 0.0), 1.0)
+        goal = self._scene.goal(self._task, self._data)
+        if goal is None:
+            return 0.5 * near + 0.5 * lifted
+        across = float(np.linalg.norm((goal - target)[:2]))
+        away = float(np.linalg.norm(goal - target))
+        lifted = max(lifted, 1.0 - min(across / 0.1, 1.0))
+        return 0.3 * near + 0.2 * lifted + 0.5 * (1.0 - min(away / 0.4, 1.0))
 
     def pictures(self) -> dict[str, np.ndarray]:
         return self._scene.render(self._data, self.config.cameras)
