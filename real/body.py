@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -161,35 +162,48 @@ class Body:
         return ""
 
     def close(self) -> None:
-        """Softly: the supervisor brings the arm to rest, the recorder closes its journal, then the arm's process ends. A
-        Ctrl-C meanwhile ends everything at once."""
-        first = ("policy", "supervisor", "guard", "recorder")
-        rest = [name for name in self.processes if name not in (*first, "arm")]
+        """Softly: the supervisor brings the arm to rest, whatever the policy is busy with; the recorder closes its journal,
+        then the arm's process ends. A Ctrl-C meanwhile ends everything at once."""
+        steps = [("supervisor", "policy"), ("guard",), ("recorder",)]
+        steps += [tuple(name for name in self.processes if name not in {"arm", *chain(*steps)}), ("arm",)]
         try:
-            for name in (*first, *rest, "arm"):
-                if (process := self.processes.get(name)) is not None:
-                    _end(process, 10.0)
+            for names in steps:
+                processes = [self.processes[name] for name in names if name in self.processes]
+                for process in processes:
+                    _tell(process)
+                for process in processes:
+                    _await(process, 10.0)
         except KeyboardInterrupt:
             self.kill()
             raise
         self.processes.clear()
 
     def kill(self) -> None:
-        """At once: the supervisor's second signal stops the arm where it is; half a second later who is left is killed."""
-        for process in self.processes.values():
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-                process.send_signal(signal.SIGTERM)
+        """At once: the supervisor's second signal stops the arm where it is, whose process ends last; who is left half a
+        second later is killed."""
+        others = [process for name, process in self.processes.items() if name != "arm"]
+        for process in others:
+            _tell(process)
+        if "supervisor" in self.processes:
+            time.sleep(0.02)  # two signals that come together are one
+            _tell(self.processes["supervisor"])
         deadline = time.monotonic() + 0.5
-        for process in self.processes.values():
-            _end(process, max(0.0, deadline - time.monotonic()))
+        for process in others:
+            _await(process, max(0.0, deadline - time.monotonic()))
+        if "arm" in self.processes:
+            _tell(self.processes["arm"])
+            _await(self.processes["arm"], 0.5)
         self.processes.clear()
 
 
-def _end(process: subprocess.Popen, seconds: float) -> None:
+def _tell(process: subprocess.Popen) -> None:
+    """To end, also where it was halted."""
     if process.poll() is None:
         process.send_signal(signal.SIGCONT)
         process.send_signal(signal.SIGTERM)
+
+
+def _await(process: subprocess.Popen, seconds: float) -> None:
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:

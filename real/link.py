@@ -30,11 +30,23 @@ class LinkError(UserError):
     """A session's socket cannot be opened or reached."""
 
 
-class Connection:
-    """One client, as the server sees it. ``peer`` is (pid, uid) as the kernel says."""
+def read_packet(sock: socket.socket) -> bytes:
+    """The next packet, empty at the end. Raises OSError as ``recv`` does.
 
-    def __init__(self, sock: socket.socket):
-        self.socket = sock
+    Of a peer that went without reading all that it had been sent, the kernel reports a reset *before* what it said last,
+    which may be a "stop" or a farewell: that is still there, and asked for once more.
+    """
+    try:
+        return sock.recv(MAX_BYTES + 1)
+    except ConnectionResetError:
+        return sock.recv(MAX_BYTES + 1)
+
+
+class Connection:
+    """One client, as the server sees it; ``rate``: packets a second. ``peer`` is (pid, uid) as the kernel says."""
+
+    def __init__(self, sock: socket.socket, rate: float = _RATE):
+        self.socket, self._rate = sock, rate
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         self.peer = (int.from_bytes(credentials[:4], "little"), int.from_bytes(credentials[4:8], "little"))
         self.dropped = 0
@@ -47,7 +59,7 @@ class Connection:
         if second != self._window:
             self._window, self._received = second, 0
         self._received += 1
-        return self._received <= _RATE
+        return self._received <= self._rate
 
     def send(self, packet: bytes) -> None:
         """Now or later; the oldest is dropped where too much waits. Never blocks; raises OSError where the peer is gone."""
@@ -67,10 +79,13 @@ class Connection:
 
 
 class Server:
-    """Listens at ``path`` (mode 0600: the same user only). `poll` returns what came; it never waits longer than asked."""
+    """Listens at ``path`` (mode 0600: the same user only). `poll` returns what came; it never waits longer than asked.
 
-    def __init__(self, path: str | Path):
-        self.path = Path(path)
+    Only reading tells that a client is gone: what it said before is heard, though nothing can be sent to it any more.
+    """
+
+    def __init__(self, path: str | Path, rate: float = _RATE):
+        self.path, self._rate = Path(path), rate
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -89,31 +104,36 @@ class Server:
 
     def poll(self, timeout: float) -> tuple[list[tuple[Connection, bytes]], list[Connection]]:
         """Packets as (client, bytes), and clients whose connection ended."""
-        packets, gone = [], []
+        packets: list[tuple[Connection, bytes]] = []
+        gone = []
         for key, _ in self._selector.select(max(0.0, timeout)):
-            if key.data is None:
-                self._accept()
-                continue
-            if not self._read(key.data, packets):
-                gone.append(key.data)
-                self.drop(key.data)
+            for connection in self._accept() if key.data is None else [key.data]:
+                if connection in self.connections and not self._read(connection, packets):
+                    gone.append(connection)
+                    self.drop(connection)
         return packets, gone
 
-    def _accept(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            sock, _ = self._listener.accept()
+    def _accept(self) -> list[Connection]:
+        """All who wait at the door. They are read at once: a guard says one word and waits for the answer."""
+        found = []
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:  # nobody more, or no descriptor is left for anybody
+                return found
             sock.setblocking(False)
-            connection = Connection(sock)
+            connection = Connection(sock, self._rate)
             if connection.peer[1] not in (os.getuid(), 0):
                 sock.close()
-                return
+                continue
             self.connections.add(connection)
             self._selector.register(sock, selectors.EVENT_READ, connection)
+            found.append(connection)
 
     def _read(self, connection: Connection, packets: list[tuple[Connection, bytes]]) -> bool:
         for _ in range(64):  # of one client at a time, so that a flood leaves room for others
             try:
-                packet = connection.socket.recv(MAX_BYTES + 1)
+                packet = read_packet(connection.socket)
             except BlockingIOError:
                 return True
             except OSError:
@@ -125,7 +145,7 @@ class Server:
         return True
 
     def send(self, connection: Connection, packet: bytes) -> bool:
-        """False where the client is gone: `drop` it."""
+        """False where the client takes nothing any more; what it said may still wait, so `poll` tells of its end."""
         try:
             connection.send(packet)
         except OSError:
@@ -193,7 +213,7 @@ class Client:
         """The next message; None when none came in ``timeout`` seconds. Raises `LinkError` at the end of the connection."""
         self.socket.settimeout(timeout)
         try:
-            packet = self.socket.recv(MAX_BYTES + 1)
+            packet = read_packet(self.socket)
         except (TimeoutError, BlockingIOError):
             return None
         except OSError as error:

@@ -12,6 +12,7 @@ import sys
 import time
 from typing import Any
 
+ORPHANED = signal.SIGHUP  # the parent has ended. Not SIGTERM: of a parent with several threads it comes several times
 _PDEATHSIG = 1  # of prctl
 _RTTIME_US = 200_000  # of CPU time in one go, after which a real-time process is stopped by the kernel
 
@@ -31,10 +32,10 @@ def die_with_parent(sign: int = signal.SIGTERM) -> None:
         return
 
 
-def own_config() -> dict[str, Any]:
-    """Of a process that owns a device: the config file that the command line names. It ends at once with its parent or by
-    SIGTERM, and not by a Ctrl-C that was meant for the session's launcher."""
-    die_with_parent(signal.SIGKILL)
+def own_config(dies: bool = True) -> dict[str, Any]:
+    """Of a process that owns a device: the config file that the command line names. It ends at once by SIGTERM, or with its
+    parent (with ``dies`` false it hears `ORPHANED` then), and not by a Ctrl-C that was meant for the session's launcher."""
+    die_with_parent(signal.SIGKILL if dies else ORPHANED)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with open(sys.argv[1], encoding="utf-8") as file:

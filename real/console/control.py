@@ -28,6 +28,7 @@ class Control:
         self.token = ""
         self._asked: tuple[Viewer, str, float] | None = None
         self._renewed = 0.0
+        self._given_up = ""  # the token of a lease that was released: a renewal of it may still be answered
 
     def holds(self, viewer: Viewer) -> bool:
         return viewer is self.page and bool(self.token)
@@ -55,6 +56,8 @@ class Control:
 
     def hear(self, grant: Grant) -> None:
         """The answer to a request, a renewal or a release."""
+        if grant.token and grant.token == self._given_up:
+            return
         if grant.token and grant.granted:
             self.token = grant.token
             if self._asked is not None:
@@ -99,6 +102,7 @@ class Control:
 
     def _release(self) -> None:
         self.link.send(Lease, ask="release", token=self.token, force=False)
+        self._given_up = self.token
         self.page, self.token, self.who = None, "", ""
 
     def forget(self) -> None:

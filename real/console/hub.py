@@ -17,6 +17,7 @@ from real.console.video import pack
 from real.console.viewers import Viewer
 from real.console.wire import (
     FOR_ALL,
+    STOPS,
     PageBeat,
     PageControl,
     PageError,
@@ -92,12 +93,12 @@ class Hub:
         for viewer in self.viewers:
             self.tell(viewer, kind, **fields)
 
-    def refuse(self, viewer: Viewer, reason: str) -> None:
-        """One more message that was not taken. What a page hears of it is limited by its own rate of messages."""
+    def refuse(self, viewer: Viewer, reason: str, stops: str = "") -> None:
+        """One more message that was not taken: of the first twenty a page hears, and of each that was to stop the arm."""
         viewer.refuse()
         self.counts["refused"] += 1
-        if viewer.refused <= 20:
-            self.tell(viewer, "refused", name="", reason=reason)
+        if viewer.refused <= 20 or stops:
+            self.tell(viewer, "refused", name=stops, reason=reason)
 
     def hear_page(self, viewer: Viewer, text: str) -> None:
         """A text that a page sent."""
@@ -105,11 +106,11 @@ class Hub:
             message = parse(text, viewer.nonce)
         except PageError as error:
             return self.refuse(viewer, f"a message was not understood: {error}")
-        kind = "estop" if isinstance(message, PageEvent) and message.name == "estop" else text_kind(message)
-        if not viewer.may(kind):
-            return self.refuse(viewer, "too many messages")
+        stops = message.name if isinstance(message, PageEvent) and message.name in STOPS else ""
+        if not viewer.may("stop" if stops else text_kind(message)):
+            return self.refuse(viewer, "too many messages", stops)
         if not viewer.newer(message.n):
-            return self.refuse(viewer, "a message came twice, or late")
+            return self.refuse(viewer, "a message came twice, or late", stops)
         now = viewer.heard = self.clock()
         if isinstance(message, PageSeen):
             viewer.out.seen(message.camera, message.number)

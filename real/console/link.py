@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from real.messages import MAX_BYTES, Hello, Message, MessageError, Sequence, Writer, decode, encode
+from real.link import read_packet
+from real.messages import Hello, Message, MessageError, Sequence, Writer, decode, encode
 
 _M = TypeVar("_M", bound=Message)
 
@@ -50,10 +51,7 @@ class SocketLink:
             return None
         try:
             self._socket.send(encode(message))
-        except BlockingIOError:
-            return None
-        except OSError:
-            self._end()
+        except OSError:  # it takes no more, or is gone: which of them, and what it said last, reading tells
             return None
         return message
 
@@ -68,7 +66,7 @@ class SocketLink:
             if self._socket is None:
                 return
             try:
-                packet = self._socket.recv(MAX_BYTES + 1)
+                packet = read_packet(self._socket)
             except BlockingIOError:
                 return
             except OSError:

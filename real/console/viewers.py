@@ -111,8 +111,8 @@ class Viewer:
         return True
 
     def may(self, kind: str) -> bool:
-        """Within the rates? An e-stop has its own, which other messages cannot use up."""
-        rate = {"input": self._inputs, "event": self._events, "control": self._events, "estop": self._stop}.get(kind)
-        if kind == "estop":
+        """Within the rates? What stops the arm has its own, which other messages cannot use up."""
+        rate = {"input": self._inputs, "event": self._events, "control": self._events}.get(kind)
+        if kind == "stop":
             return self._stop.allow()
         return self._all.allow() and (rate is None or rate.allow())

@@ -15,7 +15,8 @@ from real.console.security import MAX_TEXT_BYTES
 from vla_rl.errors import UserError
 
 AXES, MAX_KEYS, MAX_KEY, MAX_VALUE = 6, 16, 24, 200
-FOR_ALL = ("pause", "stop", "estop", "note")  # events that a viewer without control may ask for
+STOPS = ("pause", "stop", "estop")
+FOR_ALL = (*STOPS, "note")  # events that a viewer without control may ask for
 FOR_HOLDER = (
     *("arm", "disarm", "start", "takeover", "release", "hand_back", "reset", "reset_done", "end", "redo"),
     *("estop_clear", "ack", "full_speed", "label", "task"),

@@ -142,9 +142,9 @@ class CartesianArm:
         self._wanted = self._kept = None
         self.arm.hold()
 
-    def stop(self) -> None:
+    def stop(self) -> bool:
         self._wanted = self._kept = None
-        self.arm.stop()
+        return bool(self.arm.stop())
 
     def clear(self) -> None:
         self.arm.clear()

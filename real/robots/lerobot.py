@@ -62,7 +62,7 @@ class LeRobotArm:
         self._last: Measured | None = None
         self._images: dict[str, np.ndarray] = {}
         self._number = -1
-        self._stopped = False
+        self._stopped = self._owes_stop = False
 
     def connect(self) -> None:
         try:
@@ -72,6 +72,8 @@ class LeRobotArm:
 
     def observe(self) -> Measured:
         """Blocks while the bus is read."""
+        if self._owes_stop:
+            self._pay()
         seen = self._call(self.device.get_observation)
         stamp = self.clock()
         joints = np.array([float(seen[name]) for name in self.names])
@@ -97,13 +99,19 @@ class LeRobotArm:
         if self._last is not None:
             self._aim(self._last.joints)
 
-    def stop(self) -> None:
-        self._stopped = True
+    def stop(self) -> bool:
+        self._stopped = self._owes_stop = True
+        self._pay()
+        return not self._owes_stop
+
+    def _pay(self) -> None:
+        """Hold, as a stop asked for; a bus that lost it hears it again."""
         with contextlib.suppress(RobotLost):
             self.hold()
+            self._owes_stop = False
 
     def clear(self) -> None:
-        self._stopped = False
+        self._stopped = self._owes_stop = False
 
     def pictures(self) -> list[Picture]:
         """What came with the last observation. lerobot tells neither frame numbers nor when a picture was taken."""

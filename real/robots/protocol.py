@@ -102,8 +102,9 @@ class Robot(Protocol):
         """Brake, then keep the pose. Harmless when repeated. Raises `RobotLost`."""
         ...
 
-    def stop(self) -> None:
-        """Stop at once, whatever it costs; what comes later is ignored until `clear`. Never raises."""
+    def stop(self) -> bool:
+        """Stop at once, whatever it costs; what comes later is ignored until `clear`. False where the arm did not take it:
+        then every `observe` tries again. Never raises."""
         ...
 
     def clear(self) -> None:

@@ -11,9 +11,11 @@ import msgpack
 import numpy as np
 
 from real.limits import Box, Limits
-from real.messages import MAX_BYTES
+from real.link import read_packet
 from real.robots.protocol import Capabilities, Measured, Reference, RobotLost
 from vla_rl.specs import EmbodimentSpec
+
+STOP_S = 0.2  # that the arm's process has to confirm a guard's stop
 
 
 class RemoteRobot:
@@ -22,6 +24,7 @@ class RemoteRobot:
     def __init__(self, address: str):
         self.address, self.frames = address, []  # type: str, list[list[Any]]
         self._newest: Measured | None = None
+        self._owes_stop = False  # one that the arm's process had no room for
         self.connect()
 
     def connect(self) -> None:
@@ -33,6 +36,7 @@ class RemoteRobot:
         self._socket.setblocking(False)
 
     def observe(self) -> Measured:
+        self._pay()
         self._drain()
         deadline = time.monotonic() + 1.0
         while self._newest is None:  # at the start only
@@ -45,7 +49,7 @@ class RemoteRobot:
     def _drain(self) -> None:
         while True:
             try:
-                packet = self._socket.recv(MAX_BYTES)
+                packet = read_packet(self._socket)
             except BlockingIOError:
                 return
             except OSError as error:
@@ -71,17 +75,31 @@ class RemoteRobot:
     def begin(self, episode: dict[str, Any]) -> None:
         self._send(["begin", episode])
 
-    def stop(self) -> None:
+    def stop(self) -> bool:
+        """True once it is on its way; until then every other call tries again."""
+        self._owes_stop = True
         with contextlib.suppress(RobotLost):
-            self._send(["stop"])
+            self._pay()
+        return not self._owes_stop
+
+    def _pay(self) -> None:
+        if self._owes_stop:
+            self._owes_stop = not self._put(["stop"])
 
     def _send(self, message: list[Any]) -> None:
+        self._pay()
+        if not self._owes_stop:
+            self._put(message)
+
+    def _put(self, message: list[Any]) -> bool:
+        """False where it does not read: its watchdog or the guard will stop it, and its state turns stale here."""
         try:
             self._socket.send(msgpack.packb(message))
         except BlockingIOError:
-            return  # it does not read: its watchdog or the guard will stop it, and its state turns stale here
+            return False
         except OSError as error:
             raise RobotLost(f"{self.name} is gone ({error.strerror})") from None
+        return True
 
     def close(self) -> None:
         with contextlib.suppress(RobotLost, OSError):
@@ -105,7 +123,7 @@ class Judge:
         found = []
         while True:
             try:
-                packet = self._socket.recv(MAX_BYTES)
+                packet = read_packet(self._socket)
             except BlockingIOError:
                 return found
             except OSError as error:
@@ -121,10 +139,16 @@ class Judge:
 
 
 def stop_arm(address: str) -> None:
-    """A guard's way: connect, stop, leave. Raises OSError where the arm's process is gone too."""
+    """A guard's way: connect, stop, wait until the arm's process says that it was. Raises `RobotLost` where that is gone,
+    and OSError where it does not say so within `STOP_S`: call it again."""
+    deadline = time.monotonic() + STOP_S
     with _open(address) as link:
-        link.settimeout(0.2)
+        link.settimeout(STOP_S)
         link.send(msgpack.packb(["stop"]))
+        while (packet := read_packet(link)) and msgpack.unpackb(packet)[0] != "stopped":
+            link.settimeout(max(0.001, deadline - time.monotonic()))
+    if not packet:
+        raise RobotLost(f"the arm at {address} is gone")
 
 
 def described(address: str) -> tuple[socket.socket, dict[str, Any]]:
@@ -132,7 +156,7 @@ def described(address: str) -> tuple[socket.socket, dict[str, Any]]:
     link = _open(address)
     link.settimeout(10.0)
     link.send(msgpack.packb(["describe"]))
-    while (message := msgpack.unpackb(link.recv(MAX_BYTES)))[0] != "described":
+    while (message := msgpack.unpackb(read_packet(link)))[0] != "described":
         pass
     return link, message[1]
 

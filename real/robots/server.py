@@ -8,8 +8,11 @@ command (the supervisor) or stop it (a guard). What it physically did is appende
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -24,10 +27,13 @@ from real.robots.faults import Defects, Fault
 from real.robots.protocol import Reference, RobotLost
 from real.robots.simulated import Picture, SimulatedRobot
 from real.robots.world import Coach
-from real.scheduling import Deadlines, freeze_garbage, own_config
+from real.scheduling import ORPHANED, Deadlines, freeze_garbage, own_config
 from vla_rl.errors import ConfigError, UserError
 
 SILENCE_S = 0.3  # of the supervisor, after which a driver's arm is stopped; a simulated one may have a watchdog of its own
+ORPHAN_S = 5.0  # that the supervisor has, after the launcher's end, to bring the arm to rest
+MOVES = ("command", "hold")
+VOIDS = ("stop", "clear", "begin")  # what was asked for before them is void
 
 
 class ArmServer:
@@ -41,13 +47,13 @@ class ArmServer:
         self.config = config
         self.robot: Any = None
         self.simulated: SimulatedRobot | None = None
-        self._heard = math.inf
+        self._heard, self._alone = math.inf, math.inf  # the latter: when its launcher was found to have ended
         if config.get("driver"):
             self.robot = named(config["driver"])(**config.get("options", {}))
             self.robot.connect()
         else:
             self.robot = self.simulated = self._simulate(config)
-        self.server = Server(config["socket"])
+        self.server = Server(config["socket"], rate=math.inf)  # no "stop" is one too many
         self.rings: dict[str, RingWriter] = {}
         self._numbers: dict[str, int] = {}
         self._devices: dict[str, Any] = {}
@@ -68,11 +74,21 @@ class ArmServer:
             robot.begin(config["episode"])
         return robot
 
+    def orphaned(self, *_: Any) -> None:
+        """The launcher has ended: the supervisor brings the arm to rest, then this ends too."""
+        self._alone = min(self._alone, time.monotonic())
+
+    @property
+    def _left(self) -> bool:
+        orphan_s = time.monotonic() - self._alone
+        return orphan_s > ORPHAN_S or (orphan_s >= 0 and not self.server.connections)
+
     def run(self) -> None:
+        """Until it is killed, or nobody is left who would use it."""
         hz, camera_hz = float(self.config.get("hz", 100.0)), float(self.config.get("camera_hz", 0.0))
         deadlines = Deadlines(hz, time.monotonic())
         shown = time.monotonic()
-        while True:
+        while not self._left:
             due = deadlines.next()
             while (left := due - time.monotonic()) > 0:
                 self._serve(left)
@@ -88,27 +104,37 @@ class ArmServer:
             if camera_hz and time.monotonic() - shown >= 1.0 / camera_hz - 0.5 / hz:
                 shown = time.monotonic()
                 self._show(shown)
+        self.robot.stop()
 
     def _serve(self, timeout: float) -> None:
+        """All that came, and of several moves the newest alone: on a slow bus old ones would keep a "stop" waiting."""
+        move: list[Any] | None = None
         packets, _ = self.server.poll(timeout)
         for connection, packet in packets:
-            try:
-                self._take(connection, msgpack.unpackb(packet))
-            except RobotLost:
-                return  # it publishes nothing any more, which the supervisor sees
+            message = msgpack.unpackb(packet)
+            if message[0] in MOVES:
+                move, self._heard = message, time.monotonic()
+                continue
+            move = None if message[0] in VOIDS else move
+            with contextlib.suppress(RobotLost):  # it publishes nothing any more, which the supervisor sees
+                self._take(connection, message)
+        if move is not None:
+            with contextlib.suppress(RobotLost):
+                self._move(move)
+
+    def _move(self, message: list[Any]) -> None:
+        if message[0] == "hold":
+            return self.robot.hold()
+        position, quaternion, joints = (np.array(x, dtype=float) for x in message[1:4])
+        self.robot.command(Reference(float(message[4]), position, quaternion, joints))
 
     def _take(self, connection: Connection, message: list[Any]) -> None:
         kind, robot = message[0], self.robot
-        self._heard = time.monotonic() if kind in ("command", "hold") else self._heard
         if kind == "describe":
             self.server.send(connection, msgpack.packb(["described", self._description()]))
-        elif kind == "command":
-            position, quaternion, joints = (np.array(x, dtype=float) for x in message[1:4])
-            robot.command(Reference(float(message[4]), position, quaternion, joints))
-        elif kind == "hold":
-            robot.hold()
         elif kind == "stop":
-            robot.stop()
+            if robot.stop():
+                self.server.send(connection, msgpack.packb(["stopped"]))
         elif kind == "clear":
             robot.clear()
         elif kind == "begin" and self.simulated is not None:
@@ -163,9 +189,8 @@ class ArmServer:
             self._tell(msgpack.packb(["success", time.monotonic()]))
 
     def _tell(self, packet: bytes) -> None:
-        for connection in list(self.server.connections):
-            if not self.server.send(connection, packet):
-                self.server.drop(connection)
+        for connection in self.server.connections:
+            self.server.send(connection, packet)
 
     def _show(self, now: float) -> None:
         for picture in self.robot.pictures():
@@ -217,14 +242,16 @@ def read_log(path: str | Path) -> dict[str, list[tuple[float, Any]]]:
 
 
 def main() -> None:
-    config = own_config()
+    config = own_config(dies=False)
     try:
         server = ArmServer(config)
     except UserError as error:
         raise SystemExit(f"error: {error}") from None
+    signal.signal(ORPHANED, server.orphaned)
     freeze_garbage()
     print("ready", flush=True)
     server.run()
+    os._exit(0)  # as by a signal: the arm keeps its pose, where an orderly end might let go of it
 
 
 if __name__ == "__main__":

@@ -95,13 +95,14 @@ class SimulatedRobot:
     def hold(self) -> None:
         self._send(None)
 
-    def stop(self) -> None:
+    def stop(self) -> bool:
         self._inbox.clear()
         if not self._stopped:
             self._event("stop")
         self._stopped = True
         self.errors.add("stopped")
         self._rest()
+        return True
 
     def clear(self) -> None:
         if self._fault("power"):

@@ -6,6 +6,7 @@ farewell, the guard calls ``FUNCTION(ADDRESS)``, which stops the robot, until th
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -50,6 +51,7 @@ def watch(client: Client, stop: Callable[[], None]) -> int:
 
 def main() -> None:
     path, function, address = sys.argv[1:4]
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a session that ends waits for what is left to stop
     stop = named(function)
     client = Client(path, "guard")
     freeze_garbage()

@@ -1,6 +1,7 @@
 """The supervisor's process: ``python -m real.supervisor.loop CONFIG.json``. One thread, one socket, absolute deadlines.
 
-The first SIGTERM or SIGINT stops softly and ends once the arm is at rest; the second one stops it at once.
+The first SIGTERM or SIGINT, or the end of the launcher, stops softly and ends once the arm is at rest; a second signal of a
+person stops it at once.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from real.modes import By
 from real.named import named
 from real.robots.protocol import Robot
 from real.robots.remote import RemoteRobot
-from real.scheduling import Deadlines, die_with_parent, freeze_garbage, real_time
+from real.scheduling import ORPHANED, Deadlines, die_with_parent, freeze_garbage, real_time
 from real.supervisor.core import Supervisor
 from real.supervisor.settings import from_options
 from vla_rl.errors import ConfigError, UserError
@@ -79,10 +80,15 @@ class Loop:
                 self.robot.stop()
                 break
 
-    def close(self) -> None:
-        bye = self.supervisor.farewell()
-        for connection in list(self.server.connections):
-            self.server.send(connection, encode(bye))
+    def close(self, in_order: bool) -> None:
+        """A farewell, by which the guard stands down, is only said ``in_order``; else the arm is stopped."""
+        if in_order:
+            self._flush()
+            bye = self.supervisor.farewell()
+            for connection in list(self.server.connections):
+                self.server.send(connection, encode(bye))
+        else:
+            self.robot.stop()
         self.robot.close()
         self.server.close()
 
@@ -90,6 +96,10 @@ class Loop:
         self.signals += 1
         if self.signals > 1:
             self.robot.stop()
+
+    def orphaned(self, *_: Any) -> None:
+        """The launcher has ended: once is as often as this may count, however often the kernel says it."""
+        self.signals = max(self.signals, 1)
 
     def _serve(self, timeout: float) -> None:
         packets, gone = self.server.poll(timeout)
@@ -120,9 +130,8 @@ class Loop:
             packet = encode(message)
             receivers = [client] if client is not None else list(self.supervisor.clients)
             for connection in receivers:
-                if connection in self.server.connections and not self.server.send(connection, packet):
-                    self.server.drop(connection)
-                    self.supervisor.left(connection)
+                if connection in self.server.connections:
+                    self.server.send(connection, packet)
 
 
 def with_cameras(embodiment: EmbodimentSpec, others: list[list[Any]]) -> EmbodimentSpec:
@@ -142,15 +151,18 @@ def main() -> None:
         raise SystemExit(f"error: {error}") from None
     signal.signal(signal.SIGTERM, loop.interrupt)
     signal.signal(signal.SIGINT, loop.interrupt)
+    signal.signal(ORPHANED, loop.orphaned)
     if config.get("die_with_parent", True):
-        die_with_parent(signal.SIGTERM)
+        die_with_parent(ORPHANED)
     freeze_garbage()
     scheduled = real_time(int(config.get("real_time", 0)))
     print(f"ready {scheduled}", flush=True)
+    in_order = False
     try:
         loop.run()
+        in_order = True
     finally:
-        loop.close()
+        loop.close(in_order)
     if config.get("report"):
         Path(config["report"]).write_text(json.dumps(_report(loop, scheduled)), encoding="utf-8")
 

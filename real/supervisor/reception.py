@@ -237,6 +237,8 @@ class Reception:
 
     # -------------------------------------------------------------------------------------------------------------- saying
     def _ask(self, event: str, by: By, why: str) -> Outcome:
+        if event in ("stop", "estop", "fault"):
+            self._unack(f"a {event} came after it")
         outcome = self.modes.ask(event, by, why)
         if outcome.changed:
             self._changed(event, outcome, why)
@@ -244,9 +246,17 @@ class Reception:
 
     def _fault(self, name: str, why: str) -> None:
         """Latch it. `Modes.faults` keeps the name."""
+        if name not in self.modes.faults:
+            self._unack(f"{name} came after it")
         outcome = self.modes.ask("fault", By.SUPERVISOR, name)
         if outcome.changed:
             self._changed("fault", outcome, why)
+
+    def _unack(self, why: str) -> None:
+        """An acknowledgement that waits for the robot's errors to go was not of what came since."""
+        if self._acking < math.inf:
+            self._acking = math.inf
+            self._notice("ack", why, "supervisor")
 
     def _void(self) -> None:
         """What was inferred is void, though the mode stays."""
