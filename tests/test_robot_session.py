@@ -537,7 +537,7 @@ def test_an_interrupt_while_a_session_closes_ends_every_process(tmp_path, monkey
         process = subprocess.Popen([sys.executable, "-c", stubborn], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         body.processes[name] = process
         assert process.stdout is not None and process.stdout.readline() == b"there\n"
-    processes, end, calls = list(body.processes.values()), real.body._end, []
+    processes, end, calls = list(body.processes.values()), real.body._await, []
 
     def interrupted(process, seconds):
         calls.append(process)
@@ -545,7 +545,7 @@ def test_an_interrupt_while_a_session_closes_ends_every_process(tmp_path, monkey
             raise KeyboardInterrupt
         end(process, seconds)
 
-    monkeypatch.setattr(real.body, "_end", interrupted)
+    monkeypatch.setattr(real.body, "_await", interrupted)
     with pytest.raises(KeyboardInterrupt):
         body.close()
     assert [process.returncode for process in processes] == [-signal.SIGKILL] * 2 and not body.processes

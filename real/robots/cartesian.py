@@ -144,7 +144,7 @@ class CartesianArm:
 
     def stop(self) -> bool:
         self._wanted = self._kept = None
-        return bool(self.arm.stop())
+        return self.arm.stop() is not False
 
     def clear(self) -> None:
         self.arm.clear()

@@ -133,7 +133,7 @@ class ArmServer:
         if kind == "describe":
             self.server.send(connection, msgpack.packb(["described", self._description()]))
         elif kind == "stop":
-            if robot.stop():
+            if robot.stop() is not False:  # a driver of one's own may say nothing
                 self.server.send(connection, msgpack.packb(["stopped"]))
         elif kind == "clear":
             robot.clear()
