@@ -82,6 +82,7 @@ class NanoVLA(VisionLanguageTrunk):
     log_prob_axes: tuple[str, ...] = ("control_step", "action_dim")
     policy_type = "nano_vla"
     config_class = NanoVLAConfig
+    imitates_itself = True
 
     def __init__(
         self,
@@ -281,9 +282,11 @@ class NanoVLA(VisionLanguageTrunk):
         actions: Tensor,
         valid: Tensor,
         features: Mapping[str, Tensor] | None = None,
+        own: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, float]]:
-        """Cross entropy per token over valid control steps (temperature 1). ``features`` are this policy's `frame_features`
-        of the observation: then no image is encoded.
+        """Cross entropy per token over valid control steps. ``features`` are this policy's `frame_features` of the
+        observation: then no image is encoded. Rows that are its ``own`` decisions (bool [b]) have hard labels and the
+        temperature that it acts at, others soft ones and temperature 1 (`vla_rl.optional.SelfImitatingPolicy`).
 
         Metrics: ``nll`` (nats per token against hard labels), ``accuracy`` (argmax equals the label), ``mae`` (argmax
         against the true action, mean over dimensions, physical units), ``entropy`` (nats per token).
@@ -300,21 +303,23 @@ class NanoVLA(VisionLanguageTrunk):
         with self.learning_features(valid):
             kept = None if features is None else self._tokens_of(features)
             logits, _ = self.logits_and_value(observation, tokens, kept)
-        log_probs = F.log_softmax(logits, dim=-1)
+        own = torch.zeros(len(actions), dtype=torch.bool) if own is None else own
+        own = own.to(self.device)[:, None, None]
+        log_probs = F.log_softmax(logits / torch.where(own, self.temperature, 1.0)[..., None], dim=-1)
         nll = -log_probs.gather(-1, tokens[..., None]).squeeze(-1)
-        loss = (nll * weight).sum()
-        metrics_loss = loss.detach()
+        losses = nll
         if self.config.soft_label_sigma > 0:
-            loss = -((self._soft_labels(actions, tokens) * log_probs).sum(-1) * weight).sum()
+            losses = torch.where(own, nll, -(self._soft_labels(actions, tokens) * log_probs).sum(-1))
         if self.config.label_smoothing > 0:
             used = (~self.unused_bins).float()
             uniform = -(log_probs * used / used.sum(-1, keepdim=True)).sum(-1)
-            loss = (1 - self.config.label_smoothing) * loss + self.config.label_smoothing * (uniform * weight).sum()
+            losses = torch.lerp(losses, torch.where(own, losses, uniform), self.config.label_smoothing)
+        loss = (losses * weight).sum()
         with torch.no_grad():
             best = log_probs.argmax(-1)
             metrics = torch.stack(
                 [
-                    metrics_loss,
+                    (nll * weight).sum(),
                     ((best == tokens) * weight).sum(),
                     ((decode_actions(best, self.bin_centers) - actions).abs() * weight).sum(),
                     (-(log_probs.exp() * log_probs).sum(-1) * weight).sum(),

@@ -162,7 +162,8 @@ def test_sft_learns_from_mirrored_rows_and_asks_for_a_mirror():
     policy = Copy()
     policy.shown = []
     seen = Observation({"head": images(64)}, torch.tensor([[1.0, 2.0, 3.0]] * 64), ("go",) * 64)
-    data = im.DecisionSamples(seen, torch.tensor([0.1, 0.2, 0.3, 0.4]).expand(64, 3, 4), torch.ones(64, 3, dtype=torch.bool))
+    valid, own = torch.ones(64, 3, dtype=torch.bool), torch.zeros(64, dtype=torch.bool)
+    data = im.DecisionSamples(seen, torch.tensor([0.1, 0.2, 0.3, 0.4]).expand(64, 3, 4), valid, own)
     config = im.ImitationConfig(updates=2, warmup_updates=0, augment=AugmentConfig(0, 0.0, 0.0, 0.0, mirror=0.5))
     im.Imitation(config, policy, im.DecisionSampler(data, 64)).update()
     rows = {tuple(round(x, 3) for x in row) for row in policy.shown[0].tolist()}
@@ -213,7 +214,7 @@ def samples(n: int = 64) -> im.DecisionSamples:
     seen = Observation({"front": images(n)}, proprio, ("go",) * n, torch.zeros(n, 1))
     valid = torch.rand(n, H, generator=g) < 0.8
     valid[:, 0] = True
-    return im.DecisionSamples(seen, (proprio @ TRUTH).view(n, H, A), valid)
+    return im.DecisionSamples(seen, (proprio @ TRUTH).view(n, H, A), valid, torch.zeros(n, dtype=torch.bool))
 
 
 def trainer(policy=None, **changes) -> im.Imitation:

@@ -345,6 +345,26 @@ def test_soft_labels():
     assert loss.item() != pytest.approx(metrics["nll"])
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_own_decisions_have_hard_labels_at_the_temperature_they_were_sampled_at(smoothing):
+    """Mixed rows: the mean of what each kind has alone; own rows: −log-likelihood as `evaluate` gives it."""
+    policy = make(soft_label_sigma=1.0, temperature=0.5, label_smoothing=smoothing)
+    seen = observe(4)
+    acted = policy.act(seen, seeds=[1, 2, 3, 4])
+    actions, valid = acted.chunk.actions, torch.ones(4, TINY.chunk_length, dtype=torch.bool)
+    with torch.no_grad():
+        alone = [
+            policy.imitation_loss(seen[i : i + 1], actions[i : i + 1], valid[i : i + 1], own=torch.tensor([i < 2]))[0]
+            for i in range(4)
+        ]
+        plain = [policy.imitation_loss(seen[i : i + 1], actions[i : i + 1], valid[i : i + 1])[0] for i in range(2, 4)]
+        mixed, _ = policy.imitation_loss(seen, actions, valid, own=torch.tensor([True, True, False, False]))
+        log_prob = policy.evaluate(seen, acted.replay).log_prob
+    torch.testing.assert_close(mixed, torch.stack(alone).mean())
+    torch.testing.assert_close(torch.stack(alone[2:]), torch.stack(plain))
+    torch.testing.assert_close(torch.stack(alone[:2]), -log_prob[:2].flatten(1).mean(1), rtol=1e-3, atol=1e-4)
+
+
 def test_soft_labels_are_no_wider_than_the_data_in_that_dimension():
     """Else a hand that no demonstration turns is taught to turn at random, and sampled episodes fail."""
     wide = VectorStats.from_bounds(SPEC.action_low, SPEC.action_high)

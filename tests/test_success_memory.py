@@ -54,6 +54,21 @@ def drawn(memory: SuccessMemory) -> list[float]:
     return memory.next_batch()[0].proprio[:, 0].tolist()
 
 
+def test_demonstrations_and_what_a_person_did_are_not_the_policys_own():
+    memory = made(settings(batch_size=64, demonstration_share=0.5), demonstrations=lambda _: Shown())
+    with_person = batch(trajectory(1, True), trajectory(2, True))
+    is_human = torch.zeros_like(with_person.valid)
+    is_human[with_person.trajectory_index == 1, 0] = True
+    memory.add(dataclasses.replace(with_person, is_human=is_human))
+    seen, _, _, own = memory.next_batch()
+    assert set(seen.proprio[:, 0].tolist()) == {-1.0, 1.0, 2.0}
+    assert torch.equal(own, seen.proprio[:, 0] == 1.0)
+    again = made(settings(batch_size=64, demonstration_share=0.5), demonstrations=lambda _: Shown())
+    again.load_state_dict(memory.state_dict())
+    (kept,) = again.episodes.values()
+    assert [e.own.all() for e in kept] == [True, False]
+
+
 def test_the_newest_successes_of_each_task_are_kept():
     memory = made(settings())
     memory.add(batch(of_task("a", 1, True), of_task("a", 2, False), of_task("b", 3, True, 5)))

@@ -167,6 +167,18 @@ class ValueHeadPolicy(Protocol):
 
 
 @runtime_checkable
+class SelfImitatingPolicy(Protocol):
+    """An `ImitationPolicy` that tells decisions of its own from a demonstrator's.
+
+    ``imitates_itself`` True: its ``imitation_loss`` takes ``own`` bool [b], the rows that it sampled itself. Their loss is
+    −log-likelihood under the distribution that it acts by. What softens the labels of demonstrations, of which there are
+    few, would spread its actions a little further each time that it imitates itself.
+    """
+
+    imitates_itself: bool
+
+
+@runtime_checkable
 class ImageFeatures(Protocol):
     """A policy that lends its image features to a reward (``reward.encoder.type=policy``)."""
 

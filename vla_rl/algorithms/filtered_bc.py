@@ -85,8 +85,9 @@ class FilteredBC:
         updates = 0
         if len(rows):
             samples = DecisionSamples(
-                batch.observations[rows].without_privileged(), batch.actions[rows], batch.valid[rows]
-            )
+                batch.observations[rows].without_privileged(), batch.actions[rows], batch.valid[rows],
+                ~batch.is_human[rows].any(1),
+            )  # fmt: skip
             self._imitation.sampler = DecisionSampler(samples, config.minibatch_size, config.seed + self.iteration)
             updates = config.epochs * -(-len(rows) // config.minibatch_size)
             sums: dict[str, list[float]] = defaultdict(list)

@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -22,15 +22,19 @@ from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adam
 from vla_rl.cluster.ranks import Ranks
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import ImitationPolicy, Policy
+from vla_rl.optional import SelfImitatingPolicy
 from vla_rl.types import Observation
+
+Batch: TypeAlias = tuple[Observation, Tensor, Tensor] | tuple[Observation, Tensor, Tensor, Tensor]
 
 
 @runtime_checkable
 class Sampler(Protocol):
     """Yields demonstration chunks for ever."""
 
-    def next_batch(self) -> tuple[Observation, Tensor, Tensor]:
-        """Observation [b], actions float32 [b h a] in physical units, valid bool [b h]."""
+    def next_batch(self) -> Batch:
+        """Observation [b], actions float32 [b h a] in physical units, valid bool [b h]; and bool [b] which of them the
+        policy sampled itself, where some are (`SelfImitatingPolicy`)."""
         ...
 
 
@@ -88,11 +92,13 @@ class Imitation:
         )
         for group in self.optimizer.param_groups:
             group["lr"] = config.learning_rate * factor
-        observation, actions, valid = self.sampler.next_batch()
+        observation, actions, valid, *rest = self.sampler.next_batch()
+        own = rest[0] if rest and isinstance(self.policy, SelfImitatingPolicy) and self.policy.imitates_itself else None
         observation = observation.without_privileged()
         if config.augment.mirror:
             turned = torch.rand(len(observation), generator=self.generator) < config.augment.mirror
             observation, actions = mirrored(observation, actions, self.policy.embodiment, turned)
+            own = None if own is None else own & ~turned
         observation = augment(observation, config.augment, self.generator)
         sums: dict[str, float] = defaultdict(float)
         total, weight_sum = torch.zeros((), device=device), valid.sum().clamp(min=1)
@@ -100,13 +106,15 @@ class Imitation:
             self.ranks.require_same("demonstrations", len(observation), float(actions.double().sum()))
             share, real = self.ranks.share(len(observation))
             observation, actions, valid = observation[share], actions[share], valid[share] & real[:, None]
+            own = None if own is None else own[share]
         autocast = config.autocast and device.type == "cuda"
         for rows in torch.arange(len(observation)).split(config.micro_batch_size or len(observation)):
             part = slice(int(rows[0]), int(rows[-1]) + 1)
             with torch.autocast("cuda", dtype=torch.bfloat16) if autocast else contextlib.nullcontext():
                 loss, metrics = self.policy.imitation_loss(
-                    observation[part].to(device), actions[part].to(device), valid[part].to(device)
-                )
+                    observation[part].to(device), actions[part].to(device), valid[part].to(device),
+                    **({} if own is None else {"own": own[part].to(device)}),
+                )  # fmt: skip
             share = valid[part].sum() / weight_sum  # a policy's loss is a mean over valid control steps
             (loss * share.to(device)).backward()
             total = total + loss.detach() * share.to(device)
@@ -144,11 +152,12 @@ class Imitation:
 # --------------------------------------------------------------------------------------------------------- filtered BC
 @dataclass(frozen=True)
 class DecisionSamples:
-    """Decisions to imitate: observations [n], actions float32 [n h a], valid bool [n h]."""
+    """Decisions to imitate: observations [n], actions float32 [n h a], valid bool [n h], own bool [n] (see `Sampler`)."""
 
     observations: Observation
     actions: Tensor
     valid: Tensor
+    own: Tensor
 
     def __len__(self) -> int:
         return self.actions.shape[0]
@@ -162,12 +171,12 @@ class DecisionSampler:
         self.generator = torch.Generator().manual_seed(seed)
         self.order, self.position = torch.randperm(len(samples), generator=self.generator), 0
 
-    def next_batch(self) -> tuple[Observation, Tensor, Tensor]:
+    def next_batch(self) -> Batch:
         if self.position + self.batch_size > len(self.samples):
             self.order, self.position = torch.randperm(len(self.samples), generator=self.generator), 0
         rows = self.order[self.position : self.position + self.batch_size]
         self.position += self.batch_size
-        return self.samples.observations[rows], self.samples.actions[rows], self.samples.valid[rows]
+        return self.samples.observations[rows], self.samples.actions[rows], self.samples.valid[rows], self.samples.own[rows]
 
     def state_dict(self) -> dict[str, Any]:
         return {"order": self.order.clone(), "position": self.position, "generator": self.generator.get_state()}

@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from vla_rl.algorithms.imitation import DecisionSamples, Imitation
+from vla_rl.algorithms.imitation import Batch, DecisionSamples, Imitation
 from vla_rl.algorithms.imitation_settings import ImitationConfig
 from vla_rl.algorithms.optim import GuardedStep
 from vla_rl.algorithms.settings import PPOConfig
@@ -69,7 +69,8 @@ class SuccessMemory:
         for at in torch.nonzero(batch.success).flatten().tolist():
             rows = torch.arange(int(batch.starts[at]), int(batch.last[at]) + 1)
             seen = batch.observations[rows].without_privileged().to("cpu")
-            kept = DecisionSamples(seen, batch.actions[rows].cpu(), batch.valid[rows].cpu())
+            own = ~batch.is_human[rows].any(1).cpu()
+            kept = DecisionSamples(seen, batch.actions[rows].cpu(), batch.valid[rows].cpu(), own)
             self.episodes[batch.episodes[at].task_id].append(kept)
 
     def learn(self) -> dict[str, float]:
@@ -85,7 +86,7 @@ class SuccessMemory:
         metrics = {"memory/episodes": float(kept), "memory/updates": float(len(losses))}
         return metrics | ({"memory/loss": sum(losses) / len(losses)} if losses else {})
 
-    def next_batch(self) -> tuple[Observation, Tensor, Tensor]:
+    def next_batch(self) -> Batch:
         """Decisions of successes and of demonstrations, as `Imitation` wants them."""
         c = self.config
         kept = [episode for task in sorted(self.episodes) for episode in self.episodes[task]]
@@ -93,13 +94,14 @@ class SuccessMemory:
         shown = round(share * c.batch_size)
         parts = []
         if shown and self.demonstrations is not None:
-            parts.append(self.demonstrations.sample(shown, self.generator, c.first_share))
+            drawn = self.demonstrations.sample(shown, self.generator, c.first_share)
+            parts.append((*drawn, torch.zeros(shown, dtype=torch.bool)))
         if shown < c.batch_size:
-            parts.append(self._own(kept, c.batch_size - shown))
-        observations, actions, valid = zip(*parts, strict=True)
-        return Observation.cat(observations), torch.cat(actions), torch.cat(valid)
+            parts.append(self._solved(kept, c.batch_size - shown))
+        observations, actions, valid, own = zip(*parts, strict=True)
+        return Observation.cat(observations), torch.cat(actions), torch.cat(valid), torch.cat(own)
 
-    def _own(self, kept: list[DecisionSamples], count: int) -> tuple[Observation, Tensor, Tensor]:
+    def _solved(self, kept: list[DecisionSamples], count: int) -> tuple[Observation, Tensor, Tensor, Tensor]:
         """``count`` decisions of successes, each as likely; about ``first_share`` of them an episode's first."""
         lengths = torch.tensor([len(episode) for episode in kept])
         starts = lengths.cumsum(0) - lengths
@@ -112,6 +114,7 @@ class SuccessMemory:
             Observation.cat([episode.observations[at] for episode, at in drawn]),
             torch.cat([episode.actions[at] for episode, at in drawn]),
             torch.cat([episode.valid[at] for episode, at in drawn]),
+            torch.cat([episode.own[at] for episode, at in drawn]),
         )
 
     # ---------------------------------------------------------------------------------------------------------- resume
@@ -122,6 +125,7 @@ class SuccessMemory:
                 {
                     "images": e.observations.images, "proprio": e.observations.proprio,
                     "instruction": list(e.observations.instruction), "actions": e.actions, "valid": e.valid,
+                    "own": e.own,
                 }
                 for e in kept
             ]
@@ -135,6 +139,7 @@ class SuccessMemory:
         for task, kept in state["episodes"].items():
             for e in kept:
                 seen = Observation(dict(e["images"]), e["proprio"], tuple(e["instruction"]))
-                self.episodes[task].append(DecisionSamples(seen, e["actions"], e["valid"]))
+                own = e.get("own", torch.ones(len(e["actions"]), dtype=torch.bool))  # (states of before say nothing of it)
+                self.episodes[task].append(DecisionSamples(seen, e["actions"], e["valid"], own))
         self.generator.set_state(state["generator"].cpu())
         self._imitation.load_state_dict(state["imitation"])
