@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import math
@@ -232,10 +233,12 @@ def test_critics_learn_values_of_a_known_chain():
     torch.testing.assert_close(values, torch.tensor([0.9**8, 0.9**4, 1.0]), rtol=0, atol=0.05)
 
 
-@pytest.mark.parametrize("kind", ["td3", "sac"])
+@pytest.mark.parametrize("kind", ["td3", "sac", "anchored sac"])
 def test_learning_goes_on_exactly_after_a_resume(kind):
     def fresh() -> TD3 | SAC:
         common = {"critics": CriticsConfig(count=3, subset=2, hidden=[8]), "batch_size": 3}
+        if kind == "anchored sac":
+            common |= {"anchor_coef": 1.0, "anchor_updates": 20}
         if kind == "td3":
             return TD3(TD3Config(**common), small())
         torch.manual_seed(0)
@@ -738,6 +741,59 @@ def test_iql_trains_tokens_and_flows_and_goes_on_exactly(name, tmp_path):
         assert torch.equal(a, b)
 
 
+def anchored(**options) -> SAC:
+    torch.manual_seed(0)
+    config = SACConfig(anchor_coef=2.0, offline_updates=2, batch_size=3, critics=CriticsConfig(hidden=[8]), **options)
+    return SAC(config, DirectActor(DirectConfig(hidden=[8], encoder=8), Base()))
+
+
+def test_an_anchor_is_what_the_actor_did_as_the_first_episode_began():
+    """Neither what the actor has learned since then nor where the critics moved the encoder counts as no drift."""
+    algorithm = anchored(actor_every=1, demonstration_share=1.0)
+    policy, replay, rewards = algorithm.policy, Replay(), torch.tensor([0.0, 1.0])
+    trajectory = cut(episode(0, t=2), 1)
+    replay.add(trajectory, rewards, "demonstrations", extra=algorithm.annotate(trajectory, rewards))
+    draw = functools.partial(replay.draw, generator=torch.Generator().manual_seed(0))
+    assert "sac/drift" not in algorithm.update(draw) | algorithm.update(draw)  # offline
+    then = copy.deepcopy(policy)
+    assert algorithm.update(draw)["sac/drift"] < 1e-6  # (the encoder has made one step)
+    for _ in range(20):
+        algorithm.update(draw)
+    with torch.no_grad():
+        frames = algorithm.annotate(trajectory, rewards)
+        latents = [p.propose(p.encode(frames), frames, None)[0] for p in (policy, then)]
+        drift = float(algorithm._drift(policy.encode(frames), frames))
+    assert drift == pytest.approx(float((latents[0] - latents[1]).square().mean())) and drift > 0.0
+
+
+@pytest.mark.parametrize(
+    ("over", "warmup", "weights"), [(0, 0, [2.0, 2.0, 2.0]), (100, 0, [2.0, 1.0, 0.0]), (100, 52, [2.0, 2.0, 0.0])]
+)
+def test_an_anchors_weight_stays_or_falls_to_nothing(over, warmup, weights):
+    """It falls from the actor's first step: after the updates before the first episode, and the critics' warm-up."""
+    algorithm = anchored(anchor_updates=over, critic_warmup=warmup)
+    assert algorithm._anchor_weight() == 0.0  # none yet
+    algorithm._anchor = algorithm._copy_of_actor()
+    found = []
+    for algorithm.updates in (2, 52, 1000):
+        found.append(algorithm._anchor_weight())
+    assert found == weights
+
+
+def test_an_anchor_holds_the_actor():
+    def moved(**options) -> float:
+        algorithm = anchored(learning_rate=1e-2, actor_every=1, demonstration_share=1.0, **options)
+        replay, rewards, trajectory = Replay(), torch.tensor([0.0, 1.0]), cut(episode(0, t=2), 1)
+        replay.add(trajectory, rewards, "demonstrations", extra=algorithm.annotate(trajectory, rewards))
+        draw = functools.partial(replay.draw, generator=torch.Generator().manual_seed(0))
+        algorithm.updates = algorithm.config.offline_updates
+        for _ in range(60):
+            metrics = algorithm.update(draw)
+        return metrics["sac/drift"]
+
+    assert moved(anchor_updates=0) < 0.2 * moved(anchor_updates=62)
+
+
 def test_wsrl_may_learn_offline_by_iql():
     torch.manual_seed(0)
     policy = DirectActor(DirectConfig(hidden=[8], encoder=8), Base())
@@ -840,6 +896,10 @@ def test_what_does_not_fit_is_refused_with_the_remedy():
         IQL(IQLConfig(), SteeredPolicy(SteeredConfig(), Base()))
     with pytest.raises(ConfigError, match=r"conservatism=none"):
         IQLConfig(conservatism="cal_ql")
+    for config in (IQLConfig, PARLConfig):
+        with pytest.raises(ConfigError, match=r"algorithm\.anchor_coef=0"):
+            config(anchor_coef=1.0)
+    assert IQLThenSACConfig(anchor_coef=1.0).climbs
     with pytest.raises(ConfigError, match=r"actor\.dimensions has 'wrist'"):
         ResidualPolicy(ResidualConfig(dimensions=["wrist"]), Base())
     with pytest.raises(ConfigError, match=r"actor\.base_steps=9 is more than the 4"):

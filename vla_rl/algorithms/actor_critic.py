@@ -230,7 +230,45 @@ class ActorCritic(ABC):
 
 
 class ClimbingActor(ActorCritic):
-    """The actor's latent action climbs the critics' gradient."""
+    """The actor's latent action climbs the critics' gradient.
+
+    With ``anchor_coef`` it is held near what it did as the first episode began, less and less, while critics that know
+    little of other actions learn what those are worth (a policy constraint that is let go, as in PROTO, arXiv 2305.15669).
+    The encoder that it shares with the critics is part of it: they move it, and an actor that stood still would act
+    otherwise.
+    """
+
+    _anchor: nn.ModuleList | None = None  # encoder and actor as they were
+
+    def update(self, draw: Draw) -> dict[str, float]:
+        if self.config.anchor_coef and self._anchor is None and self.updates >= self.config.offline_updates:
+            self._anchor = self._copy_of_actor()
+        return super().update(draw)
+
+    def _copy_of_actor(self) -> nn.ModuleList:
+        return copy.deepcopy(nn.ModuleList([self.policy.encoder, self.policy.actor])).requires_grad_(False)
+
+    def _anchor_weight(self) -> float:
+        """What is left of ``anchor_coef``; it falls from where the actor begins to learn."""
+        c = self.config
+        if self._anchor is None:
+            return 0.0
+        begun = max(c.offline_updates, c.critic_warmup)
+        left = 1.0 - (self.updates - begun) / c.anchor_updates if c.anchor_updates else 1.0
+        return c.anchor_coef * min(1.0, max(0.0, left))
+
+    def _drift(self, encoded: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
+        """Mean squared distance of the most likely latent action to what it was, with gradient to the actor."""
+        policy = self.policy
+        latent, _ = policy.propose(encoded, frames, None)
+        now = policy.encoder, policy.actor
+        policy.encoder, policy.actor = cast(nn.ModuleList, self._anchor)
+        try:
+            with torch.no_grad():
+                then, _ = policy.propose(policy.encode(frames), frames, None)
+        finally:
+            policy.encoder, policy.actor = now
+        return (latent - then).square().mean()
 
     def _value(self, encoded: Tensor, latent: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
         """Values [critics b] of a latent action, with gradient to it alone."""
@@ -248,11 +286,16 @@ class ClimbingActor(ActorCritic):
         loss = loss + self._penalty(latent)
         if c.imitation_coef:
             loss = loss + c.imitation_coef * self._imitation_error(batch, latent, frames)
+        drift = None
+        if held := self._anchor_weight():
+            drift = self._drift(encoded, frames)
+            loss = loss + held * drift
         loss.backward()
         self._guard.step(self.optimizer, loss.detach())
         if isinstance(self.policy, PractisingActor):
             self.policy.practised()
         figures |= {"policy_loss": float(loss.detach()), "latent_size": float(latent.detach().abs().mean())}
+        figures |= {} if drift is None else {"drift": float(drift.detach())}
         return {f"{self.name}/{name}": value for name, value in figures.items()}
 
     def _penalty(self, latent: Tensor) -> Tensor:
@@ -265,6 +308,15 @@ class ClimbingActor(ActorCritic):
         counts = (batch.valid & (batch.is_human | shown)).to(action)
         error = (action - self.policy.taken(batch.actions, frames)).square().view(*counts.shape, -1).mean(-1)
         return (error * counts).sum() / counts.sum().clamp(min=1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | ({} if self._anchor is None else {"anchor": dict(self._anchor.state_dict())})
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        if "anchor" in state:
+            self._anchor = self._copy_of_actor()
+            self._anchor.load_state_dict(state["anchor"])
 
     @abstractmethod
     def _actor_latent(self, encoded: Tensor, frames: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -81,8 +81,10 @@ class ActorCriticConfig:
     discounts per control step.
 
     Actor: ``imitation_coef`` on the squared distance to human and demonstrated actions, ``action_penalty`` on the squared
-    latent action, ``grad_clip`` on both gradients. ``gripper_penalty`` is what the choices of a gripper that is decided
-    apart (``actor.gripper=discrete``) pay for each time that it turns around.
+    latent action, ``grad_clip`` on both gradients. ``anchor_coef`` on the squared distance of the most likely latent action
+    to what it was as the first episode began; it falls to 0 over ``anchor_updates`` updates (0: it stays).
+    ``gripper_penalty`` is what the choices of a gripper that is decided apart (``actor.gripper=discrete``) pay for each time
+    that it turns around.
     """
 
     batch_size: int = 256
@@ -102,6 +104,8 @@ class ActorCriticConfig:
     learning_rate: float = 3e-4
     imitation_coef: float = 0.0
     action_penalty: float = 0.0
+    anchor_coef: float = 0.0
+    anchor_updates: int = 0
     gripper_penalty: float = 0.02
     grad_clip: float | None = 10.0
     max_bad_updates: int = 10
@@ -112,7 +116,7 @@ class ActorCriticConfig:
             require_range("algorithm", name, getattr(self, name), 1)
         for name in (
             "updates_per_decision", "start_decisions", "critic_warmup", "offline_updates", "conservative_weight",
-            "learning_rate", "imitation_coef", "action_penalty", "gripper_penalty",
+            "learning_rate", "imitation_coef", "action_penalty", "gripper_penalty", "anchor_coef", "anchor_updates",
         ):  # fmt: skip
             require_range("algorithm", name, getattr(self, name), 0)
         require_above_zero("algorithm", "grad_clip", self.grad_clip)
@@ -197,10 +201,10 @@ class PARLConfig(ActorCriticConfig):
         super().__post_init__()
         require_range("algorithm", "imitation_batch", self.imitation_batch, 1, self.batch_size)
         require_range("algorithm", "temperature", self.temperature, 0)
-        if self.imitation_coef or self.action_penalty:
+        if self.imitation_coef or self.action_penalty or self.anchor_coef:
             raise ConfigError(
-                "algorithm parl imitates what its critic chose, and has no latent action: set algorithm.imitation_coef=0 "
-                "and algorithm.action_penalty=0"
+                "algorithm parl imitates what its critic chose, and has no latent action: set algorithm.imitation_coef=0, "
+                "algorithm.action_penalty=0 and algorithm.anchor_coef=0"
             )
 
 
@@ -210,6 +214,8 @@ class IQLConfig(ActorCriticConfig):
     decisions are imitated by exp(``beta`` · advantage), at most ``weight_limit``."""
 
     diagnostics: ClassVar = _figures("iql")
+
+    climbs: ClassVar[bool] = False  # whether the actor climbs the critics later on
 
     expectile: float = 0.7
     beta: float = 3.0
@@ -221,10 +227,10 @@ class IQLConfig(ActorCriticConfig):
             raise ConfigError(f"algorithm.expectile={self.expectile!r} is out of range; use a value between 0 and 1")
         require_range("algorithm", "beta", self.beta, 0)
         require_range("algorithm", "weight_limit", self.weight_limit, 1.0)
-        if self.conservatism != "none" or self.imitation_coef:
+        if self.conservatism != "none" or self.imitation_coef or (self.anchor_coef and not self.climbs):
             raise ConfigError(
                 "algorithm iql asks its critics about nothing but what was done, and imitates that: set "
-                "algorithm.conservatism=none and algorithm.imitation_coef=0"
+                "algorithm.conservatism=none, algorithm.imitation_coef=0 and algorithm.anchor_coef=0"
             )
 
 
@@ -233,6 +239,7 @@ class IQLThenSACConfig(IQLConfig, SACConfig):
     """Settings of `IQLThenSAC`: those of both."""
 
     diagnostics: ClassVar = _sac_figures("iql_sac")
+    climbs = True
 
 
 @dataclass
