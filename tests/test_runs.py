@@ -7,6 +7,7 @@ from statistics import mean
 
 import numpy as np
 import pytest
+from libero_reference import libero_problem
 
 from vla_rl import build
 from vla_rl.config import RunConfig, compose
@@ -17,11 +18,10 @@ from vla_rl.types import EpisodeSpec
 
 RUNS = sorted(path.stem for path in (config_dir() / "run").glob("*.yaml"))
 SCRIPTED = [name for name in RUNS if "collect" in compose([f"run={name}"]).phases]
-PER_TASK = 3
 
 
-def lengths(config: RunConfig) -> dict[str, tuple[float, int]]:
-    """Per task: mean control steps of successful demonstrations as the run collects them, and the run's limit."""
+def lengths(config: RunConfig, per_task: int = 3) -> dict[str, tuple[float, int]]:
+    """Per task: mean control steps of ``per_task`` successful demonstrations as the run collects them, and its limit."""
     limits = {t.task_id: t.horizon for t in build.implementation("env", config.env_type)(config.env).tasks}
     env = dataclasses.replace(config.env, horizon=config.collect.horizon) if config.collect.horizon else config.env
     simulator = build.implementation("env", config.env_type)(env)
@@ -32,11 +32,11 @@ def lengths(config: RunConfig) -> dict[str, tuple[float, int]]:
     found = {}
     for task in config.tasks or list(limits):
         taken: list[int] = []
-        for i in range(4 * PER_TASK):
+        for i in range(4 * per_task):
             episode = EpisodeSpec(task_id=task, init_state_id=i, split="train", seed=i)
             result = collect(simulator, episode, rng=np.random.default_rng(i), **options)
             taken += [len(result["actions"])] if result["success"] else []
-            if len(taken) == PER_TASK:
+            if len(taken) == per_task:
                 break
         found[task] = (mean(taken), limits[task])
     simulator.close()
@@ -53,6 +53,23 @@ def test_a_toy_run_leaves_time_for_skill(name: str):
 @pytest.mark.parametrize("name", [n for n in SCRIPTED if compose([f"run={n}"]).env_type == "tabletop"])
 def test_a_tabletop_run_leaves_time_for_skill(name: str):
     for task, (demonstrated, limit) in lengths(compose([f"run={name}"])).items():
+        assert limit >= 1.5 * demonstrated, (name, task)
+
+
+@pytest.mark.real_sim
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in SCRIPTED if compose([f"run={n}"]).env_type == "libero"])
+def test_a_libero_run_leaves_time_for_skill(name: str):
+    if problem := libero_problem():
+        pytest.skip(f"needs LIBERO: {problem}")
+    for task, (demonstrated, limit) in lengths(compose([f"run={name}", "env.camera_size=32"]), per_task=1).items():
+        assert limit >= 1.5 * demonstrated, (name, task)
+
+
+@pytest.mark.parametrize("name", [n for n in SCRIPTED if compose([f"run={n}"]).env_type == "dualarm"])
+def test_a_dualarm_run_leaves_time_for_skill(name: str):
+    pytest.importorskip("sapien")
+    for task, (demonstrated, limit) in lengths(compose([f"run={name}", "env.observe=state", "env.cameras=[]"])).items():
         assert limit >= 1.5 * demonstrated, (name, task)
 
 
