@@ -45,13 +45,14 @@ def test_a_process_is_found_by_what_it_is(tmp_path):
     code = "import subprocess, sys; p = subprocess.Popen(['bash', '-c', sys.argv[1]]); p.wait()"
     inner = "exec -a ray::RolloutActor.open bash -c 'exec -a spawn_main sleep 60 & wait'"
     with subprocess.Popen([sys.executable, "-c", code, inner]) as node:
+        found: dict[str, list[int]] = {"simulator": [], "rollout": []}
         try:
             soak = _Soak([], tmp_path, None)
             soak._nodes = type("Nodes", (), {"pids": [node.pid], "second": node})
             soak._driver = node
-            found: dict[str, list[int]] = {}
-            while not (found.get("rollout") and found.get("simulator")):
-                found = {kind: soak._candidates(kind) for kind in KINDS}
+            while not soak._candidates("simulator"):  # once it goes by its own name, the tree changes no more
+                pass
+            found = {kind: soak._candidates(kind) for kind in KINDS}
             assert len(found["rollout"]) == len(found["simulator"]) == 1 and found["rollout"] != found["simulator"]
             assert found["driver"] == found["node"] == [node.pid] and found["rank"] == found["inference"] == []
         finally:
