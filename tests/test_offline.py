@@ -16,7 +16,7 @@ from vla_rl import build
 from vla_rl import config as configs
 from vla_rl.algorithms.dynamics import Dynamics, StateCodec
 from vla_rl.algorithms.iql import IQL
-from vla_rl.algorithms.offline_chain import OfflineChain, accepts
+from vla_rl.algorithms.offline_chain import SOLVED, OfflineChain, accepts
 from vla_rl.algorithms.offline_settings import DynamicsConfig, OfflineConfig
 from vla_rl.algorithms.ppo import PPO
 from vla_rl.algorithms.replay_settings import CriticsConfig
@@ -176,6 +176,27 @@ def test_ppo_on_stored_states_raises_what_the_critics_prefer(monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(vision, chain.policy.vision.parameters()))
 
 
+def test_imitation_learns_from_demonstrations_and_what_was_solved_alone(monkeypatch):
+    chain, data = made(dataclasses.replace(TINY, imitation_updates=30, imitation_batch=8, imitation_learning_rate=3e-3))
+    assert chain.imitate(data.replay, torch.Generator()) == {}, "two episodes that failed"
+    for first, source in ((20, "demonstrations"), (40, SOLVED)):
+        data.add(episode(first), torch.tensor([0.0, 0.0, 1.0]), source)
+    shown, plain = [], chain.policy.imitation_loss
+
+    def spied(seen, actions, valid, features):
+        shown.append((seen.proprio[:, 0], not seen.images))
+        return plain(seen, actions, valid, features=features)
+
+    monkeypatch.setattr(chain.policy, "imitation_loss", spied)
+    before = {name: x.clone() for name, x in chain.policy.state_dict().items()}
+    losses = [chain.imitate(data.replay, torch.Generator().manual_seed(i))["offline/imitation_loss"] for i in range(4)]
+    assert losses[-1] < 0.8 * losses[0]
+    assert {int(x) for proprio, _ in shown for x in proprio} == {20, 21, 22, 40, 41, 42} and all(bare for _, bare in shown)
+    after = chain.policy.state_dict()
+    vision = [name for name in after if name.startswith("vision.")]
+    assert vision and all(torch.equal(before[name], after[name]) for name in vision)
+
+
 def in_rounds(config: OfflineConfig) -> OfflineRounds:
     chain, data = made(config)
     found = OfflineRounds(config, chain, data, None, None, [], 0)  # type: ignore[arg-type]
@@ -234,7 +255,7 @@ def small(output: Path, **changes: object) -> RunConfig:
         "rl.episodes_per_iteration": 8, "evaluate.episodes_per_task": 4, "evaluate.video_episodes": 0,
         "evaluate.sampled_too": "false", "policy.student_steps": 1, "offline.rounds": 2, "offline.start_episodes": 4,
         "offline.episodes": 4, "offline.critic_updates": 5, "offline.batch_size": 16, "offline.candidates": 2,
-        "offline.states": 16, "offline.minibatch_size": 8, "offline.gate_states": 8, "offline.min_gain": 0.0,
+        "offline.states": 16, "offline.minibatch_size": 8, "offline.gate_states": 8, "offline.min_gain": 0.0, "offline.imitation_updates": 2,
         "offline.dynamics.updates": 5, "offline.dynamics.hidden": "[16]", "offline.critics.hidden": "[16]",
         **changes,
     }  # fmt: skip
@@ -324,6 +345,7 @@ def test_the_rounds_of_a_killed_run_are_reported(tmp_path):
         (["offline.rounds=0"], r"offline.rounds=0 trains nothing: set offline.rounds=3"),
         (["algorithm=iql", "offline.rounds=1"], r"needs algorithm.type=ppo, and this is iql: set algorithm=rl100"),
         (["offline.dynamics.elites=9"], r"offline.dynamics.elites=9"),
+        (["offline.imitation_updates=-1"], r"offline.imitation_updates=-1"),
         (["offline.critics.count=0"], r"offline.critics.count=0"),
         (["offline.starts=last"], r"offline.starts='last' is not a choice"),
         (["offline.expectile=1"], r"offline.expectile=1.0 is out of range"),

@@ -1,10 +1,11 @@
 """What an offline round of RL-100 learns with (arXiv 2510.14830, its offline stage): critics, a model, PPO, and a gate.
 
-The critics are IQL's, on frames of the data so far. A candidate is one PPO update of the policy's denoising chain: the
+A round begins by imitating demonstrations and what was solved so far. The critics are IQL's, on frames of the data so far. A
+candidate is one PPO update of the policy's denoising chain: the
 policy decides on states of the data, each decision's advantage Q − V stands for all of its K steps, and the ratio is to the
 policy before (Uni-O4, Lei et al. 2024). The gate compares both in the learned model, from the same states and noise.
 
-Departures: the estimate is divided by its length, so that it reads as a value; an imagined episode that ends keeps its last
+Departures: imitation goes on from the present weights, on kept features of frozen towers, where the paper starts anew; the estimate is divided by its length, so that it reads as a value; an imagined episode that ends keeps its last
 reward for what is left of the horizon, since a sum over fewer decisions would count success as a loss; decisions in the
 model are the deterministic ones (the chain's ODE), as the policy will be judged by.
 """
@@ -23,15 +24,18 @@ from torch import Tensor
 from vla_rl.algorithms.dynamics import Dynamics, StateCodec
 from vla_rl.algorithms.iql import IQL
 from vla_rl.algorithms.offline_settings import OfflineConfig
+from vla_rl.algorithms.optim import GuardedStep, make_adamw
 from vla_rl.algorithms.ppo import PPO
 from vla_rl.algorithms.replay_settings import IQLConfig
 from vla_rl.algorithms.settings import PPOConfig
-from vla_rl.data.replay import Replay
+from vla_rl.data.replay import DEMONSTRATIONS, Replay
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.optional import ChainPolicy
 from vla_rl.types import EpisodeSpec, Observation, PolicyOutput, RolloutBatch, Transitions
 
 ADVANTAGE = "vla_rl.algorithms.estimators:Given"
+SOLVED = "solved"  # a replay's source: successful episodes of the policy's own
+ADAM_BETAS = (0.9, 0.95)  # as of SFT
 _ROWS = 256  # decisions that the policy makes at once
 
 
@@ -105,6 +109,30 @@ class OfflineChain:
         return self.dynamics.fit(data, taken, generator)
 
     # ---------------------------------------------------------------------------------------------------------- policy
+    def imitate(
+        self, replay: Replay, generator: torch.Generator, done: Callable[[int], None] = lambda _: None
+    ) -> dict[str, float]:
+        """``imitation_updates`` of the policy's own supervised loss on demonstrations and solved episodes, from kept features;
+        the mean of the last tenth of their losses. The policy goes on from where it stands. Raises `TrainingDiverged`."""
+        c = self.config
+        if not replay.count(DEMONSTRATIONS) + replay.count(SOLVED):
+            return {}  # nothing worth imitating yet
+        optimizer = make_adamw([(self.policy.parameters(), c.imitation_learning_rate)], ADAM_BETAS, 0.0)
+        guard, losses = GuardedStep(10, 1.0), []
+        for i in range(c.imitation_updates):
+            for group in optimizer.param_groups:
+                group["lr"] = c.imitation_learning_rate * (1.0 - i / c.imitation_updates)
+            drawn = replay.draw(c.imitation_batch, generator, shares={(DEMONSTRATIONS, SOLVED): 1.0}, images=False)
+            frames = self._on_device(drawn.extra)
+            actions, valid = drawn.actions.to(self.device), drawn.valid.to(self.device)
+            loss, _ = self.policy.imitation_loss(drawn.observations, actions, valid, features=frames)
+            loss.backward()
+            guard.step(optimizer, loss.detach())
+            losses.append(float(loss.detach()))
+            done(i + 1)
+        last = losses[-max(1, len(losses) // 10) :]
+        return {"offline/imitation_loss": sum(last) / len(last)}
+
     def improve(self, replay: Replay, generator: torch.Generator, clip: float) -> dict[str, float]:
         """One candidate, in the policy's own weights. Raises `TrainingDiverged`."""
         batch, advantages = self.decisions(replay, generator)

@@ -47,6 +47,9 @@ class OfflineConfig:
     Data: demonstrations, ``start_episodes`` of the policy as it begins, and ``episodes`` of it after each round.
     Critics: ``critic_updates`` of IQL a round on batches of ``batch_size``, ``expectile``, ``gamma`` per control step.
 
+    Imitation: a round begins with ``imitation_updates`` of the policy's supervised loss (0: none), ``imitation_batch`` rows
+    each, on demonstrations and on what was solved so far; the rate falls from ``imitation_learning_rate`` to 0.
+
     Policy: a round makes ``candidates`` in turn. For each the policy decides on ``states`` drawn from the data; PPO on the
     denoising chain raises what the critics prefer, ``epochs`` in minibatches of ``minibatch_size``, with a clip range of
     ``clip`` that falls linearly to 0 over the phase. Its other options are the run's ``algorithm``.
@@ -67,6 +70,9 @@ class OfflineConfig:
     expectile: float = 0.7
     gamma: float = 0.99
     dynamics: DynamicsConfig = field(default_factory=DynamicsConfig)
+    imitation_updates: int = 0
+    imitation_batch: int = 64
+    imitation_learning_rate: float = 5e-4
     candidates: int = 100
     states: int = 25600
     epochs: int = 1
@@ -83,13 +89,14 @@ class OfflineConfig:
 
     def __post_init__(self) -> None:
         own = "offline"
-        for name in ("rounds", "start_episodes", "min_gain", "critic_updates"):
+        for name in ("rounds", "start_episodes", "min_gain", "critic_updates", "imitation_updates"):
             require_range(own, name, getattr(self, name), 0)
         for name in (
             "episodes", "batch_size", "candidates", "states", "epochs", "minibatch_size", "horizon", "gate_states",
+            "imitation_batch",
         ):  # fmt: skip
             require_range(own, name, getattr(self, name), 1)
-        for name in ("learning_rate", "clip", "grad_clip"):
+        for name in ("learning_rate", "imitation_learning_rate", "clip", "grad_clip"):
             require_above_zero(own, name, getattr(self, name))
         require_range(own, "gamma", self.gamma, 0.0, 1.0)
         if not 0.0 < self.expectile < 1.0:

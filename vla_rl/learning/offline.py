@@ -1,7 +1,6 @@
 """Offline rounds: values and a model from the data so far, candidates past a gate, new episodes of what came through.
 
-RL-100's iterated offline stage (arXiv 2510.14830, algorithm 1) without its anew trained imitator. Only `_episodes` asks the
-env. It resumes: what a kill interrupts, a part of a round, begins again from the state before it, and comes out the same.
+RL-100's iterated offline stage (arXiv 2510.14830, algorithm 1). Only `_episodes` asks the env. It resumes: what a kill interrupts, a part of a round, begins again from the state before it, and comes out the same.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any, cast
 
 import torch
 
-from vla_rl.algorithms.offline_chain import OfflineChain, accepts
+from vla_rl.algorithms.offline_chain import SOLVED, OfflineChain, accepts
 from vla_rl.algorithms.offline_settings import OfflineConfig
 from vla_rl.checkpoint import Checkpointable, load_training_state, load_weights, restoring, save_checkpoint
 from vla_rl.data.replay import ONLINE
@@ -106,10 +105,13 @@ class OfflineRounds:
         return metrics
 
     def _values(self, progress: Progress) -> dict[str, float]:
-        """Critics, a new model, and what they say of the policy as it is."""
-        started, number = time.perf_counter(), self.counters.iteration + 1
+        """Imitation of what was solved, critics, a new model, and what they say of the policy as it is."""
+        started, number, metrics = time.perf_counter(), self.counters.iteration + 1, {}
+        if updates := self.config.imitation_updates:
+            with progress.task(f"round {number}: imitation", updates) as bar:
+                metrics = self.chain.imitate(self.data.replay, self._generator, bar.update)
         with progress.task(f"round {number}: critics", self.config.critic_updates) as bar:
-            metrics = self.chain.learn_values(self.data.replay, self._generator, bar.update)
+            metrics |= self.chain.learn_values(self.data.replay, self._generator, bar.update)
         progress.say(f"round {number}: a model of what follows, from {len(self.data.replay)} decisions")
         seed = stable_seed("dynamics", self.seed, number) % 2**62
         metrics |= self.chain.learn_dynamics(self.data.replay, self._generator, seed)
@@ -167,7 +169,7 @@ class OfflineRounds:
         with progress.task(f"{PHASE} episodes", episodes) as bar:
             got = self.collector.collect(rollout_episodes(self.tasks, episodes, self.seed, name), progress=bar.update)
         for trajectory, rewards in zip(got.trajectories, self.reward.score(got.trajectories), strict=True):
-            self.data.add(trajectory, rewards, ONLINE)
+            self.data.add(trajectory, rewards, SOLVED if trajectory.success else ONLINE)
         self.counters.episodes += len(got.trajectories)
         self.counters.control_steps += sum(t.num_control_steps for t in got.trajectories)
         counts = {"rollout/episodes": float(episodes), "replay/decisions": float(len(self.data.replay))}
