@@ -255,7 +255,8 @@ def small(output: Path, **changes: object) -> RunConfig:
         "rl.episodes_per_iteration": 8, "evaluate.episodes_per_task": 4, "evaluate.video_episodes": 0,
         "evaluate.sampled_too": "false", "policy.student_steps": 1, "offline.rounds": 2, "offline.start_episodes": 4,
         "offline.episodes": 4, "offline.critic_updates": 5, "offline.batch_size": 16, "offline.candidates": 2,
-        "offline.states": 16, "offline.minibatch_size": 8, "offline.gate_states": 8, "offline.min_gain": 0.0, "offline.imitation_updates": 2,
+        "offline.states": 16, "offline.minibatch_size": 8, "offline.gate_states": 8, "offline.min_gain": 0.0,
+        "offline.imitation_updates": 2,
         "offline.dynamics.updates": 5, "offline.dynamics.hidden": "[16]", "offline.critics.hidden": "[16]",
         **changes,
     }  # fmt: skip

@@ -1,13 +1,14 @@
 """What an offline round of RL-100 learns with (arXiv 2510.14830, its offline stage): critics, a model, PPO, and a gate.
 
 A round begins by imitating demonstrations and what was solved so far. The critics are IQL's, on frames of the data so far. A
-candidate is one PPO update of the policy's denoising chain: the
-policy decides on states of the data, each decision's advantage Q − V stands for all of its K steps, and the ratio is to the
-policy before (Uni-O4, Lei et al. 2024). The gate compares both in the learned model, from the same states and noise.
+candidate is one PPO update of the policy's denoising chain: the policy decides on states of the data, each decision's
+advantage Q − V stands for all of its K steps, and the ratio is to the policy before (Uni-O4, Lei et al. 2024). The gate
+compares both in the learned model, from the same states and noise.
 
-Departures: imitation goes on from the present weights, on kept features of frozen towers, where the paper starts anew; the estimate is divided by its length, so that it reads as a value; an imagined episode that ends keeps its last
-reward for what is left of the horizon, since a sum over fewer decisions would count success as a loss; decisions in the
-model are the deterministic ones (the chain's ODE), as the policy will be judged by.
+Departures: imitation goes on from the present weights, on kept features of frozen towers, where the paper starts anew; the
+estimate is divided by its length, so that it reads as a value; an imagined episode that ends keeps its last reward for what
+is left of the horizon, since a sum over fewer decisions would count success as a loss; decisions in the model are the
+deterministic ones (the chain's ODE), as the policy will be judged by.
 """
 
 from __future__ import annotations
@@ -112,8 +113,10 @@ class OfflineChain:
     def imitate(
         self, replay: Replay, generator: torch.Generator, done: Callable[[int], None] = lambda _: None
     ) -> dict[str, float]:
-        """``imitation_updates`` of the policy's own supervised loss on demonstrations and solved episodes, from kept features;
-        the mean of the last tenth of their losses. The policy goes on from where it stands. Raises `TrainingDiverged`."""
+        """``imitation_updates`` of the policy's own supervised loss on demonstrations and solved episodes, from kept features.
+
+        The policy goes on from where it stands. Returns the mean of the last tenth of the losses. Raises `TrainingDiverged`.
+        """
         c = self.config
         if not replay.count(DEMONSTRATIONS) + replay.count(SOLVED):
             return {}  # nothing worth imitating yet

@@ -1,6 +1,7 @@
 """Offline rounds: values and a model from the data so far, candidates past a gate, new episodes of what came through.
 
-RL-100's iterated offline stage (arXiv 2510.14830, algorithm 1). Only `_episodes` asks the env. It resumes: what a kill interrupts, a part of a round, begins again from the state before it, and comes out the same.
+RL-100's iterated offline stage (arXiv 2510.14830, algorithm 1). Only `_episodes` asks the env. It resumes: what a kill
+interrupts, a part of a round, begins again from the state before it, and comes out the same.
 """
 
 from __future__ import annotations
