@@ -113,7 +113,7 @@ class OfflineChain:
     def imitate(
         self, replay: Replay, generator: torch.Generator, done: Callable[[int], None] = lambda _: None
     ) -> dict[str, float]:
-        """``imitation_updates`` of the policy's own supervised loss on demonstrations and solved episodes, from kept features.
+        """``imitation_updates`` of the policy's supervised loss on demonstrations and solved episodes, from kept features.
 
         The policy goes on from where it stands. Returns the mean of the last tenth of the losses. Raises `TrainingDiverged`.
         """
