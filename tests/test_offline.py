@@ -277,7 +277,10 @@ def test_every_stage_leaves_its_result_and_the_report_says_what_the_gate_did(who
     found = summary["offline"]
     assert [entry["round"] for entry in found] == [0, 1, 2] and [len(entry["gates"]) for entry in found] == [0, 2, 2]
     assert found[0]["estimate"] is not None and all(entry["success"] is not None for entry in found)
+    (imitated,) = [r for r in read_metrics(whole / "metrics.jsonl") if r.get("round") == 1 and "ope/imitated" in r]
+    assert found[0]["estimate"] == imitated["ope/value"], "the policy as it began, before it imitated"
     gate = found[1]["gates"][0]
+    assert gate["before"] == imitated["ope/imitated"]
     assert gate["accepted"] == (gate["after"] >= gate["before"])  # min_gain is 0 here
     page = (whole / "report.html").read_text()
     assert "Offline rounds" in page and "estimate in the learned model" in page
@@ -363,6 +366,11 @@ def test_a_policy_that_denoises_nothing_is_refused():
     with pytest.raises(ConfigError, match=r"steps of a denoising chain, and SmallPolicy has none.*algorithm=iql"):
         policy = build.implementation("policy", "small")(build.config_class("policy", "small")(), SPEC)
         OfflineChain(TINY, configs.compose(["run=toy_flow"]).algorithm, policy, policy, 0)
+
+
+def test_imitation_of_steps_that_never_learn_is_refused():
+    with pytest.raises(ConfigError, match=r"offline.imitation_updates=5 .*policy.freeze_untrained=true"):
+        made(dataclasses.replace(TINY, imitation_updates=5), trained_steps=1, freeze_untrained="true")
 
 
 def test_rounds_without_any_data_are_refused(tmp_path):

@@ -235,7 +235,7 @@ class ClimbingActor(ActorCritic):
     With ``anchor_coef`` it is held near what it did as the first episode began, less and less, while critics that know
     little of other actions learn what those are worth (a policy constraint that is let go, as in PROTO, arXiv 2305.15669).
     The encoder that it shares with the critics is part of it: they move it, and an actor that stood still would act
-    otherwise.
+    otherwise. (How much of a correction is in use, ``actor.ramp``, is the present one on both sides.)
     """
 
     _anchor: nn.ModuleList | None = None  # encoder and actor as they were

@@ -1,6 +1,6 @@
 """What an offline round of RL-100 learns with (arXiv 2510.14830, its offline stage): critics, a model, PPO, and a gate.
 
-A round begins by imitating demonstrations and what was solved so far. The critics are IQL's, on frames of the data so far. A
+The critics are IQL's, on frames of the data so far. The policy imitates demonstrations and what was solved so far. A
 candidate is one PPO update of the policy's denoising chain: the policy decides on states of the data, each decision's
 advantage Q − V stands for all of its K steps, and the ratio is to the policy before (Uni-O4, Lei et al. 2024). The gate
 compares both in the learned model, from the same states and noise.
@@ -68,13 +68,19 @@ class OfflineChain:
     """``actor`` offers the frames of ``policy``, which it is made of (`vla_rl.optional.WeightedActor`, actor ``own``)."""
 
     def __init__(self, config: OfflineConfig, online: PPOConfig, policy: Any, actor: Any, seed: int) -> None:
-        """Raises ConfigError for a policy without a denoising chain, or an algorithm other than PPO."""
+        """Raises ConfigError for a policy without a denoising chain or with frozen steps to imitate with, or an algorithm
+        other than PPO."""
         denoises = isinstance(policy, ChainPolicy)
         if not denoises:
             raise ConfigError(
                 f"phase offline trains the steps of a denoising chain, and {type(policy).__name__} has none that it could "
                 f"repeat on stored frames: start from a flow or diffusion policy of this project (policy=nano_flow), or set "
                 f"algorithm=iql, which trains tokens too, and leave offline out of phases"
+            )
+        if config.imitation_updates and getattr(policy.config, "freeze_untrained", False):
+            raise ConfigError(
+                f"offline.imitation_updates={config.imitation_updates} trains all steps of the chain, and with "
+                f"policy.freeze_untrained=true a copy that never learns takes the first ones: set either to 0 or false"
             )
         self.config, self.policy, self.actor, self.seed = config, policy, actor, seed
         self.device = next(iter(policy.parameters())).device

@@ -47,8 +47,9 @@ class OfflineConfig:
     Data: demonstrations, ``start_episodes`` of the policy as it begins, and ``episodes`` of it after each round.
     Critics: ``critic_updates`` of IQL a round on batches of ``batch_size``, ``expectile``, ``gamma`` per control step.
 
-    Imitation: a round begins with ``imitation_updates`` of the policy's supervised loss (0: none), ``imitation_batch`` rows
-    each, on demonstrations and on what was solved so far; the rate falls from ``imitation_learning_rate`` to 0.
+    Imitation: before its candidates a round makes ``imitation_updates`` of the policy's supervised loss (0: none),
+    ``imitation_batch`` rows each, on demonstrations and on what was solved so far; the rate falls from
+    ``imitation_learning_rate`` to 0.
 
     Policy: a round makes ``candidates`` in turn. For each the policy decides on ``states`` drawn from the data; PPO on the
     denoising chain raises what the critics prefer, ``epochs`` in minibatches of ``minibatch_size``, with a clip range of

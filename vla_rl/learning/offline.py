@@ -106,20 +106,23 @@ class OfflineRounds:
         return metrics
 
     def _values(self, progress: Progress) -> dict[str, float]:
-        """Imitation of what was solved, critics, a new model, and what they say of the policy as it is."""
-        started, number, metrics = time.perf_counter(), self.counters.iteration + 1, {}
-        if updates := self.config.imitation_updates:
-            with progress.task(f"round {number}: imitation", updates) as bar:
-                metrics = self.chain.imitate(self.data.replay, self._generator, bar.update)
+        """Critics, a new model, and what they say of the policy as it is; then it imitates what was solved."""
+        started, number = time.perf_counter(), self.counters.iteration + 1
         with progress.task(f"round {number}: critics", self.config.critic_updates) as bar:
-            metrics |= self.chain.learn_values(self.data.replay, self._generator, bar.update)
+            metrics = self.chain.learn_values(self.data.replay, self._generator, bar.update)
         progress.say(f"round {number}: a model of what follows, from {len(self.data.replay)} decisions")
         seed = stable_seed("dynamics", self.seed, number) % 2**62
         metrics |= self.chain.learn_dynamics(self.data.replay, self._generator, seed)
         self._at.part, self._at.candidate = "candidates", 0
         self._judged = self._estimate()
         self._at.estimate = float(self._judged.mean())
-        return metrics | {"ope/value": self._at.estimate, "time/values": time.perf_counter() - started}
+        metrics["ope/value"] = self._at.estimate
+        if updates := self.config.imitation_updates:
+            with progress.task(f"round {number}: imitation", updates) as bar:
+                metrics |= self.chain.imitate(self.data.replay, self._generator, bar.update)
+            self._judged = self._estimate()
+            self._at.estimate = metrics["ope/imitated"] = float(self._judged.mean())
+        return metrics | {"time/values": time.perf_counter() - started}
 
     def _candidate(self, progress: Progress) -> dict[str, float]:
         """One candidate and its judgement; sent back, it leaves weights and optimiser as they were."""
