@@ -74,6 +74,7 @@ class PolicyOptions:
     value_head: bool | None = None
     lora_rank: int | None = None
     student_steps: int = 0  # of a student that learns beside RL
+    freeze_untrained: bool = False  # denoising steps that RL does not train are taken by a copy from before it
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from vla_rl.algorithms.optim import GuardedStep, make_adamw
 from vla_rl.algorithms.ppo import PPO
 from vla_rl.algorithms.replay_settings import IQLConfig
 from vla_rl.algorithms.settings import PPOConfig
+from vla_rl.asked import PolicyOptions, asked, config_of
 from vla_rl.data.replay import DEMONSTRATIONS, Replay
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.optional import ChainPolicy
@@ -77,7 +78,7 @@ class OfflineChain:
                 f"repeat on stored frames: start from a flow or diffusion policy of this project (policy=nano_flow), or set "
                 f"algorithm=iql, which trains tokens too, and leave offline out of phases"
             )
-        if config.imitation_updates and getattr(policy.config, "freeze_untrained", False):
+        if config.imitation_updates and asked(config_of(policy), PolicyOptions).freeze_untrained:
             raise ConfigError(
                 f"offline.imitation_updates={config.imitation_updates} trains all steps of the chain, and with "
                 f"policy.freeze_untrained=true a copy that never learns takes the first ones: set either to 0 or false"
