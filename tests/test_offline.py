@@ -16,7 +16,7 @@ from vla_rl import build
 from vla_rl import config as configs
 from vla_rl.algorithms.dynamics import Dynamics, StateCodec
 from vla_rl.algorithms.iql import IQL
-from vla_rl.algorithms.offline_chain import SOLVED, OfflineChain, accepts
+from vla_rl.algorithms.offline_chain import OfflineChain, accepts
 from vla_rl.algorithms.offline_settings import DynamicsConfig, OfflineConfig
 from vla_rl.algorithms.ppo import PPO
 from vla_rl.algorithms.replay_settings import CriticsConfig
@@ -92,7 +92,7 @@ def test_the_model_learns_what_follows():
 
 # --------------------------------------------------------------------------------------------------- chain, gate, estimate
 def made(config: OfflineConfig = TINY, **changes: object) -> tuple[OfflineChain, ReplayLearner]:
-    """A flow policy of some thousand weights, and two episodes to learn from."""
+    """A flow policy of some thousand weights, and two episodes to learn from, neither of them a success."""
     run = configs.compose(["run=toy_flow", *(f"policy.{k}={v}" for k, v in changes.items())])
     policy = build.implementation("policy", run.policy_type).from_statistics(run.policy, SPEC, STATS, STATS, seed=0)
     torch.manual_seed(0)
@@ -100,7 +100,7 @@ def made(config: OfflineConfig = TINY, **changes: object) -> tuple[OfflineChain,
     chain = OfflineChain(config, run.algorithm, policy, actor, 0)
     data = ReplayLearner(chain.iql, None, 0)
     for first in (0, 5):
-        data.add(episode(first), torch.tensor([0.0, 0.0, 1.0]), "online")
+        data.add(dataclasses.replace(episode(first), success=False), torch.tensor([0.0, 0.0, 1.0]), "online")
     return chain, data
 
 
@@ -179,8 +179,8 @@ def test_ppo_on_stored_states_raises_what_the_critics_prefer(monkeypatch):
 def test_imitation_learns_from_demonstrations_and_what_was_solved_alone(monkeypatch):
     chain, data = made(dataclasses.replace(TINY, imitation_updates=30, imitation_batch=8, imitation_learning_rate=3e-3))
     assert chain.imitate(data.replay, torch.Generator()) == {}, "two episodes that failed"
-    for first, source in ((20, "demonstrations"), (40, SOLVED)):
-        data.add(episode(first), torch.tensor([0.0, 0.0, 1.0]), source)
+    for first, source in ((20, "demonstrations"), (40, "online")):
+        data.add(dataclasses.replace(episode(first), success=True), torch.tensor([0.0, 0.0, 1.0]), source)
     shown, plain = [], chain.policy.imitation_loss
 
     def spied(seen, actions, valid, features):

@@ -175,6 +175,19 @@ def test_corrections_are_a_source_of_their_own_beside_their_episodes(tmp_path):
     assert replay.count("interventions") == 4
 
 
+def test_successes_are_drawn_apart_beside_their_source(tmp_path):
+    """Episodes 2 and 4 succeeded; 4 is a demonstration, and drawn as one alone."""
+    replay = Replay(tmp_path / "r", embodiment=SPEC)
+    for i in range(1, 6):
+        put(replay, i, success=i in (2, 4))
+    two = replay.lengths(1)[0]
+    for r in (replay, Replay(tmp_path / "r", episodes=None)):
+        assert r.count("solved") == two and r.count("online") + r.count("demonstrations") == len(r)
+        batch = r.draw(60, torch.Generator().manual_seed(0), shares={"solved": 1.0})
+        assert set(batch.observations.proprio[:, 0].tolist()) == {200.0 + k for k in range(two)}
+        assert set(batch.source) == {"online"}
+
+
 def test_a_batch_that_is_held_is_never_written_over():
     """A batch's memory is used again only when nobody holds any of it: not even a slice or a view."""
     replay, generator = filled(6), torch.Generator().manual_seed(0)

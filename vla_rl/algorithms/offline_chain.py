@@ -17,12 +17,13 @@ import copy
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from vla_rl.algorithms.dynamics import Dynamics, StateCodec
+from vla_rl.algorithms.imitation_settings import ImitationConfig
 from vla_rl.algorithms.iql import IQL
 from vla_rl.algorithms.offline_settings import OfflineConfig
 from vla_rl.algorithms.optim import GuardedStep, make_adamw
@@ -30,14 +31,13 @@ from vla_rl.algorithms.ppo import PPO
 from vla_rl.algorithms.replay_settings import IQLConfig
 from vla_rl.algorithms.settings import PPOConfig
 from vla_rl.asked import PolicyOptions, asked, config_of
-from vla_rl.data.replay import DEMONSTRATIONS, Replay
+from vla_rl.data.replay import DEMONSTRATIONS, SOLVED, Replay
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.optional import ChainPolicy
 from vla_rl.types import EpisodeSpec, Observation, PolicyOutput, RolloutBatch, Transitions
 
 ADVANTAGE = "vla_rl.algorithms.estimators:Given"
-SOLVED = "solved"  # a replay's source: successful episodes of the policy's own
-ADAM_BETAS = (0.9, 0.95)  # as of SFT
+_Row = TypeVar("_Row")
 _ROWS = 256  # decisions that the policy makes at once
 
 
@@ -102,7 +102,7 @@ class OfflineChain:
         for i in range(self.config.critic_updates):
             history.append(self.iql.update(draw))
             done(i + 1)
-        last = history[-max(1, len(history) // 10) :]
+        last = _last_tenth(history)
         return {name: sum(row[name] for row in last) / len(last) for name in (last[0] if last else {})}
 
     def learn_dynamics(self, replay: Replay, generator: torch.Generator, seed: int) -> dict[str, float]:
@@ -124,11 +124,11 @@ class OfflineChain:
 
         The policy goes on from where it stands. Returns the mean of the last tenth of the losses. Raises `TrainingDiverged`.
         """
-        c = self.config
+        c, sft = self.config, ImitationConfig()
         if not replay.count(DEMONSTRATIONS) + replay.count(SOLVED):
             return {}  # nothing worth imitating yet
-        optimizer = make_adamw([(self.policy.parameters(), c.imitation_learning_rate)], ADAM_BETAS, 0.0)
-        guard, losses = GuardedStep(10, 1.0), []
+        optimizer = make_adamw([(self.policy.parameters(), c.imitation_learning_rate)], sft.betas, 0.0)
+        guard, losses = GuardedStep(sft.max_bad_updates, sft.grad_clip), []
         for i in range(c.imitation_updates):
             for group in optimizer.param_groups:
                 group["lr"] = c.imitation_learning_rate * (1.0 - i / c.imitation_updates)
@@ -140,7 +140,7 @@ class OfflineChain:
             guard.step(optimizer, loss.detach())
             losses.append(float(loss.detach()))
             done(i + 1)
-        last = losses[-max(1, len(losses) // 10) :]
+        last = _last_tenth(losses)
         return {"offline/imitation_loss": sum(last) / len(last)}
 
     def improve(self, replay: Replay, generator: torch.Generator, clip: float) -> dict[str, float]:
@@ -222,6 +222,10 @@ class OfflineChain:
         self.ppo.load_state_dict(state["ppo"])
         found = state["dynamics"]
         self.dynamics = None if found is None else Dynamics.from_state(self.config.dynamics, found, self.device)
+
+
+def _last_tenth(rows: list[_Row]) -> list[_Row]:
+    return rows[-max(1, len(rows) // 10) :]
 
 
 def _as_batch(outputs: list[PolicyOutput], seen: Observation) -> RolloutBatch:

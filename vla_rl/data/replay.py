@@ -23,7 +23,8 @@ from vla_rl.data.tables import LARGE, Field, Growing, Table
 from vla_rl.errors import UserError
 from vla_rl.types import EmbodimentSpec, Observation, Trajectory, Transitions
 
-ONLINE, DEMONSTRATIONS, INTERVENTIONS = "online", "demonstrations", "interventions"  # sources
+ONLINE, DEMONSTRATIONS = "online", "demonstrations"  # sources
+INTERVENTIONS, SOLVED = "interventions", "solved"  # what is drawn apart, too, of the sources but demonstrations
 _IMAGE, _EXTRA = "image:", "extra:"
 _EPISODE = [("end", "i8"), ("version", "i8"), ("source", "i4"), ("terminated", "?"), ("proposed", "?")]
 _SEGMENT = [("before", "i8"), ("row", "i8")]
@@ -34,7 +35,7 @@ class Replay:
 
     A decision is drawn uniformly among those of its source. Frames: the observation of each decision and the one after the
     last, so an episode of t decisions has t + 1. Decisions in which a person chose an executed step are drawn under
-    "interventions" too, unless their episode is of the source "demonstrations".
+    "interventions" too, those of successful episodes under "solved", unless their episode is of the source "demonstrations".
     """
 
     def __init__(
@@ -183,6 +184,8 @@ class Replay:
         if source not in (INTERVENTIONS, DEMONSTRATIONS):
             for first, length in record["interventions"]:
                 self._segment(INTERVENTIONS, start + first, length)
+            if record["success"]:
+                self._segment(SOLVED, start, t)
         self._episodes.put(
             [(start + t, record["version"], self._sources.index(source), record["terminated"], record["proposed"])]
         )

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import torch
 
-from vla_rl.algorithms.offline_chain import SOLVED, OfflineChain, accepts
+from vla_rl.algorithms.offline_chain import OfflineChain, accepts
 from vla_rl.algorithms.offline_settings import OfflineConfig
 from vla_rl.checkpoint import Checkpointable, load_training_state, load_weights, restoring, save_checkpoint
 from vla_rl.data.replay import ONLINE
@@ -119,9 +119,11 @@ class OfflineRounds:
         metrics["ope/value"] = self._at.estimate
         if updates := self.config.imitation_updates:
             with progress.task(f"round {number}: imitation", updates) as bar:
-                metrics |= self.chain.imitate(self.data.replay, self._generator, bar.update)
-            self._judged = self._estimate()
-            self._at.estimate = metrics["ope/imitated"] = float(self._judged.mean())
+                learned = self.chain.imitate(self.data.replay, self._generator, bar.update)
+            if learned:
+                self._judged = self._estimate()
+                self._at.estimate = float(self._judged.mean())
+                metrics |= learned | {"ope/imitated": self._at.estimate}
         return metrics | {"time/values": time.perf_counter() - started}
 
     def _candidate(self, progress: Progress) -> dict[str, float]:
@@ -173,7 +175,7 @@ class OfflineRounds:
         with progress.task(f"{PHASE} episodes", episodes) as bar:
             got = self.collector.collect(rollout_episodes(self.tasks, episodes, self.seed, name), progress=bar.update)
         for trajectory, rewards in zip(got.trajectories, self.reward.score(got.trajectories), strict=True):
-            self.data.add(trajectory, rewards, SOLVED if trajectory.success else ONLINE)
+            self.data.add(trajectory, rewards, ONLINE)
         self.counters.episodes += len(got.trajectories)
         self.counters.control_steps += sum(t.num_control_steps for t in got.trajectories)
         counts = {"rollout/episodes": float(episodes), "replay/decisions": float(len(self.data.replay))}
