@@ -189,12 +189,15 @@ def test_imitation_learns_from_demonstrations_and_what_was_solved_alone(monkeypa
 
     monkeypatch.setattr(chain.policy, "imitation_loss", spied)
     before = {name: x.clone() for name, x in chain.policy.state_dict().items()}
+    kept = chain.policy.frame_features(episode(0).observations)
     losses = [chain.imitate(data.replay, torch.Generator().manual_seed(i))["offline/imitation_loss"] for i in range(4)]
     assert losses[-1] < 0.8 * losses[0]
     assert {int(x) for proprio, _ in shown for x in proprio} == {20, 21, 22, 40, 41, 42} and all(bare for _, bare in shown)
     after = chain.policy.state_dict()
     vision = [name for name in after if name.startswith("vision.")]
     assert vision and all(torch.equal(before[name], after[name]) for name in vision)
+    again = chain.policy.frame_features(episode(0).observations)
+    assert all(torch.equal(kept[name], again[name]) for name in kept), "frames stay true"
 
 
 def in_rounds(config: OfflineConfig) -> OfflineRounds:

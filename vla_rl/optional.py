@@ -52,6 +52,15 @@ class BlindFeatures(Protocol):
 
 
 @runtime_checkable
+class HeldFeatures(Protocol):
+    """A `FeaturePolicy` that can learn and yet see as before."""
+
+    def hold_features(self) -> None:
+        """Freezes what makes `FeaturePolicy.frame_features`: called before it first learns from those that were kept."""
+        ...
+
+
+@runtime_checkable
 class SeeingActor(Protocol):
     """An `ActorPolicy` whose encoder may read pictures, beside frames that `annotate` leaves them out of: a replay has them.
 

@@ -1,6 +1,6 @@
 """The policy beneath itself, with frames for critics: trained by its own supervised loss, and saved as the policy it is.
 
-It learns from the features that were kept, so what makes them (its vision) gets no gradient.
+It learns from the features that were kept, so what makes them (its vision, its words) stays as it is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from policies.actors.base import FrozenBaseActor
 from policies.actors.settings import OwnConfig
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import ImitationPolicy
-from vla_rl.optional import GuidedPolicy
+from vla_rl.optional import GuidedPolicy, HeldFeatures
 from vla_rl.types import ActionChunk, Observation, PolicyOutput, Transitions
 
 
@@ -45,6 +45,8 @@ class OwnPolicy(FrozenBaseActor):
         super().__init__(config, base)
         for name, p in base.named_parameters():
             p.requires_grad_(name not in frozen)
+        if isinstance(base, HeldFeatures):
+            base.hold_features()
 
     def _build_actor(self, inputs: int) -> None:
         """None: what is trained is the policy beneath."""

@@ -238,10 +238,16 @@ class VisionLanguageTrunk(nn.Module):
         """
         self.keeps_image_tokens = self.config.freeze_vision_in_rl
         if self.keeps_image_tokens:
-            self.vision.requires_grad_(False)
-            self.projector.requires_grad_(False)
-            if self.config.film:
-                self.film_words.requires_grad_(False)
+            self._freeze_vision()
+
+    def _freeze_vision(self) -> None:
+        for part in (self.vision, self.projector, *([self.film_words] if self.config.film else [])):
+            part.requires_grad_(False)
+
+    def hold_features(self) -> None:
+        """See `vla_rl.optional.HeldFeatures`: vision, projector and the words' embedding stay as they are."""
+        self._freeze_vision()
+        self.trunk.llama.embed_tokens.requires_grad_(False)
 
     def _kept(self, image_tokens: Tensor) -> dict[str, Tensor]:
         """What a decision's replay holds of its images."""
