@@ -762,9 +762,31 @@ def test_an_anchor_is_what_the_actor_did_as_the_first_episode_began():
         algorithm.update(draw)
     with torch.no_grad():
         frames = algorithm.annotate(trajectory, rewards)
-        latents = [p.propose(p.encode(frames), frames, None)[0] for p in (policy, then)]
-        drift = float(algorithm._drift(policy.encode(frames), frames))
+        noise = algorithm._noise(3)
+        latents = [p.propose(p.encode(frames), frames, noise)[0] for p in (policy, then)]
+        drift = float(algorithm._drift(latents[0], frames, noise))
     assert drift == pytest.approx(float((latents[0] - latents[1]).square().mean())) and drift > 0.0
+
+
+def test_an_anchor_holds_the_spread_too():
+    """Same mean, wider: the drift is the squared difference of the deviations, in the mean over noises (before tanh)."""
+    algorithm = anchored(actor_every=1)
+    policy = algorithm.policy
+    with torch.no_grad():
+        last = [module for module in policy.actor.modules() if isinstance(module, torch.nn.Linear)][-1]
+        last.weight.zero_()
+        last.bias.copy_(torch.cat([torch.zeros(policy.latent_dim), torch.full((policy.latent_dim,), -0.5)]))
+        algorithm._anchor = algorithm._copy_of_actor()
+        narrow = float(policy._gaussian(last.bias[None])[1].exp()[0, 0])
+        last.bias[policy.latent_dim :] = -0.3
+        wide = float(policy._gaussian(last.bias[None])[1].exp()[0, 0])
+        trajectory = cut(episode(0, t=2), 1)
+        frames = {name: x[:1].expand(20000, -1) for name, x in algorithm.annotate(trajectory, torch.zeros(2)).items()}
+        noise = algorithm._noise(20000)
+        latent, _ = policy.propose(policy.encode(frames), frames, noise)
+        drift = float(algorithm._drift(latent, frames, noise))
+    assert wide > 1.2 * narrow and wide < 0.2
+    assert drift == pytest.approx((wide - narrow) ** 2, rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -234,6 +234,7 @@ class ClimbingActor(ActorCritic):
 
     With ``anchor_coef`` it is held near what it did as the first episode began, less and less, while critics that know
     little of other actions learn what those are worth (a policy constraint that is let go, as in PROTO, arXiv 2305.15669).
+    Mean and spread are held alike, by the squared Wasserstein distance: that of what both make of the same noise.
     The encoder that it shares with the critics is part of it: they move it, and an actor that stood still would act
     otherwise. (How much of a correction is in use, ``actor.ramp``, is the present one on both sides.)
     """
@@ -257,15 +258,14 @@ class ClimbingActor(ActorCritic):
         left = 1.0 - (self.updates - begun) / c.anchor_updates if c.anchor_updates else 1.0
         return c.anchor_coef * min(1.0, max(0.0, left))
 
-    def _drift(self, encoded: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
-        """Mean squared distance of the most likely latent action to what it was, with gradient to the actor."""
+    def _drift(self, latent: Tensor, frames: Mapping[str, Tensor], noise: Tensor | None) -> Tensor:
+        """Mean squared distance of the latent action to what it was with the same noise, with gradient to ``latent``."""
         policy = self.policy
-        latent, _ = policy.propose(encoded, frames, None)
         now = policy.encoder, policy.actor
         policy.encoder, policy.actor = cast(nn.ModuleList, self._anchor)
         try:
             with torch.no_grad():
-                then, _ = policy.propose(policy.encode(frames), frames, None)
+                then, _ = policy.propose(policy.encode(frames), frames, noise)
         finally:
             policy.encoder, policy.actor = now
         return (latent - then).square().mean()
@@ -280,7 +280,8 @@ class ClimbingActor(ActorCritic):
     def _improve(self, batch: Transitions, encoded: Tensor, frames: Mapping[str, Tensor]) -> dict[str, float]:
         """One step up the mean of the critics."""
         c = self.config
-        latent, log_prob = self._actor_latent(encoded, frames)
+        noise = self._noise(len(encoded))
+        latent, log_prob = self.policy.propose(encoded, frames, noise)
         value = self._value(encoded, latent, frames).mean(0)
         loss, figures = self._actor_loss(value, log_prob)
         loss = loss + self._penalty(latent)
@@ -288,7 +289,7 @@ class ClimbingActor(ActorCritic):
             loss = loss + c.imitation_coef * self._imitation_error(batch, latent, frames)
         drift = None
         if held := self._anchor_weight():
-            drift = self._drift(encoded, frames)
+            drift = self._drift(latent, frames, noise)
             loss = loss + held * drift
         loss.backward()
         self._guard.step(self.optimizer, loss.detach())
@@ -318,9 +319,9 @@ class ClimbingActor(ActorCritic):
             self._anchor = self._copy_of_actor()
             self._anchor.load_state_dict(state["anchor"])
 
-    @abstractmethod
-    def _actor_latent(self, encoded: Tensor, frames: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """A latent action [b l] with gradient, and its log-prob [b]."""
+    def _noise(self, rows: int) -> Tensor | None:
+        """What the actor decides from as it learns [rows l]; None: its most likely actions."""
+        return None
 
     @abstractmethod
     def _actor_loss(self, value: Tensor, log_prob: Tensor) -> tuple[Tensor, dict[str, float]]:
@@ -340,9 +341,6 @@ class TD3(ClimbingActor):
         limit = self.config.target_clip
         noise = (self.config.target_noise * self._normal(len(latent))).clamp(-limit, limit)
         return (latent + noise).clamp(-1.0, 1.0), 0.0
-
-    def _actor_latent(self, encoded: Tensor, frames: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        return self.policy.propose(encoded, frames, None)
 
     def _actor_loss(self, value: Tensor, log_prob: Tensor) -> tuple[Tensor, dict[str, float]]:
         return -value.mean(), {}
@@ -378,11 +376,11 @@ class SAC(ClimbingActor):
         return self.log_temperature.detach().exp()
 
     def _next_latent(self, encoded: Tensor, frames: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | float]:
-        latent, log_prob = self._actor_latent(encoded, frames)
+        latent, log_prob = self.policy.propose(encoded, frames, self._noise(len(encoded)))
         return latent, -self.temperature * log_prob if self.config.entropy_in_backup else 0.0
 
-    def _actor_latent(self, encoded: Tensor, frames: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        return self.policy.propose(encoded, frames, self._normal(len(encoded)))
+    def _noise(self, rows: int) -> Tensor:
+        return self._normal(rows)
 
     def _actor_loss(self, value: Tensor, log_prob: Tensor) -> tuple[Tensor, dict[str, float]]:
         entropy = -float(log_prob.detach().mean())

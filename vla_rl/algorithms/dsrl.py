@@ -76,7 +76,7 @@ class DSRL(SAC):
             noise = torch.randn(shape, generator=self.generator).to(encoded)
             noise = self.policy.noise(self.policy.latent_of(noise))  # one for all control steps, where that is the choice
             if self.config.own_share:
-                own = self.policy.noise(self._actor_latent(encoded, frames)[0])
+                own = self.policy.noise(self.policy.propose(encoded, frames, self._noise(len(encoded)))[0])
                 mine = torch.rand(len(encoded), generator=self.generator) < self.config.own_share
                 noise = torch.where(mine.to(noise.device)[:, None, None], own, noise)
             actions = self.policy.decoded(noise, seen, frames)

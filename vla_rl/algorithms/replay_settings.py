@@ -81,8 +81,8 @@ class ActorCriticConfig:
     discounts per control step.
 
     Actor: ``imitation_coef`` on the squared distance to human and demonstrated actions, ``action_penalty`` on the squared
-    latent action, ``grad_clip`` on both gradients. ``anchor_coef`` on the squared distance of the most likely latent action
-    to what it was as the first episode began; it falls to 0 over ``anchor_updates`` updates (0: it stays).
+    latent action, ``grad_clip`` on both gradients. ``anchor_coef`` on the squared distance of the latent action to
+    what it was with the same noise as the first episode began; it falls to 0 over ``anchor_updates`` updates (0: it stays).
     ``gripper_penalty`` is what the choices of a gripper that is decided apart (``actor.gripper=discrete``) pay for each time
     that it turns around.
     """
