@@ -790,11 +790,17 @@ def test_an_anchor_holds_the_spread_too():
 
 
 @pytest.mark.parametrize(
-    ("over", "warmup", "weights"), [(0, 0, [2.0, 2.0, 2.0]), (100, 0, [2.0, 1.0, 0.0]), (100, 52, [2.0, 2.0, 0.0])]
+    ("over", "warmup", "floor", "weights"),
+    [
+        (0, 0, 0.0, [2.0, 2.0, 2.0]),
+        (100, 0, 0.0, [2.0, 1.0, 0.0]),
+        (100, 52, 0.0, [2.0, 2.0, 0.0]),
+        (100, 0, 0.25, [2.0, 1.0, 0.5]),
+    ],
 )
-def test_an_anchors_weight_stays_or_falls_to_nothing(over, warmup, weights):
+def test_an_anchors_weight_stays_or_falls_to_what_is_to_stay(over, warmup, floor, weights):
     """It falls from the actor's first step: after the updates before the first episode, and the critics' warm-up."""
-    algorithm = anchored(anchor_updates=over, critic_warmup=warmup)
+    algorithm = anchored(anchor_updates=over, critic_warmup=warmup, anchor_floor=floor)
     assert algorithm._anchor_weight() == 0.0  # none yet
     algorithm._anchor = algorithm._copy_of_actor()
     found = []

@@ -250,13 +250,13 @@ class ClimbingActor(ActorCritic):
         return copy.deepcopy(nn.ModuleList([self.policy.encoder, self.policy.actor])).requires_grad_(False)
 
     def _anchor_weight(self) -> float:
-        """What is left of ``anchor_coef``; it falls from where the actor begins to learn."""
+        """What is left of ``anchor_coef``; it falls from where the actor begins to learn, to ``anchor_floor`` of it."""
         c = self.config
         if self._anchor is None:
             return 0.0
         begun = max(c.offline_updates, c.critic_warmup)
         left = 1.0 - (self.updates - begun) / c.anchor_updates if c.anchor_updates else 1.0
-        return c.anchor_coef * min(1.0, max(0.0, left))
+        return c.anchor_coef * min(1.0, max(c.anchor_floor, left))
 
     def _drift(self, latent: Tensor, frames: Mapping[str, Tensor], noise: Tensor | None) -> Tensor:
         """Mean squared distance of the latent action to what it was with the same noise, with gradient to ``latent``."""

@@ -82,7 +82,8 @@ class ActorCriticConfig:
 
     Actor: ``imitation_coef`` on the squared distance to human and demonstrated actions, ``action_penalty`` on the squared
     latent action, ``grad_clip`` on both gradients. ``anchor_coef`` on the squared distance of the latent action to
-    what it was with the same noise as the first episode began; it falls to 0 over ``anchor_updates`` updates (0: it stays).
+    what it was with the same noise as the first episode began; it falls to the share ``anchor_floor`` of that over
+    ``anchor_updates`` updates (0: it stays).
     ``gripper_penalty`` is what the choices of a gripper that is decided apart (``actor.gripper=discrete``) pay for each time
     that it turns around.
     """
@@ -106,6 +107,7 @@ class ActorCriticConfig:
     action_penalty: float = 0.0
     anchor_coef: float = 0.0
     anchor_updates: int = 0
+    anchor_floor: float = 0.0
     gripper_penalty: float = 0.02
     grad_clip: float | None = 10.0
     max_bad_updates: int = 10
@@ -120,7 +122,7 @@ class ActorCriticConfig:
         ):  # fmt: skip
             require_range("algorithm", name, getattr(self, name), 0)
         require_above_zero("algorithm", "grad_clip", self.grad_clip)
-        for name in ("gamma", "demonstration_share"):
+        for name in ("gamma", "demonstration_share", "anchor_floor"):
             require_range("algorithm", name, getattr(self, name), 0.0, 1.0)
         require_choice("algorithm", "conservatism", self.conservatism, CONSERVATISM)
 
