@@ -103,7 +103,8 @@ class ActorCritic(ABC):
         batch = draw(c.batch_size, gamma=c.gamma, n_step=c.n_step, shares=shares, images=self._eyes.open)
         frames = self._on_device(self._eyes.seen(batch.extra, batch.observations, self.generator))
         next_frames = self._on_device(self._eyes.seen(batch.next_extra, batch.next_observations, self.generator))
-        encoded = self.policy.encode(frames)
+        with torch.set_grad_enabled(offline or c.encoder_online):
+            encoded = self.policy.encode(frames)
         taken = self._taken(batch, frames)
         with torch.no_grad():
             target = self._targets(batch, next_frames)

@@ -83,7 +83,8 @@ class ActorCriticConfig:
     Actor: ``imitation_coef`` on the squared distance to human and demonstrated actions, ``action_penalty`` on the squared
     latent action, ``grad_clip`` on both gradients. ``anchor_coef`` on the squared distance of the latent action to
     what it was with the same noise as the first episode began; it falls to the share ``anchor_floor`` of that over
-    ``anchor_updates`` updates (0: it stays).
+    ``anchor_updates`` updates (0: it stays). With ``encoder_online`` false the encoder, which critics train and the actor
+    reads, stays as the updates before the first episode left it, so that what critics learn does not move the actor.
     ``gripper_penalty`` is what the choices of a gripper that is decided apart (``actor.gripper=discrete``) pay for each time
     that it turns around.
     """
@@ -108,6 +109,7 @@ class ActorCriticConfig:
     anchor_coef: float = 0.0
     anchor_updates: int = 0
     anchor_floor: float = 0.0
+    encoder_online: bool = True
     gripper_penalty: float = 0.02
     grad_clip: float | None = 10.0
     max_bad_updates: int = 10
@@ -125,6 +127,11 @@ class ActorCriticConfig:
         for name in ("gamma", "demonstration_share", "anchor_floor"):
             require_range("algorithm", name, getattr(self, name), 0.0, 1.0)
         require_choice("algorithm", "conservatism", self.conservatism, CONSERVATISM)
+        if not (self.encoder_online or self.offline_updates):
+            raise ConfigError(
+                "algorithm.encoder_online=false keeps an encoder that learned before the first episode, and "
+                "algorithm.offline_updates=0 teaches it nothing then: set either"
+            )
 
 
 @dataclass
