@@ -809,6 +809,31 @@ def test_an_anchors_weight_stays_or_falls_to_what_is_to_stay(over, warmup, floor
     assert found == weights
 
 
+def test_an_encoder_that_stays_learns_before_the_first_episode_alone():
+    replay, rewards, trajectory = Replay(), torch.tensor([0.0, 1.0]), cut(episode(0, t=2), 1)
+
+    def encoders(**options) -> list[list[torch.Tensor]]:
+        algorithm = anchored(actor_every=1, demonstration_share=1.0, **options)
+        if not len(replay):
+            replay.add(trajectory, rewards, "demonstrations", extra=algorithm.annotate(trajectory, rewards))
+        draw = functools.partial(replay.draw, generator=torch.Generator().manual_seed(0))
+        found = [[p.detach().clone() for p in algorithm.policy.encoder.parameters()]]
+        for updates in (2, 3):  # before the first episode, and after it
+            critics = [p.detach().clone() for p in algorithm.critics.parameters()]
+            for _ in range(updates):
+                algorithm.update(draw)
+            assert not all(map(torch.equal, critics, algorithm.critics.parameters())), "critics go on"
+            found.append([p.detach().clone() for p in algorithm.policy.encoder.parameters()])
+        return found
+
+    for online in (False, True):
+        start, offline, end = encoders(encoder_online=online)
+        assert not all(map(torch.equal, start, offline))
+        assert all(map(torch.equal, offline, end)) is not online
+    with pytest.raises(ConfigError, match=r"encoder_online=false .*offline_updates=0 teaches it nothing"):
+        SACConfig(encoder_online=False)
+
+
 def test_an_anchor_holds_the_actor():
     def moved(**options) -> float:
         algorithm = anchored(learning_rate=1e-2, actor_every=1, demonstration_share=1.0, **options)
