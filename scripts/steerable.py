@@ -18,6 +18,7 @@ import torch
 from sim.tabletop.simulator import TabletopConfig, TabletopSimulator
 from vla_rl import build
 from vla_rl.checkpoint import load_policy
+from vla_rl.interfaces import NoisePolicy
 from vla_rl.types import EpisodeSpec, Observation
 
 
@@ -41,7 +42,12 @@ def main() -> None:
     parser.add_argument("--states", type=int, default=200)
     parser.add_argument("--noises", type=int, default=8)
     options = parser.parse_args()
+    if min(options.states, options.noises) < 2:
+        parser.error(f"--states {options.states} --noises {options.noises}: a standard deviation needs two of each")
     policy = load_policy(options.checkpoint, build.policy_class)
+    if not isinstance(policy, NoisePolicy):
+        kind = type(policy).__name__
+        parser.error(f"{options.checkpoint} holds a {kind}, which turns no noise into actions: name a flow policy")
     simulator = TabletopSimulator(TabletopConfig(tasks=[options.task]))
     seen = [simulator.start(0, EpisodeSpec(options.task, i, "held_out")) for i in range(options.states)]
     simulator.close()
