@@ -81,12 +81,12 @@ class ActorCriticConfig:
     discounts per control step.
 
     Actor: ``imitation_coef`` on the squared distance to human and demonstrated actions, ``action_penalty`` on the squared
-    latent action, ``grad_clip`` on both gradients. ``anchor_coef`` on the squared distance of the latent action to what it was
-    with the same noise as the first episode began; it falls evenly, to nothing after ``anchor_updates`` updates (0: it stays),
-    but not below the share ``anchor_floor``. With ``encoder_online`` false the encoder, which critics train and the actor
-    reads, stays as the updates before the first episode left it, so that what critics learn does not move the actor.
-    ``gripper_penalty`` is what the choices of a gripper that is decided apart (``actor.gripper=discrete``) pay for each time
-    that it turns around.
+    latent action, ``grad_clip`` on both gradients. ``anchor_coef`` on the squared distance of the latent action to what it
+    was with the same noise as the first episode began; it falls evenly, to nothing after ``anchor_updates`` updates (0: it
+    stays), but not below the share ``anchor_floor``. With ``encoder_online`` false the encoder, which critics train and
+    the actor reads, stays as the updates before the first episode left it, so that what critics learn does not move the
+    actor. ``gripper_penalty`` is what the choices of a gripper that is decided apart (``actor.gripper=discrete``) pay for
+    each time that it turns around.
     """
 
     batch_size: int = 256
