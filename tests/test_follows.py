@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,16 +9,12 @@ import torch
 
 from sim.tabletop.tasks import TASKS, place_objects
 
-PATH = Path(__file__).resolve().parent.parent / "scripts" / "follows.py"
 PAIR = ("lift_red", "lift_green")
 
 
 @pytest.fixture(scope="module")
-def follows():
-    spec = importlib.util.spec_from_file_location("follows", PATH)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def follows(script):
+    return script("follows")
 
 
 class Goer:

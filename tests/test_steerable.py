@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import torch
 from test_replay import SPEC, seen
-
-PATH = Path(__file__).resolve().parent.parent / "scripts" / "steerable.py"
 
 
 class Echo:
@@ -20,12 +15,9 @@ class Echo:
         return observation.proprio[:, :1, None] + 0.1 * noise
 
 
-def test_spreads_over_noises_and_states():
-    spec = importlib.util.spec_from_file_location("steerable", PATH)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def test_spreads_over_noises_and_states(script):
     observation = seen(0, 50)
-    found = module.spreads(Echo(), observation, noises=400)
+    found = script("steerable").spreads(Echo(), observation, noises=400)
     for name in ("each step", "whole chunk"):
         torch.testing.assert_close(found[name], torch.full((SPEC.action_dim,), 0.1), rtol=0.05, atol=0)
     truth = observation.proprio[:, 0].std()

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
-from pathlib import Path
 
 import pytest
 
-PATH = Path(__file__).resolve().parent.parent / "scripts" / "study.py"
-
 
 @pytest.fixture
-def study(tmp_path, monkeypatch):
-    spec = importlib.util.spec_from_file_location("study", PATH)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def study(script, tmp_path, monkeypatch):
+    module = script("study")
     monkeypatch.setattr(module, "ROOT", tmp_path)
     return module
 
