@@ -145,7 +145,7 @@ def run_request(
     Raises ``FloatingPointError`` where proprio, privileged state or rewards are not finite (the physics blew up), and
     `UserError` where shapes differ from the simulator's own embodiment, or a failure is none of `FAILURE_KINDS`.
     """
-    result = simulator.start(slot, episode) if actions is None else simulator.step(slot, actions)
+    result = _begun(simulator, slot, episode) if actions is None else simulator.step(slot, actions)
     observation = result.observation if isinstance(result, SlotStep) else result
     _check_observation(observation, simulator.embodiment, simulator.privileged_dim)
     if isinstance(result, SlotStep):
@@ -162,6 +162,20 @@ def run_request(
                 f"failure={result.failure!r}: leave it empty on success, else use one of {', '.join(FAILURE_KINDS)}."
             )
     return result
+
+
+def _begun(simulator: Simulator, slot: int, episode: EpisodeSpec) -> SlotObservation:
+    """Where the policy takes over: after the episode's lead. One that ends the episode (a simulator that adds noise may come
+    elsewhere) is done by half, as often as it takes."""
+    lead = np.array(episode.lead, dtype=np.float32)
+    while True:
+        seen = simulator.start(slot, episode)
+        if not len(lead):
+            return seen
+        step = simulator.step(slot, lead)
+        if not (step.terminated or step.truncated):
+            return step.observation
+        lead = lead[: len(lead) // 2]
 
 
 def _check_observation(observation: SlotObservation, embodiment: EmbodimentSpec, privileged_dim: int) -> None:

@@ -6,6 +6,7 @@ vision matters; a random policy hardly ever succeeds, the oracle always does.
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import time
@@ -236,7 +237,8 @@ def collect_episode(
         episode,
         observation,
         act=lambda: simulator.oracle(slot, 1)[0],
-        execute=lambda label: simulator.step(slot, (label + noise_std * rng.standard_normal(label.shape))[None]),
+        disturb=lambda label: label + noise_std * rng.standard_normal(label.shape),
+        execute=functools.partial(simulator.step, slot),
     )
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from sim import gl
+from sim.inline import run_request
+from sim.tabletop.collect import collect_episode
 from sim.tabletop.simulator import TabletopConfig, TabletopSimulator
 from sim.tabletop.tasks import OBJECTS, PRIVILEGED_DIM, SCENES, STAGES, TASKS, place_objects
 from vla_rl import splits
@@ -172,6 +175,23 @@ def test_observations_fit_the_embodiment(simulator) -> None:
     assert observation.instruction == TASKS["lift_cube"].spec.instructions[1]
     held_out = simulator.start(0, EpisodeSpec("lift_cube", 0, split="held_out", instruction_index=1))
     assert held_out.instruction == TASKS["lift_cube"].spec.held_out_instructions[1]
+
+
+@real_sim
+def test_an_episode_begins_along_a_demonstration(simulator) -> None:
+    """What was sent, noise and all, leads to the demonstration's own states; its clean labels do not."""
+    episode = EpisodeSpec("stack_cubes", 1, seed=5)
+    shown = collect_episode(simulator, episode, noise_std=0.3)
+    steps = len(shown["actions"]) - 5
+    begun = {
+        name: run_request(simulator, 1, replace(episode, lead=tuple(map(tuple, shown[name][:steps].tolist()))), None)
+        for name in ("actions", "sent")
+    }
+    assert np.abs(begun["sent"].proprio - shown["proprio"][steps]).max() < 1e-4
+    assert np.abs(begun["sent"].images["agentview"].astype(int) - shown["images"]["agentview"][steps]).mean() < 0.5
+    assert np.abs(begun["actions"].proprio - shown["proprio"][steps]).max() > 0.01
+    step = simulator.step(1, shown["sent"][steps:])
+    assert step.success and step.executed == 5
 
 
 @real_sim

@@ -45,7 +45,7 @@ class Simulator(Protocol):
     privileged_dim: int
 
     def start(self, slot: int, episode: EpisodeSpec) -> SlotObservation:
-        """Put the slot into the episode's initial state and observe it."""
+        """Put the slot into the episode's initial state and observe it. An `Env` sends its ``lead`` by itself."""
         ...
 
     def step(self, slot: int, actions: np.ndarray) -> SlotStep:

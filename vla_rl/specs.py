@@ -218,7 +218,9 @@ class EpisodeSpec:
     ``split`` is "train" or "held_out"; together with ``task_id`` and ``init_state_id`` it fixes the initial state.
     ``instruction_index`` picks a paraphrase of that split. ``group_id`` ties together rollouts that are compared with
     each other (GRPO); ``seed`` drives the policy's sampling (and any env noise). ``perturbation`` is "name:level" of one
-    that the simulator's class declares (see `Perturbation`), or empty.
+    that the simulator's class declares (see `Perturbation`), or empty. ``lead`` [n a] (physical units) is sent before the
+    policy decides for the first time: so an episode can begin in the middle of an earlier one, in any simulator that comes
+    to the same state by the same actions. It takes its part of the time limit, and none of the trajectory.
     """
 
     task_id: str
@@ -229,6 +231,10 @@ class EpisodeSpec:
     instruction_index: int = 0
     rollout_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     perturbation: str = ""
+    lead: tuple[tuple[float, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lead", tuple(map(tuple, self.lead)))  # (files hold lists)
 
     @property
     def perturbed(self) -> tuple[str, int]:

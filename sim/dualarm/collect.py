@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from sim.dualarm.settings import CONTROLS, DualArmConfig
 from sim.dualarm.simulator import MAX_STEP, DualArmSimulator
 from sim.dualarm.tasks import TASKS
 from sim.recording import expert_figures, record_demonstration
-from vla_rl.specs import EpisodeSpec, SlotStep
+from vla_rl.specs import EpisodeSpec
 
 
 def collect_episode(
@@ -42,10 +43,10 @@ def collect_episode(
     def act() -> np.ndarray:
         return simulator.action(slot, expert.act(simulator.state(slot)))
 
-    def execute(label: np.ndarray) -> SlotStep:
-        return simulator.step(slot, (label + spread * rng.standard_normal(len(label)))[None])
+    def disturb(label: np.ndarray) -> np.ndarray:
+        return label + spread * rng.standard_normal(len(label))
 
-    return record_demonstration(episode, observation, act, execute)
+    return record_demonstration(episode, observation, act, disturb, functools.partial(simulator.step, slot))
 
 
 def measure_expert(

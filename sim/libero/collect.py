@@ -7,6 +7,7 @@ with ``--perturb layout:3`` on perturbed scenes, which shows whether they can st
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from sim.libero.tasks import SUITES
 from sim.recording import expert_figures, record_demonstration
 from sim.slots import running
 from vla_rl.errors import ConfigError, UserError
-from vla_rl.specs import EpisodeSpec, SlotObservation, SlotStep
+from vla_rl.specs import EpisodeSpec, SlotObservation
 
 
 def collect_episode(
@@ -54,12 +55,12 @@ def collect_episode(
         label[:6] *= speed
         return label
 
-    def execute(label: np.ndarray) -> SlotStep:
+    def disturb(label: np.ndarray) -> np.ndarray:
         executed = label.copy()
         executed[:3] += noise_std * rng.standard_normal(3)
-        return simulator.step(slot, executed[None])
+        return executed
 
-    return record_demonstration(episode, observation, act, execute)
+    return record_demonstration(episode, observation, act, disturb, functools.partial(simulator.step, slot))
 
 
 class Blind(PerturbedLibero):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from sim.recording import expert_figures, record_demonstration
 from sim.tabletop.demonstrator import Demonstrator
 from sim.tabletop.simulator import TabletopConfig, TabletopSimulator
 from sim.tabletop.tasks import TASKS
-from vla_rl.specs import EpisodeSpec, SlotStep
+from vla_rl.specs import EpisodeSpec
 
 
 def collect_episode(
@@ -48,10 +49,10 @@ def collect_episode(
         label[:-1] *= speed
         return label
 
-    def execute(label: np.ndarray) -> SlotStep:
-        return simulator.step(slot, (label + spread * rng.standard_normal(len(label)))[None])
+    def disturb(label: np.ndarray) -> np.ndarray:
+        return label + spread * rng.standard_normal(len(label))
 
-    return record_demonstration(episode, observation, act, execute)
+    return record_demonstration(episode, observation, act, disturb, functools.partial(simulator.step, slot))
 
 
 def measure_experts(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -12,6 +13,7 @@ from typing import Any
 from vla_rl import build
 from vla_rl.asked import TimeLimit
 from vla_rl.data.collect_worker import collect_one, embodiment, open_demonstrator
+from vla_rl.data.lerobot_format import SENT_KEY
 from vla_rl.data.lerobot_writer import DemonstrationWriter
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.reporting.machine import available_cores
@@ -49,27 +51,30 @@ def collect_demonstrations(
     frames = attempts = 0
     setup = functools.partial(open_demonstrator, env_type, env_config)
     calls = build.attribute("sim.calls:Calls")(setup, min(config.workers, available_cores()), died=_DIED, python=python)
-    with calls:
-        kept_in_all = 0
-        with DemonstrationWriter(folder, calls.one(embodiment), video=config.video) as writer:
-            for task in tasks:
-                kept = tried = 0
-                for episode in calls.ordered(collect_one, _asked_for(task, config, seed)):
-                    tried += 1
-                    if episode["success"] or not config.only_success:
-                        writer.add_episode(**episode)
-                        frames += len(episode["actions"])
-                        kept += 1
-                        kept_in_all += 1
-                        progress(kept_in_all, success=f"{kept}/{tried}")
-                    if kept == config.episodes_per_task:
-                        break
-                    if tried >= 20 and kept < (1 - MAX_FAILURE_SHARE) * tried:
-                        raise UserError(
-                            f"the demonstrator solved only {kept} of {tried} episodes of task {task!r} at "
-                            f"collect.action_noise={config.action_noise}. Lower the noise or leave the task out."
-                        )
-                attempts += tried
+    with calls, contextlib.ExitStack() as stack:
+        kept_in_all, robot, writer = 0, calls.one(embodiment), None
+        for task in tasks:
+            kept = tried = 0
+            for episode in calls.ordered(collect_one, _asked_for(task, config, seed)):
+                tried += 1
+                sent = {SENT_KEY: episode.pop(SENT_KEY)} if SENT_KEY in episode else {}
+                if writer is None:
+                    extra = dict.fromkeys(sent, robot.action_names)
+                    writer = stack.enter_context(DemonstrationWriter(folder, robot, video=config.video, extra=extra))
+                if episode["success"] or not config.only_success:
+                    writer.add_episode(**episode, extra=sent)
+                    frames += len(episode["actions"])
+                    kept += 1
+                    kept_in_all += 1
+                    progress(kept_in_all, success=f"{kept}/{tried}")
+                if kept == config.episodes_per_task:
+                    break
+                if tried >= 20 and kept < (1 - MAX_FAILURE_SHARE) * tried:
+                    raise UserError(
+                        f"the demonstrator solved only {kept} of {tried} episodes of task {task!r} at "
+                        f"collect.action_noise={config.action_noise}. Lower the noise or leave the task out."
+                    )
+            attempts += tried
     return {"episodes": kept_in_all, "attempts": attempts, "control_steps": frames}
 
 

@@ -35,11 +35,12 @@ class DemonstrationDataset:
     ``images`` {camera: uint8 [n H W 3]}, ``proprio`` float32 [n p], ``actions`` float32 [n a] (physical units) hold all
     n control steps of all episodes; ``statistics`` {"action" | "observation.state": {"min", "max", "mean", "std",
     "q01", "q99", …: float32 [d]}} are computed from them. ``by_base`` bool [n]: which of hybrid rollouts' steps the frozen
-    policy chose; None where that is not known. ``worth`` bool [n]: at which steps the decision is worth imitating, the only
-    ones that are drawn; None: at all.
+    policy chose; ``sent`` float32 [n a]: what the robot was told where the label stayed clean; None where that is not known.
+    ``worth`` bool [n]: at which steps the decision is worth imitating, the only ones that are drawn; None: at all.
     """
 
     by_base: Tensor | None = None
+    sent: Tensor | None = None
     _worth: Tensor | None = None
     _drawn: Tensor | None = None  # int64, the control steps that are worth it
 
@@ -129,6 +130,7 @@ class DemonstrationDataset:
             self._instruction_index[index], self.instructions, episodes, self.chunk_length,
         )  # fmt: skip
         out.by_base = None if self.by_base is None else self.by_base[index]
+        out.sent = None if self.sent is None else self.sent[index]
         out.worth = None if self.worth is None else self.worth[index]
         return out
 

@@ -19,6 +19,7 @@ from vla_rl.data.lerobot_format import (
     ACTION_KEY,
     AGAIN,
     IMAGE_PREFIX,
+    SENT_KEY,
     STATE_KEY,
     DatasetError,
     av_package,
@@ -129,7 +130,7 @@ def _read_demonstrations(
     videos = [c for c, key in keys.items() if info["features"][key]["dtype"] == "video"]
     files = sorted((path / "data").glob("*/*.parquet"))
     columns = [STATE_KEY, ACTION_KEY, "episode_index", "task_index"] + [k for c, k in keys.items() if c not in videos]
-    columns += [BY_BASE] if BY_BASE in info["features"] else []
+    columns += [name for name in (BY_BASE, SENT_KEY) if name in info["features"]]
     if not files:
         raise FileNotFoundError(f"no parquet file under {path / 'data'}")
     table = pa.concat_tables(pa.parquet.read_table(f, columns=columns) for f in files)
@@ -169,6 +170,8 @@ def _read_demonstrations(
     dataset = DemonstrationDataset(
         spec, images, tensors[STATE_KEY], tensors[ACTION_KEY], task_index, instructions, episodes, chunk_length
     )
+    if SENT_KEY in columns:
+        dataset.sent = torch.from_numpy(_vector_column(table, SENT_KEY, pa))
     if BY_BASE in columns:
         dataset.by_base = torch.from_numpy(table[BY_BASE].to_numpy().astype(bool))
     return dataset

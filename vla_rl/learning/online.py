@@ -26,6 +26,7 @@ from vla_rl.learning.groups import GroupBuffer
 from vla_rl.learning.guard import Finding, Guard
 from vla_rl.learning.learners import Learner
 from vla_rl.learning.plan import propose_episodes, record_outcomes
+from vla_rl.learning.restarts import Restarts, restart_metrics, whole
 from vla_rl.optional import StatefulReward
 from vla_rl.reporting.metrics import MetricsLogger
 from vla_rl.reporting.progress import Progress
@@ -61,6 +62,7 @@ class OnlineRL:
     evaluate: Callable[[int], dict[str, float]] | None = None
     guard: Guard | None = None
     on_finding: Callable[[Finding], tuple[int, int]] | None = None
+    restarts: Restarts = field(default_factory=Restarts)
 
     def __post_init__(self) -> None:
         c = self.config
@@ -89,10 +91,8 @@ class OnlineRL:
                 counters.seconds = time.perf_counter() - started
                 now = time.perf_counter()  # writing this iteration's line and checkpoint belongs to the next one
                 begun, metrics["time/iteration"] = now, now - begun
-                found: Finding | None = None
-                figures: dict[str, float] = {}
-                if self.guard is not None:
-                    found, figures = self.guard.look(counters.iteration, len(got.rolled_out), metrics)
+                watched = len(whole(got.rolled_out))
+                found, figures = (None, {}) if self.guard is None else self.guard.look(counters.iteration, watched, metrics)
                 logger.log("rl", counters.iteration, metrics | figures)
                 bar.update(counters.iteration, success=metrics["rollout/success"])
                 if found is not None and self.on_finding is not None:
@@ -113,8 +113,7 @@ class OnlineRL:
     # ---------------------------------------------------------------------------------------------------- one iteration
     def _evaluated(self) -> dict[str, float]:
         started, metrics = time.perf_counter(), {}
-        every = self.config.eval_every
-        if self.evaluate is not None and every and self.counters.iteration % every == 0:
+        if self.evaluate is not None and (every := self.config.eval_every) and self.counters.iteration % every == 0:
             metrics = self.evaluate(self.counters.iteration)
         return metrics | {"time/evaluate": time.perf_counter() - started}
 
@@ -129,7 +128,8 @@ class OnlineRL:
             result = self.collector.collect(plan, progress=inner, on_trajectory=scorer.begin)
             got.rolled_out += result.trajectories
             stats.append(result.stats)
-            record_outcomes(self.curriculum, result.trajectories)
+            record_outcomes(self.curriculum, whole(result.trajectories))
+            self.restarts.keep(result.trajectories)
             if buffer is not None:
                 buffer.add(result.trajectories, self._group_scores(result.trajectories, scorer, metrics))
                 if len(buffer) >= groups:
@@ -142,13 +142,14 @@ class OnlineRL:
             names = asked(self.learner.config, AlgorithmOptions).reward_names
             got.rewards, got.named, figures = scorer.score(got.chosen, names)
             add_figures(metrics, figures)
-        metrics |= rollout_metrics(got.rolled_out, pooled_stats(stats))
+        metrics |= rollout_metrics(whole(got.rolled_out), pooled_stats(stats)) | restart_metrics(got.rolled_out)
         metrics |= {"rollout/reward": sum(float(r.sum()) for r in got.rewards) / max(1, len(got.rewards))}
         metrics |= {"rollout/learned_share": len(got.chosen) / len(got.rolled_out), "rollout/rounds": len(stats)}
         return got
 
     def _propose(self, iteration: int, sampling_round: int) -> list[EpisodeSpec]:
-        return propose_episodes(self.config, self.curriculum, self.tasks, iteration, sampling_round, self.seed)
+        plan = propose_episodes(self.config, self.curriculum, self.tasks, iteration, sampling_round, self.seed)
+        return self.restarts.of(plan)
 
     def _group_scores(
         self, trajectories: Sequence[Trajectory], scorer: RewardScorer, metrics: dict[str, float]
@@ -169,7 +170,7 @@ class OnlineRL:
         self.curriculum.tick()
         counters.iteration += 1
         counters.episodes += len(got.rolled_out)
-        counters.control_steps += sum(t.num_control_steps for t in got.rolled_out)
+        counters.control_steps += sum(t.num_control_steps + len(t.episode.lead) for t in got.rolled_out)
         return metrics | {"episodes": counters.episodes, "control_steps": counters.control_steps}
 
     # ------------------------------------------------------------------------------------------------------- checkpoints
@@ -178,7 +179,7 @@ class OnlineRL:
         reward = self.reward if isinstance(self.reward, StatefulReward) else None
         return {
             "algorithm": self.learner, "curriculum": self.curriculum, "buffer": self._buffer, "reward": reward,
-            "guard": self.guard, "ahead": self._plans,
+            "guard": self.guard, "ahead": self._plans, "restarts": self.restarts,
         }  # fmt: skip
 
     def _save(self, folder: Path) -> None:

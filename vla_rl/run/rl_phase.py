@@ -19,6 +19,7 @@ from vla_rl.learning.learner_process import LearnerProcess
 from vla_rl.learning.learners import Learner, learner_for
 from vla_rl.learning.online import OnlineRL
 from vla_rl.learning.plan import UNLIMITED
+from vla_rl.learning.restarts import DEMONSTRATIONS, Restarts
 from vla_rl.optional import ClosingCollector, ReferringActor
 from vla_rl.run.context import (
     LEARNER_FOLDER,
@@ -113,6 +114,12 @@ def _learner(run: Run, policy: Any, collector: Collector) -> Iterator[tuple[Lear
         torch.set_num_threads(threads)
 
 
+def _restarts(run: Run, policy: Any) -> Restarts:
+    c = run.config.rl.restarts
+    shown = imitated(run, policy)[0] if c.share and DEMONSTRATIONS in c.sources and run.has_dataset else None
+    return Restarts(c, run.train_tasks, shown)
+
+
 def phase_rl(run: Run) -> dict[str, Any]:
     c = run.config
     policy = trained_policy(run)
@@ -129,7 +136,7 @@ def phase_rl(run: Run) -> dict[str, Any]:
         guard, on_finding = rl_guard(run, policy, reward)
         loop = OnlineRL(
             c.rl, collector, learner, reward, Curriculum(c.curriculum, items), run.train_tasks, c.seed,
-            evaluate=held_out_check, guard=guard, on_finding=on_finding,
+            evaluate=held_out_check, guard=guard, on_finding=on_finding, restarts=_restarts(run, policy),
         )  # fmt: skip
         counters = loop.run(run.dir / "checkpoints" / "rl", run.logger, run.progress)
     return {

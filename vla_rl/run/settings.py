@@ -131,6 +131,28 @@ class ConcurrentConfig:
 
 
 @dataclass
+class RestartsConfig:
+    """Episodes that begin in the middle of another one (`vla_rl.learning.restarts`): ``share`` of each iteration's episodes
+    (or groups), in a state along the ``sources`` demonstrations, successes and failures (of the policy's own), of which the
+    newest ``episodes`` of each task are kept; at most ``latest`` of the time limit is over by then."""
+
+    share: float = 0.0
+    sources: list[str] = field(default_factory=lambda: ["demonstrations"])
+    episodes: int = 64
+    latest: float = 0.5
+
+    def __post_init__(self) -> None:
+        known = ("demonstrations", "successes", "failures")
+        if not self.sources or not {*self.sources} <= {*known}:
+            raise ConfigError(f"rl.restarts.sources={list(self.sources)}: name one or more of {', '.join(known)}")
+        if not (0.0 <= self.share <= 1.0 and 0.0 < self.latest < 1.0 and self.episodes >= 1):
+            raise ConfigError(
+                "rl.restarts needs 0 <= share <= 1, 0 < latest < 1 (of the time limit) and episodes >= 1, got "
+                f"{self.share}, {self.latest} and {self.episodes}"
+            )
+
+
+@dataclass
 class RLConfig:
     """The online loop. ``episodes_per_iteration`` counts episodes, group members included.
 
@@ -174,6 +196,7 @@ class RLConfig:
     fallback_reward: dict[str, Any] = field(default_factory=dict)
     rhythm: str = "alternate"  # alternate | concurrent
     concurrent: ConcurrentConfig = field(default_factory=ConcurrentConfig)
+    restarts: RestartsConfig = field(default_factory=RestartsConfig)
 
     def __post_init__(self) -> None:
         self._check_guard()
