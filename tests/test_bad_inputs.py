@@ -160,6 +160,7 @@ VALUES: list[tuple[str, tuple[str, ...]]] = [
     ("replay.ram_bytes=-1", ("replay.ram_bytes is -1",)),
     ("collect.base_share=2", ("collect.base_share=2", "0 (never) to 1")),
     ("sft.base_part=false dataset={data}", ("sft.base_part=false", "do not say who acted", "collect.base_share")),
+    ("sft.labels=noisy", ("sft.labels", "'noisy'", "clean, sent")),
     ("slots.workers=100000", ("slots.workers=100000", "processes")),
     ("slots.slots_per_worker=1000000", ("slots.slots_per_worker=1000000", "4096")),
     ("slots.hang_timeout=0", ("slots.hang_timeout=0", "hang_timeout > 0")),

@@ -18,7 +18,7 @@ from vla_rl.algorithms.settings import CurriculumConfig
 from vla_rl.config import compose
 from vla_rl.data.codec import trajectory_from_state, trajectory_state
 from vla_rl.data.lerobot_reader import load_demonstrations
-from vla_rl.errors import ConfigError
+from vla_rl.errors import ConfigError, UserError
 from vla_rl.learning.plan import UNLIMITED, propose_episodes
 from vla_rl.learning.restarts import Restarts, restart_metrics, whole
 from vla_rl.reporting.metrics import read_metrics
@@ -181,6 +181,19 @@ def test_a_run_with_restarts_resumes_exactly(tmp_path):
 
 
 @pytest.mark.slow
+def test_what_was_sent_may_be_imitated(tmp_path):
+    folder = run_pipeline(compose([*TINY, f"output_dir={tmp_path}", "phases=[collect]"]))
+    clean = load_demonstrations(folder / "dataset", chunk_length=4)
+    low, high = (torch.tensor(b) for b in (clean.embodiment.action_low, clean.embodiment.action_high))
+    sent = clean.as_sent()
+    assert torch.equal(sent.actions, clean.sent.clamp(low, high)) and not torch.equal(sent.actions, clean.actions)
+    _, chunks, _ = sent.at(torch.tensor([0]))
+    assert torch.equal(chunks[0], sent.actions[:4])
+    assert sent.action_stats["std"] == pytest.approx(sent.actions.std(0, correction=0).tolist(), rel=1e-4)
+    assert clean.action_stats != sent.action_stats and clean.proprio_stats == sent.proprio_stats
+
+
+@pytest.mark.slow
 def test_demonstrations_that_do_not_say_what_was_sent_are_refused(tmp_path, monkeypatch):
     folder = run_pipeline(compose([*TINY, f"output_dir={tmp_path}", "phases=[collect,sft]"]))
     for name in ("meta/info.json",):
@@ -189,3 +202,5 @@ def test_demonstrations_that_do_not_say_what_was_sent_are_refused(tmp_path, monk
         (folder / "dataset" / name).write_text(json.dumps(info))
     with pytest.raises(ConfigError, match="does not hold what was sent"):
         run_pipeline(compose([*TINY, f"output_dir={tmp_path}"]))
+    with pytest.raises(UserError, match=r"sft\.labels=sent.*do not hold it"):
+        load_demonstrations(folder / "dataset").as_sent()

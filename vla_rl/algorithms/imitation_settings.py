@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from vla_rl.algorithms.ranges import require_above_zero, require_betas, require_range
+from vla_rl.algorithms.ranges import require_above_zero, require_betas, require_choice, require_range
 from vla_rl.diagnostics import Diagnostic, Movement
 
 
@@ -48,7 +48,9 @@ class ImitationConfig:
     (``collect.base_share``) also what the frozen policy did before it handed over. ``filter``: the folder of a trained
     reward which says what of the demonstrations is worth imitating (``value_progress``: GR-RL's drop filter); "": all is.
     ``first_share``: about so many more of a batch's rows are an episode's first decision, where only images and instruction
-    tell what to do (keyframes: Wen et al. 2021, arXiv 2106.06452).
+    tell what to do (keyframes: Wen et al. 2021, arXiv 2106.06452). ``labels``: "clean", what the demonstrator meant, or
+    "sent", what was done, with the noise of ``collect.action_noise``: a policy that denoises then has samples that differ,
+    which is what steering it needs.
     """
 
     updates: int = 1000
@@ -69,9 +71,11 @@ class ImitationConfig:
     base_part: bool = True
     filter: str = ""
     first_share: float = 0.0
+    labels: str = "clean"
     augment: AugmentConfig = field(default_factory=AugmentConfig)
 
     def __post_init__(self) -> None:
+        require_choice("sft", "labels", self.labels, ("clean", "sent"))
         for name in ("updates", "checkpoint_every", "batch_size", "micro_batch_size", "max_bad_updates"):
             require_range("sft", name, getattr(self, name), 1)
         for name in ("learning_rate", "warmup_updates", "weight_decay", "grad_clip", "validation_episodes"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -66,10 +67,7 @@ class DemonstrationDataset:
         for e in episodes:
             self._end[e.start : e.start + e.length] = e.start + e.length
             self._age[e.start : e.start + e.length] = torch.arange(e.length)
-        self.statistics = {
-            key: {k: v.astype(np.float32) for k, v in feature_statistics(values.numpy()).items() if k != "count"}
-            for key, values in ((STATE_KEY, proprio), (ACTION_KEY, actions))
-        }
+        self.statistics = {key: _statistics(values) for key, values in ((STATE_KEY, proprio), (ACTION_KEY, actions))}
 
     def __len__(self) -> int:
         """Control steps."""
@@ -142,6 +140,19 @@ class DemonstrationDataset:
                 "use some that were collected with collect.base_share, or leave it at true"
             )
         return self.subset([~self.by_base[e.start : e.start + e.length] for e in self.episodes])
+
+    def as_sent(self) -> DemonstrationDataset:
+        """With what was done as the label, within the embodiment's bounds. `DatasetError` where that is not known."""
+        if self.sent is None:
+            raise DatasetError(
+                "sft.labels=sent imitates what was sent to the robot, and these demonstrations do not hold it (the column "
+                "'sent' of what 'vla-rl collect' writes): collect them anew, or leave it at clean"
+            )
+        out = copy.copy(self)
+        low, high = torch.tensor(self.embodiment.action_low), torch.tensor(self.embodiment.action_high)
+        out.actions = torch.clamp(self.sent, low, high)
+        out.statistics = self.statistics | {ACTION_KEY: _statistics(out.actions)}
+        return out
 
     def split(
         self, validation_episodes: int, largest_share: float = 0.2
@@ -216,6 +227,10 @@ class DatasetSampler:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.generator.set_state(state["generator"].cpu())
+
+
+def _statistics(values: Tensor) -> dict[str, np.ndarray]:
+    return {k: v.astype(np.float32) for k, v in feature_statistics(values.numpy()).items() if k != "count"}
 
 
 def short_statistics(stats: Mapping[str, np.ndarray]) -> dict[str, list[float]]:

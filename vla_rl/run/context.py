@@ -134,6 +134,8 @@ def imitated(run: Run, policy: Any = None) -> tuple[DemonstrationDataset, Demons
     """What SFT trains on, what it is checked on, and figures of what was left out; in ``policy``'s chunks (None: those that
     are configured)."""
     dataset, validation = split_demonstrations(run, run.config.sft.base_part, policy)
+    if run.config.sft.labels == "sent":
+        dataset, validation = dataset.as_sent(), None if validation is None else validation.as_sent()
     return dataset, validation, leave_out(dataset, run.config.sft.filter, run.progress.say)
 
 
