@@ -50,6 +50,12 @@ def test_a_reward_that_pays_without_success_is_not_warned_about():
     assert judge(window(), threshold=0.03, sparse=False) is None
 
 
+def test_successes_of_episodes_that_began_in_the_middle_count_too():
+    guard = Guard(RLConfig(guard_iterations=1), Movement())
+    found, figures = guard.look(1, 64, {"rollout/success": 0.0, "rollout/led": 32.0, "rollout/led_success": 0.5})
+    assert guard.rows[0]["successes"] == 16 and found is None and figures["guard/success_high"] > 0.3
+
+
 STANDING_STILL = [
     ({"zero_advantages": 1.0}, "every advantage was 0"),
     ({"learned_share": 0.0}, "rollout/learned_share 0"),

@@ -90,6 +90,8 @@ def known(sources, **config):
 
 def test_states_are_drawn_along_what_was_sent():
     restarts, trajectories = known(["successes", "failures"])
+    led = [dataclasses.replace(trajectories[0], episode=EpisodeSpec(TASK, 77, lead=((0.0, 0.0),)))]
+    restarts.keep(led)  # of episodes that were led themselves nothing is kept
     generator, drawn = torch.Generator().manual_seed(0), []
     for _ in range(200):
         state, lead = restarts.draw(TASK, generator)
@@ -130,21 +132,27 @@ def test_what_was_kept_resumes():
 
 
 def test_a_share_of_the_groups_begins_in_the_middle_and_counts_apart():
-    restarts, _ = known(["successes"])
+    restarts, known_ones = known(["successes"])
     config = RLConfig(episodes_per_iteration=16, group_size=2, restarts=restarts.config)
     curriculum, tasks = Curriculum(CurriculumConfig(), [(TASK, UNLIMITED)]), toy().tasks
     proposed = propose_episodes(config, curriculum, tasks, 0, 0, 0)
     plan = restarts.of(proposed)
-    assert [bool(spec.lead) for spec in plan] == 8 * [False] + 8 * [True]
+    begun = [bool(spec.lead) for spec in plan]
+    assert sum(begun) == 8 and begun != sorted(begun), "drawn, as a curriculum may rank what it proposes"
+    for old, new in zip(proposed, plan, strict=True):
+        assert new == old if not new.lead else new.lead == sent(known_ones[new.init_state_id], len(new.lead))
     for a, b in zip(plan[::2], plan[1::2], strict=True):  # members of a group begin alike
         assert (a.group_id, a.init_state_id, a.lead) == (b.group_id, b.init_state_id, b.lead) and a.seed != b.seed
     assert restarts.of(proposed) == plan
     trajectories = [dataclasses.replace(t, success=bool(t.episode.lead)) for t in played(plan)]
-    assert [t.episode.lead for t in whole(trajectories)] == 8 * [()]
-    assert restart_metrics(trajectories) == {"rollout/restarts": 8.0, "rollout/restarts_success": 1.0}
-    assert restart_metrics(trajectories[:8]) == {} and whole(trajectories[8:]) == trajectories[8:]
+    rest = [t for t in trajectories if t.success]
+    assert [t.episode.lead for t in whole(trajectories)] == 8 * [()] and len(rest) == 8
+    assert restart_metrics(trajectories) == {"rollout/led": 8.0, "rollout/led_success": 1.0}
+    assert restart_metrics(whole(trajectories)) == {} and whole(rest) == rest
     restarts.config = dataclasses.replace(restarts.config, share=1.0)
-    assert [bool(spec.lead) for spec in restarts.of(proposed)] == 2 * [False] + 14 * [True], "one group is always whole"
+    assert sum(bool(spec.lead) for spec in restarts.of(proposed)) == 14, "one group is always whole"
+    other = [dataclasses.replace(spec, seed=spec.seed + 1) for spec in proposed]
+    assert [spec.lead for spec in restarts.of(other)] != [spec.lead for spec in restarts.of(proposed)]
 
 
 # ------------------------------------------------------------------------------------------------------------ in a run
@@ -159,7 +167,7 @@ def test_settings_that_mean_nothing_are_refused(wrong):
 TINY = [
     "run=toy", "collect.episodes_per_task=3", "sft.updates=3", "rl.iterations=3", "rl.episodes_per_iteration=8",
     "rl.eval_every=0", "evaluate.episodes_per_task=2", "rl.restarts.share=0.5", "slots.workers=0", "collect.workers=1",
-    "rl.restarts.sources=[demonstrations,successes,failures]", "phases=[collect,sft,rl]", "rollout.serve_fraction=1",
+    "rl.restarts.sources=[demonstrations,successes,failures]", "phases=[collect,sft,rl,report]", "rollout.serve_fraction=1",
 ]  # fmt: skip
 
 
@@ -172,9 +180,13 @@ def test_a_run_with_restarts_resumes_exactly(tmp_path):
     whole = run_pipeline(compose([*TINY, f"output_dir={tmp_path / 'a'}"]))
     run_pipeline(compose([*TINY, f"output_dir={tmp_path / 'b'}", "rl.iterations=1"]))
     parts = run_pipeline(compose([*TINY, f"output_dir={tmp_path / 'b'}"]))
-    names = ("rollout/restarts", "rollout/success", "rollout/control_steps", "control_steps", "ppo/policy_loss")
+    names = ["rollout/led", "rollout/led_success", "rollout/success", "control_steps", "ppo/policy_loss"]
     assert [[r.get(n) for n in names] for r in rows(whole)] == [[r.get(n) for n in names] for r in rows(parts)]
-    assert [r["rollout/restarts"] for r in rows(whole)] == [4.0] * 3, "demonstrations are there from the first iteration on"
+    assert [r["rollout/led"] for r in rows(whole)] == [4.0] * 3, "demonstrations are there from the first iteration on"
+    sampled = sum(r["engine/control_steps"] for r in rows(whole))
+    assert rows(whole)[-1]["control_steps"] > sampled, "what was sent to get there was simulated too"
+    assert "restarts of simulator workers" not in (whole / "report.html").read_text()
+    assert sum(r["curriculum/effective_items"] for r in rows(whole)) > 0
     shown = load_demonstrations(whole / "dataset")
     assert shown.sent is not None and shown.sent.shape == shown.actions.shape
     assert not torch.equal(shown.sent, shown.actions), "noise was executed and the label stayed clean"
@@ -191,6 +203,12 @@ def test_what_was_sent_may_be_imitated(tmp_path):
     assert torch.equal(chunks[0], sent.actions[:4])
     assert sent.action_stats["std"] == pytest.approx(sent.actions.std(0, correction=0).tolist(), rel=1e-4)
     assert clean.action_stats != sent.action_stats and clean.proprio_stats == sent.proprio_stats
+    losses = []
+    for labels in ("clean", "sent"):
+        given = [f"output_dir={tmp_path}", f"name={labels}", f"dataset={folder / 'dataset'}", "phases=[sft]"]
+        trained = run_pipeline(compose([*TINY, *given, "rl.restarts.share=0", f"sft.labels={labels}"]))
+        losses.append([r["sft/loss"] for r in read_metrics(trained / "metrics.jsonl") if r["phase"] == "sft"])
+    assert losses[0] and losses[0] != losses[1], "the option reaches what is trained on"
 
 
 @pytest.mark.slow

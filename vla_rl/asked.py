@@ -87,7 +87,8 @@ class NoiseOptions:
 @dataclass(frozen=True)
 class EnvOptions:
     """``env.…``: what room on the disk and checks depend on. Sizes are in pixels, ``horizon`` in control steps (0: the
-    tasks' own). ``observe`` state: it shows no pictures."""
+    tasks' own). ``observe`` state: it shows no pictures. ``chunk_is_path``: the same actions, in other chunks, lead
+    elsewhere."""
 
     tasks: Sequence[str] = ()
     horizon: int = 0
@@ -95,6 +96,7 @@ class EnvOptions:
     camera_size: int | None = None
     image_size: int = 0
     observe: str = "pictures"
+    chunk_is_path: bool = False
 
     @property
     def pixels(self) -> int:

@@ -49,6 +49,11 @@ class RoboTwinConfig:
     control: str = "qpos"
     path: str = ""
 
+    @property
+    def chunk_is_path(self) -> bool:
+        """Whether a chunk may be another motion than its actions one by one."""
+        return self.control == "qpos" and self.path != "action"
+
     def __post_init__(self) -> None:
         choices = {"setting": SETTINGS, "look": LOOKS, "limit": LIMITS, "state": STATES, "control": CONTROLS, "path": PATHS}
         for key, allowed in choices.items():

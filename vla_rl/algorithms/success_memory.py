@@ -65,8 +65,11 @@ class SuccessMemory:
         return self.learn() if learn else self._figures([])
 
     def add(self, batch: RolloutBatch) -> None:
-        """Keep the successful episodes of a batch; the oldest of their tasks make room."""
+        """Keep the whole successful episodes of a batch; the oldest of their tasks make room. (One that began in the middle
+        shows an end that is known already, and its first decision is not an episode's.)"""
         for at in torch.nonzero(batch.success).flatten().tolist():
+            if batch.episodes[at].lead:
+                continue
             rows = torch.arange(int(batch.starts[at]), int(batch.last[at]) + 1)
             seen = batch.observations[rows].without_privileged().to("cpu")
             own = ~batch.is_human[rows].any(1).cpu()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from vla_rl.data.lerobot_format import SENT_KEY
 from vla_rl.data.lerobot_writer import DemonstrationWriter
 from vla_rl.errors import UserError
 from vla_rl.evaluation.outcome import mean_jerk
@@ -48,7 +49,7 @@ def collect_with_policy(
             f"base_share at 0"
         )
     counts = {"episodes": 0, "attempts": 0, "control_steps": 0}
-    extra = {BY_BASE: [BY_BASE]} if config.base_share else None
+    extra = {SENT_KEY: env.embodiment.action_names} | ({BY_BASE: [BY_BASE]} if config.base_share else {})
     with DemonstrationWriter(folder, env.embodiment, video=config.video, extra=extra) as writer:
         for task in tasks:
             wanted = config.episodes_per_task
@@ -104,7 +105,9 @@ def _smoothest(found: Sequence[Trajectory], count: int, spec: EmbodimentSpec) ->
 
 def _write(writer: DemonstrationWriter, trajectory: Trajectory) -> None:
     seen = trajectory.observations
-    by_base = {BY_BASE: trajectory.replay[BY_BASE][:, None].float().numpy()} if BY_BASE in trajectory.replay else None
+    extra = {SENT_KEY: trajectory.actions[:, 0].numpy()}
+    if BY_BASE in trajectory.replay:
+        extra[BY_BASE] = trajectory.replay[BY_BASE][:, None].float().numpy()
     writer.add_episode(
         {name: images.numpy() for name, images in seen.images.items()},
         seen.proprio.numpy(),
@@ -113,5 +116,5 @@ def _write(writer: DemonstrationWriter, trajectory: Trajectory) -> None:
         success=trajectory.success,
         task_id=trajectory.episode.task_id,
         init_state_id=trajectory.episode.init_state_id,
-        extra=by_base,
+        extra=extra,
     )

@@ -130,7 +130,9 @@ def _read_demonstrations(
     videos = [c for c, key in keys.items() if info["features"][key]["dtype"] == "video"]
     files = sorted((path / "data").glob("*/*.parquet"))
     columns = [STATE_KEY, ACTION_KEY, "episode_index", "task_index"] + [k for c, k in keys.items() if c not in videos]
-    columns += [name for name in (BY_BASE, SENT_KEY) if name in info["features"]]
+    columns += [BY_BASE] if BY_BASE in info["features"] else []
+    if info["features"].get(SENT_KEY, {}).get("shape") == [spec.action_dim]:  # (else it is somebody's own)
+        columns.append(SENT_KEY)
     if not files:
         raise FileNotFoundError(f"no parquet file under {path / 'data'}")
     table = pa.concat_tables(pa.parquet.read_table(f, columns=columns) for f in files)
@@ -146,7 +148,8 @@ def _read_demonstrations(
         )
     if not rows:
         raise DatasetError(f"{path} holds no demonstration. Collect some with 'vla-rl collect', or name another folder.")
-    vectors = {key: _vector_column(table, key, pa) for key in (STATE_KEY, ACTION_KEY)}
+    sent = [SENT_KEY] if SENT_KEY in columns else []
+    vectors = {key: _vector_column(table, key, pa) for key in (STATE_KEY, ACTION_KEY, *sent)}
     broken = [key for key, values in vectors.items() if not np.isfinite(values).all()]
     if broken:
         raise DatasetError(f"{path} has numbers that are not finite in {broken[0]}. Write or fetch the dataset again.")
@@ -171,7 +174,7 @@ def _read_demonstrations(
         spec, images, tensors[STATE_KEY], tensors[ACTION_KEY], task_index, instructions, episodes, chunk_length
     )
     if SENT_KEY in columns:
-        dataset.sent = torch.from_numpy(_vector_column(table, SENT_KEY, pa))
+        dataset.sent = torch.from_numpy(vectors[SENT_KEY])
     if BY_BASE in columns:
         dataset.by_base = torch.from_numpy(table[BY_BASE].to_numpy().astype(bool))
     return dataset

@@ -134,6 +134,7 @@ class DemonstrationWriter:
         self._episodes: list[dict[str, Any]] = []
         self._instructions: dict[str, int] = {}
         self._frames = 0
+        self._extra = dict(extra or {})
         self._vectors: dict[str, list[np.ndarray]] = {key: [] for key in (STATE_KEY, ACTION_KEY, *(extra or ()))}
         self._histograms = {c: np.zeros((3, 256), np.int64) for c in embodiment.camera_names}
         self._histogram_frames = dict.fromkeys(embodiment.camera_names, 0)
@@ -183,7 +184,8 @@ class DemonstrationWriter:
         if self._closed:
             raise DatasetError(f"The dataset {self.path} is closed; open a new DemonstrationWriter with another name.")
         proprio, actions = np.asarray(proprio, np.float32), np.asarray(actions, np.float32)
-        self._check(images, proprio, actions, instruction)
+        further = {key: np.asarray((extra or {}).get(key, ()), np.float32) for key in self._extra}
+        self._check(images, {"proprio": proprio, "actions": actions, **further}, instruction)
         steps, first = len(actions), self._frames
         encoded: dict[str, Future] = {}
         for camera, frames in images.items():
@@ -193,7 +195,7 @@ class DemonstrationWriter:
             else:
                 encoded[camera] = self._pool.submit(_encode_frames, frames)
         task_index = self._instructions.setdefault(instruction, len(self._instructions))
-        vectors = {STATE_KEY: proprio, ACTION_KEY: actions, **(extra or {})}
+        vectors = {STATE_KEY: proprio, ACTION_KEY: actions, **further}
         for key, kept in self._vectors.items():
             kept.append(np.asarray(vectors[key], np.float32))
         self._frames += steps
@@ -255,16 +257,17 @@ class DemonstrationWriter:
     def _disk_errors(self) -> _DiskErrors:
         return _DiskErrors(self.path)
 
-    def _check(self, images: Mapping[str, np.ndarray], proprio: np.ndarray, actions: np.ndarray, text: str) -> None:
-        spec, steps = self.embodiment, len(actions)
+    def _check(self, images: Mapping[str, np.ndarray], got: Mapping[str, np.ndarray], text: str) -> None:
+        spec, steps = self.embodiment, len(got["actions"])
+        names = {"proprio": spec.proprio_names, "actions": spec.action_names, **self._extra}
         expected = {c.name: (steps, c.height, c.width, 3) for c in spec.cameras}
         found = {name: tuple(np.shape(value)) for name, value in images.items()}
-        shapes = {"proprio": (steps, spec.proprio_dim), "actions": (steps, spec.action_dim)}
-        got = {"proprio": proprio.shape, "actions": actions.shape}
-        if expected != found or shapes != got:
+        shapes = {name: (steps, len(columns)) for name, columns in names.items()}
+        given = {name: values.shape for name, values in got.items()}
+        if expected != found or shapes != given:
             raise EmbodimentMismatch(
                 f"Episode {len(self)} for {self.path} does not fit the embodiment {spec.name}:\n"
-                f"  expected images {expected}, {shapes}\n  got      images {found}, {got}\n"
+                f"  expected images {expected}, {shapes}\n  got      images {found}, {given}\n"
                 f"Record with the cameras, proprio and action names of that embodiment."
             )
         wrong = {name: str(value.dtype) for name, value in images.items() if value.dtype != np.uint8}
@@ -272,14 +275,12 @@ class DemonstrationWriter:
             raise DatasetError(f"Episode {len(self)} for {self.path}: images must be uint8 RGB, got {wrong}.")
         if steps == 0:
             raise DatasetError(f"Episode {len(self)} for {self.path} has no control step; leave it out.")
-        for name, values, names in (
-            ("proprio", proprio, spec.proprio_names), ("actions", actions, spec.action_names)
-        ):  # fmt: skip
+        for name, values in got.items():
             bad = np.argwhere(~np.isfinite(values))
             if len(bad):
                 t, d = bad[0]
                 raise DatasetError(
-                    f"Episode {len(self)} for {self.path} ({text!r}): {name}[{names[d]}] is {values[t, d]} at control "
+                    f"Episode {len(self)} for {self.path} ({text!r}): {name}[{names[name][d]}] is {values[t, d]} at control "
                     f"step {t}. Leave the episode out, or repair what produced it."
                 )
 

@@ -58,7 +58,8 @@ def _read_rl(figures: Figures, config: RunConfig, folder: Path, rows: Sequence[M
     for row in rows:
         episodes, before = int(row["episodes"]) - before, int(row["episodes"])
         if not changed:
-            start = Rate(start.successes + round(row["rollout/success"] * episodes), start.episodes + episodes)
+            whole = episodes - int(row.get("rollout/led") or 0)
+            start = Rate(start.successes + round(row["rollout/success"] * whole), start.episodes + whole)
             changed = not row.get(movement.critic_alone)
         numbers = {k: v for k, v in row.items() if isinstance(v, int | float)}
         guard.look(int(row["step"]), episodes, numbers)

@@ -111,7 +111,9 @@ class Guard:
         if len(self.rows) >= self.rl.guard_iterations or seen.get("critic_alone"):
             return None, {}
         row: dict[str, float] = {"iteration": iteration, "episodes": episodes}
-        row["successes"] = round(metrics["rollout/success"] * episodes)
+        led = metrics.get("rollout/led", 0.0)  # that began in the middle: their successes teach too
+        whole = metrics["rollout/success"] * (episodes - led)
+        row["successes"] = round(whole + (metrics["rollout/led_success"] * led if led else 0.0))
         seen["learned_share"] = metrics.get(_LEARNED_SHARE, math.nan)
         seen |= made
         shown = ("learned_share", "zero_advantages", "approx_kl", "updates", "skipped")

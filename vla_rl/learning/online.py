@@ -91,8 +91,8 @@ class OnlineRL:
                 counters.seconds = time.perf_counter() - started
                 now = time.perf_counter()  # writing this iteration's line and checkpoint belongs to the next one
                 begun, metrics["time/iteration"] = now, now - begun
-                watched = len(whole(got.rolled_out))
-                found, figures = (None, {}) if self.guard is None else self.guard.look(counters.iteration, watched, metrics)
+                count = len(got.rolled_out)
+                found, figures = (None, {}) if self.guard is None else self.guard.look(counters.iteration, count, metrics)
                 logger.log("rl", counters.iteration, metrics | figures)
                 bar.update(counters.iteration, success=metrics["rollout/success"])
                 if found is not None and self.on_finding is not None:

@@ -28,7 +28,10 @@ _FAILED_SHARE = 0.5  # of a failure: what comes later is hardly to be mended
 
 
 class Restarts:
-    """The newest ``config.episodes`` paths of each source and task; where on them an episode begins is drawn uniformly."""
+    """The newest ``config.episodes`` paths of each source and task; where on them an episode begins is drawn uniformly.
+
+    Paths are of whole episodes: what a simulator with noise made of a lead is not known exactly.
+    """
 
     def __init__(
         self,
@@ -47,30 +50,37 @@ class Restarts:
         if demonstrations is None or demonstrations.sent is None:
             raise ConfigError(
                 f"rl.restarts.sources has {DEMONSTRATIONS}, and the run's dataset does not hold what was sent to the robot "
-                f"(column 'sent' of what 'vla-rl collect' writes): collect it anew, or use [{SUCCESSES}, {FAILURES}]"
+                f"(column 'sent'; scripted experts write it, an env's own collect_episode has to return it): use "
+                f"[{SUCCESSES}, {FAILURES}], or other demonstrations"
             )
         for e in demonstrations.episodes:
-            if e.task_id is not None and e.init_state_id is not None:
+            if e.task_id is not None and e.init_state_id is not None and e.success is not False:
                 self._add(DEMONSTRATIONS, e.task_id, e.init_state_id, demonstrations.sent[e.start : e.start + e.length])
+        if not self._kept:
+            raise ConfigError(
+                f"rl.restarts.sources has {DEMONSTRATIONS}, and none of the dataset's has a task of this run "
+                f"({', '.join(self._latest)}) and a state to begin in within rl.restarts.latest={self.config.latest:g} of "
+                f"its time limit: use others, or [{SUCCESSES}, {FAILURES}]"
+            )
 
     def keep(self, trajectories: Sequence[Trajectory]) -> None:
-        """Take in episodes of the policy's own, of sources that are used."""
+        """Take in whole episodes of the policy's own, of sources that are used."""
         for t in trajectories:
             source = SUCCESSES if t.success else FAILURES
-            if self.config.share and source in self.config.sources:
-                lead = torch.tensor(t.episode.lead).reshape(-1, t.actions.shape[-1])
-                self._add(source, t.episode.task_id, t.episode.init_state_id, torch.cat([lead, t.actions[t.valid]]))
+            if self.config.share and source in self.config.sources and not t.episode.lead:
+                self._add(source, t.episode.task_id, t.episode.init_state_id, t.actions[t.valid])
 
     def of(self, plan: Sequence[EpisodeSpec]) -> list[EpisodeSpec]:
-        """``plan`` with its last groups begun in the middle, and at least one left whole; the same for the same plan and
-        the same kept paths."""
+        """``plan`` with a share of its groups, drawn at random, begun in the middle, and at least one left whole; the same
+        for the same plan and the same kept paths."""
         if not self.config.share:
             return list(plan)
         groups = list(dict.fromkeys(spec.group_id for spec in plan))
-        begun = max(1, len(groups) - round(self.config.share * len(groups)))
+        count = min(len(groups) - 1, round(self.config.share * len(groups)))
         generator = torch.Generator().manual_seed(stable_seed("restarts", plan[0].seed))
+        chosen = torch.randperm(len(groups), generator=generator)[:count].tolist()
         first = {spec.group_id: spec for spec in reversed(plan)}
-        led = {group: self.draw(first[group].task_id, generator) for group in groups[begun:]}
+        led = {groups[i]: self.draw(first[groups[i]].task_id, generator) for i in chosen}
         return [
             spec if (found := led.get(spec.group_id)) is None
             else dataclasses.replace(spec, init_state_id=found[0], lead=tuple(map(tuple, found[1].tolist())))
@@ -122,4 +132,4 @@ def whole(trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:
 def restart_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """How many began in the middle, and which share of them succeeded; empty where none did."""
     led = [t.success for t in trajectories if t.episode.lead]
-    return {"rollout/restarts": float(len(led)), "rollout/restarts_success": sum(led) / len(led)} if led else {}
+    return {"rollout/led": float(len(led)), "rollout/led_success": sum(led) / len(led)} if led else {}

@@ -62,7 +62,8 @@ def _run_warnings(r: RunData) -> list[str]:
         late = _late(r, logged_in, d.key)
         if d.alarm is not None and late is not None and not d.alarm.below <= late <= d.alarm.above:
             notes.append(d.alarm.text.format(value=(percent if d.share else short)(late)))
-    success = [v for v in r.series("rl", "rollout/success")[1] if v is not None]
+    keys = ("rollout/success", "rollout/led_success")
+    success = [v for key in keys for v in r.series("rl", key)[1] if v is not None]
     notes += _reward_hacking(r)
     if success and max(success) == 0:
         notes.append(
@@ -96,6 +97,7 @@ def _reward_hacking(r: RunData, gap: float = 0.2) -> list[str]:
     """A warning where the reward model's opinion of how episodes end has outgrown success by more than ``gap``."""
     keys = ("reward/progress_end", "rollout/success")
     rows = [m for m in r.metrics if m["phase"] == "rl" and all(m.get(k) is not None for k in keys)]
+    rows = [m for m in rows if not m.get("rollout/led")]  # (those that began in the middle end further on)
     pairs = [tuple(m[k] for k in keys) for m in rows]
     if len(pairs) < 4:
         return []

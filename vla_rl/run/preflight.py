@@ -35,6 +35,7 @@ from vla_rl.devices import check_device
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.reporting.machine import available_cores, default_threads
 from vla_rl.run.phases import PHASES, with_followers
+from vla_rl.run.sent_checks import check_sent
 from vla_rl.settings import refuse_potential_in_groups
 
 _MEGABYTE = 10**6
@@ -185,7 +186,8 @@ def check_run(config: RunConfig) -> None:
             f"compared with, so every advantage would be 0 and nothing would be learned. Set rl.group_size=8 (at least 2; "
             f"rl.episodes_per_iteration must be a multiple of it), or algorithm.advantage=gae"
         )
-    _check_helpers(config)
+    check_sent(config, _has_data(config))
+    _check_fallback(config)
 
 
 def _check_eyes(config: RunConfig) -> None:
@@ -330,32 +332,14 @@ def fallback_config(config: RunConfig) -> Any:
     return checked(build.config_class("reward", "process"), {**options, "shaping": shaping}, where)
 
 
-def _check_helpers(config: RunConfig) -> None:
-    """What gets RL going where success is rare, and its demonstrations."""
-    if config.rl.fallback != "none":
-        _check_fallback(config)
-    if not config.rl.restarts.share or "demonstrations" not in config.rl.restarts.sources:
-        return
-    remedy = "or leave demonstrations out of rl.restarts.sources (successes and failures are the policy's own)"
-    if not _has_data(config):
-        raise ConfigError(
-            f"rl.restarts.share={config.rl.restarts.share:g} begins episodes in states of demonstrations, and this run has "
-            f"none: put collect into phases, name some with dataset=FOLDER, {remedy}"
-        )
-    info = Path(config.dataset) / "meta" / "info.json"
-    if config.dataset and info.is_file() and "sent" not in files.read_json(info, remedy).get("features", {}):
-        raise ConfigError(
-            f"rl.restarts.share={config.rl.restarts.share:g}: {config.dataset} does not hold what was sent to the robot "
-            f"(column 'sent' of what 'vla-rl collect' writes), so nothing can begin in its states: collect it anew, {remedy}"
-        )
-
-
 def _has_data(config: RunConfig) -> bool:
     collects = "collect" in config.phases and not config.checkpoint
     return bool(config.dataset) or collects or (config.run_dir / "dataset").is_dir()
 
 
 def _check_fallback(config: RunConfig) -> None:
+    if config.rl.fallback == "none":
+        return
     rl, given = config.rl, f"rl.fallback={config.rl.fallback}"
     if config.reward_type != "success":
         raise ConfigError(

@@ -29,6 +29,7 @@ from vla_rl.run.context import (
     keep_best,
     rl_start,
     shown,
+    split_demonstrations,
     start_checkpoint,
 )
 from vla_rl.run.opening import seeded
@@ -114,10 +115,10 @@ def _learner(run: Run, policy: Any, collector: Collector) -> Iterator[tuple[Lear
         torch.set_num_threads(threads)
 
 
-def _restarts(run: Run, policy: Any) -> Restarts:
+def _restarts(run: Run) -> Restarts:
     c = run.config.rl.restarts
-    shown = imitated(run, policy)[0] if c.share and DEMONSTRATIONS in c.sources and run.has_dataset else None
-    return Restarts(c, run.train_tasks, shown)
+    asks = c.share and DEMONSTRATIONS in c.sources and run.has_dataset
+    return Restarts(c, run.train_tasks, split_demonstrations(run)[0] if asks else None)
 
 
 def phase_rl(run: Run) -> dict[str, Any]:
@@ -136,7 +137,7 @@ def phase_rl(run: Run) -> dict[str, Any]:
         guard, on_finding = rl_guard(run, policy, reward)
         loop = OnlineRL(
             c.rl, collector, learner, reward, Curriculum(c.curriculum, items), run.train_tasks, c.seed,
-            evaluate=held_out_check, guard=guard, on_finding=on_finding, restarts=_restarts(run, policy),
+            evaluate=held_out_check, guard=guard, on_finding=on_finding, restarts=_restarts(run),
         )  # fmt: skip
         counters = loop.run(run.dir / "checkpoints" / "rl", run.logger, run.progress)
     return {

@@ -1,0 +1,64 @@
+"""What is known, before a run begins, of restarts and of demonstrations that must say what was sent to the robot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from vla_rl import files
+from vla_rl.asked import EnvOptions, asked
+from vla_rl.config import RunConfig
+from vla_rl.errors import ConfigError
+
+_AGAIN = "write or fetch the dataset again"
+
+
+def check_sent(config: RunConfig, has_data: bool) -> None:
+    """Raise `ConfigError` where ``rl.restarts`` or ``sft.labels=sent`` could not work. ``has_data``: there will be
+    demonstrations."""
+    restarts, asks = config.rl.restarts, ""
+    if restarts.share and "rl" in config.phases:
+        _check_restarts(config)
+        if "demonstrations" in restarts.sources:
+            asks = f"rl.restarts.share={restarts.share:g} with rl.restarts.sources={list(restarts.sources)}"
+            remedy = "name sources that are the policy's own, rl.restarts.sources=[successes,failures]"
+    if config.sft.labels == "sent" and "sft" in config.phases and not config.checkpoint:
+        asks, remedy = "sft.labels=sent", "use sft.labels=clean"
+    if not asks:
+        return
+    if not has_data:
+        raise ConfigError(
+            f"{asks} needs demonstrations, and this run has none: name those that the start was trained on with "
+            f"dataset=FOLDER (with checkpoint= nothing is collected), or {remedy}"
+        )
+    info = Path(config.dataset) / "meta" / "info.json"
+    if not config.dataset or not info.is_file():
+        return
+    features = files.read_json(info, _AGAIN).get("features")
+    if not isinstance(features, Mapping) or "sent" not in features:
+        raise ConfigError(
+            f"{asks}: {config.dataset} does not hold what was sent to the robot (the column 'sent', which scripted experts "
+            f"and collect.policy write): collect it anew, or {remedy}"
+        )
+
+
+def _check_restarts(config: RunConfig) -> None:
+    rl = config.rl
+    groups, given = rl.episodes_per_iteration // rl.group_size, f"rl.restarts.share={rl.restarts.share:g}"
+    if not round(rl.restarts.share * groups) or groups < 2:
+        raise ConfigError(
+            f"{given} of {groups} groups an iteration (rl.episodes_per_iteration={rl.episodes_per_iteration}, "
+            f"rl.group_size={rl.group_size}) is none, as one is always whole: raise the share or rl.episodes_per_iteration, "
+            f"or set rl.restarts.share=0"
+        )
+    if asked(config.env, EnvOptions).chunk_is_path:
+        raise ConfigError(
+            f"{given}: in env.type={config.env_type} a chunk is one path from rest to rest, so the same actions in other "
+            f"chunks lead elsewhere, and no episode can begin in the middle of another. Set rl.restarts.share=0, or let "
+            f"each action be a path (RoboTwin: env.path=action)"
+        )
+    if config.cluster_type == "ray" and config.cluster.max_late:
+        raise ConfigError(
+            f"{given}: cluster.max_late={config.cluster.max_late} takes what ends first, and episodes that begin in the "
+            f"middle end first: set cluster.max_late=0, or rl.restarts.share=0"
+        )
