@@ -21,7 +21,7 @@ def record_demonstration(
 
     ``act`` gives the label [a] of the present state, ``disturb`` what is done in its place (the label stays clean: DART,
     Laskey et al. 2017, arXiv 1703.09327), ``execute`` does it, a chunk [1 a]. Arrays of the result have one row per control
-    step; ``sent`` is what was asked of the simulator.
+    step; ``extra`` ``sent`` is what was asked of the simulator.
     """
     images: dict[str, list[np.ndarray]] = {name: [] for name in observation.images}
     proprio, actions, sent = [], [], []
@@ -40,11 +40,11 @@ def record_demonstration(
         "images": {name: np.stack(pictures) for name, pictures in images.items()},
         "proprio": np.stack(proprio),
         "actions": np.stack(actions).astype(np.float32),
-        "sent": np.stack(sent).astype(np.float32),
         "instruction": observation.instruction,
         "success": step.success,
         "task_id": episode.task_id,
         "init_state_id": episode.init_state_id,
+        "extra": {"sent": np.stack(sent).astype(np.float32)},
     }
 
 

@@ -275,7 +275,7 @@ VALUES: list[tuple[str, tuple[str, ...]]] = [
     ("checkpoint={sft} policy.heat=2", ("'policy.heat'",)),
     ("checkpoint={sft} rl.restarts.share=0.5 phases=[rl]", ("rl.restarts.share=0.5", "dataset=FOLDER", "restarts.sources")),
     ("rl.restarts.share=0.5 rl.episodes_per_iteration=8 rl.group_size=8", ("rl.restarts.share=0.5 of 1 groups",)),
-    ("rl.restarts.share=0.01", ("rl.restarts.share=0.01 of", "is none")),
+    ("rl.restarts.share=0.001", ("rl.restarts.share=0.001 of", "is none")),
     ("cluster=ray cluster.mode=async cluster.max_staleness=2 cluster.max_late=1 rl.restarts.share=0.5", ("max_late=0",)),
     ("dataset={missing}", ("dataset={missing}", "no such file or folder")),
     ("dataset={run}", ("{run} is not a LeRobotDataset folder",)),

@@ -183,6 +183,7 @@ def test_an_episode_begins_along_a_demonstration(simulator) -> None:
     episode = EpisodeSpec("stack_cubes", 1, seed=5)
     shown = collect_episode(simulator, episode, noise_std=0.3)
     steps = len(shown["actions"]) - 5
+    shown |= shown["extra"]
     begun = {
         name: run_request(simulator, 1, replace(episode, lead=tuple(map(tuple, shown[name][:steps].tolist()))), None)
         for name in ("actions", "sent")

@@ -57,12 +57,11 @@ def collect_demonstrations(
             kept = tried = 0
             for episode in calls.ordered(collect_one, _asked_for(task, config, seed)):
                 tried += 1
-                sent = {SENT_KEY: episode.pop(SENT_KEY)} if SENT_KEY in episode else {}
                 if writer is None:
-                    extra = dict.fromkeys(sent, robot.action_names)
+                    extra = {SENT_KEY: robot.action_names} if SENT_KEY in episode.get("extra", ()) else None
                     writer = stack.enter_context(DemonstrationWriter(folder, robot, video=config.video, extra=extra))
                 if episode["success"] or not config.only_success:
-                    writer.add_episode(**episode, extra=sent)
+                    writer.add_episode(**episode)
                     frames += len(episode["actions"])
                     kept += 1
                     kept_in_all += 1
