@@ -18,12 +18,11 @@ from torch import Tensor
 
 from vla_rl.data.demonstrations import DemonstrationDataset
 from vla_rl.errors import ConfigError
-from vla_rl.run.settings import RestartsConfig
+from vla_rl.run.settings import DEMONSTRATIONS, FAILURES, SUCCESSES, RestartsConfig
 from vla_rl.splits import stable_seed
 from vla_rl.types import EpisodeSpec, TaskSpec, Trajectory
 
 Led = tuple[int, Tensor]  # a training initial state, and what was sent from there: float32 [n a]
-DEMONSTRATIONS, SUCCESSES, FAILURES = "demonstrations", "successes", "failures"
 _FAILED_SHARE = 0.5  # of a failure: what comes later is hardly to be mended
 
 
@@ -43,7 +42,7 @@ class Restarts:
         self.config = config = config or RestartsConfig()
         self._latest = {task.task_id: int(config.latest * task.horizon) for task in tasks}
         self._kept: dict[tuple[str, str], deque[Led]] = defaultdict(lambda: deque(maxlen=config.episodes))
-        if config.share and DEMONSTRATIONS in config.sources:
+        if DEMONSTRATIONS in config.used:
             self._show(demonstrations)
 
     def _show(self, demonstrations: DemonstrationDataset | None) -> None:
@@ -67,13 +66,13 @@ class Restarts:
         """Take in whole episodes of the policy's own, of sources that are used."""
         for t in trajectories:
             source = SUCCESSES if t.success else FAILURES
-            if self.config.share and source in self.config.sources and not t.episode.lead:
+            if source in self.config.used and not t.episode.lead:
                 self._add(source, t.episode.task_id, t.episode.init_state_id, t.actions[t.valid])
 
     def of(self, plan: Sequence[EpisodeSpec]) -> list[EpisodeSpec]:
         """``plan`` with a share of its groups, drawn at random, begun in the middle, and at least one left whole; the same
         for the same plan and the same kept paths."""
-        if not self.config.share:
+        if not self.config.used:
             return list(plan)
         groups = list(dict.fromkeys(spec.group_id for spec in plan))
         count = min(len(groups) - 1, round(self.config.share * len(groups)))
@@ -89,7 +88,7 @@ class Restarts:
 
     def draw(self, task_id: str, generator: torch.Generator) -> Led | None:
         """An initial state and what to send from there; None while nothing is known of the task."""
-        sources = [name for name in self.config.sources if self._kept.get((name, task_id))]
+        sources = [name for name in self.config.used if self._kept.get((name, task_id))]
         if not sources:
             return None
 

@@ -19,7 +19,7 @@ from vla_rl.learning.learner_process import LearnerProcess
 from vla_rl.learning.learners import Learner, learner_for
 from vla_rl.learning.online import OnlineRL
 from vla_rl.learning.plan import UNLIMITED
-from vla_rl.learning.restarts import DEMONSTRATIONS, Restarts
+from vla_rl.learning.restarts import Restarts
 from vla_rl.optional import ClosingCollector, ReferringActor
 from vla_rl.run.context import (
     LEARNER_FOLDER,
@@ -34,6 +34,7 @@ from vla_rl.run.context import (
 )
 from vla_rl.run.opening import seeded
 from vla_rl.run.reward_phases import rl_guard, rl_reward
+from vla_rl.run.settings import DEMONSTRATIONS
 
 
 def _critic(run: Run) -> Any:
@@ -117,7 +118,7 @@ def _learner(run: Run, policy: Any, collector: Collector) -> Iterator[tuple[Lear
 
 def _restarts(run: Run) -> Restarts:
     c = run.config.rl.restarts
-    asks = c.share and DEMONSTRATIONS in c.sources and run.has_dataset
+    asks = DEMONSTRATIONS in c.used and run.has_dataset
     return Restarts(c, run.train_tasks, split_demonstrations(run)[0] if asks else None)
 
 

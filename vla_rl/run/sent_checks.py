@@ -9,6 +9,7 @@ from vla_rl import files
 from vla_rl.asked import EnvOptions, asked
 from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError
+from vla_rl.run.settings import DEMONSTRATIONS
 
 _AGAIN = "write or fetch the dataset again"
 
@@ -19,7 +20,7 @@ def check_sent(config: RunConfig, has_data: bool) -> None:
     restarts, asks = config.rl.restarts, ""
     if restarts.share and "rl" in config.phases:
         _check_restarts(config)
-        if "demonstrations" in restarts.sources:
+        if DEMONSTRATIONS in restarts.used:
             asks = f"rl.restarts.share={restarts.share:g} with rl.restarts.sources={list(restarts.sources)}"
             remedy = "name sources that are the policy's own, rl.restarts.sources=[successes,failures]"
     if config.sft.labels == "sent" and "sft" in config.phases and not config.checkpoint:

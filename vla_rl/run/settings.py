@@ -130,6 +130,9 @@ class ConcurrentConfig:
             raise ConfigError(f"rl.concurrent.nice={self.nice} must be from 0 (as the actor) to 19 (only what is left over)")
 
 
+RESTART_SOURCES = DEMONSTRATIONS, SUCCESSES, FAILURES = "demonstrations", "successes", "failures"
+
+
 @dataclass
 class RestartsConfig:
     """Episodes that begin in the middle of another one (`vla_rl.learning.restarts`): ``share`` of each iteration's episodes
@@ -137,19 +140,23 @@ class RestartsConfig:
     newest ``episodes`` of each task are kept; at most ``latest`` of the time limit is over by then."""
 
     share: float = 0.0
-    sources: list[str] = field(default_factory=lambda: ["demonstrations"])
+    sources: list[str] = field(default_factory=lambda: [DEMONSTRATIONS])
     episodes: int = 64
     latest: float = 0.5
 
     def __post_init__(self) -> None:
-        known = ("demonstrations", "successes", "failures")
-        if not self.sources or not {*self.sources} <= {*known}:
-            raise ConfigError(f"rl.restarts.sources={list(self.sources)}: name one or more of {', '.join(known)}")
+        if not self.sources or not {*self.sources} <= {*RESTART_SOURCES}:
+            raise ConfigError(f"rl.restarts.sources={list(self.sources)}: name one or more of {', '.join(RESTART_SOURCES)}")
         if not (0.0 <= self.share <= 1.0 and 0.0 < self.latest < 1.0 and self.episodes >= 1):
             raise ConfigError(
                 "rl.restarts needs 0 <= share <= 1, 0 < latest < 1 (of the time limit) and episodes >= 1, got "
                 f"{self.share}, {self.latest} and {self.episodes}"
             )
+
+    @property
+    def used(self) -> list[str]:
+        """The sources that episodes begin from; none where no episode begins in the middle."""
+        return self.sources if self.share else []
 
 
 @dataclass
