@@ -245,7 +245,7 @@ def test_each_method_has_its_quickstart_preset(start):
     config = methods._config(start, "steer", ["rl.iterations=3"], 5, Path("there"), None)
     assert (config.name, config.seed, config.checkpoint, config.output_dir) == ("steer/seed_5", 5, str(start), "there")
     assert (config.algorithm_type, config.actor_type, config.rl.iterations) == ("sac", "steered", 3)
-    assert config.rl.eval_every == 2 and config.phases == ["eval_sft", "rl", "eval_rl", "report"]
+    assert config.rl.eval_every == 3 and config.phases == ["eval_sft", "rl", "eval_rl", "report"]
     for name, method in methods.METHODS.items():
         preset = methods._config(start, name, [], 0, Path("there"), None)
         whole = compose([f"run={method.run}"])
