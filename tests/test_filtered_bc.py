@@ -77,6 +77,9 @@ def test_only_successes_short_enough_are_kept():
     assert kept_decisions(data).tolist() == [2, 3, 4, 5]
     assert kept_decisions(data, max_control_steps=5).tolist() == [2, 3, 4, 5]
     assert kept_decisions(data, max_control_steps=4).tolist() == [5]
+    late = dataclasses.replace(data.episodes[2], lead=((0.0,),) * 4)
+    led = dataclasses.replace(data, episodes=(*data.episodes[:2], late, data.episodes[3]))
+    assert kept_decisions(led, max_control_steps=4).tolist() == []
     assert kept_decisions(batch(trajectory(0, False))).tolist() == []
 
 

@@ -295,6 +295,10 @@ def test_refit_is_kept_only_where_quality_holds():
     assert good.reward.fits == 1 and good.metrics()["reward/refit_accepted"] == 1.0
     assert len(good._train) == 16 and len(good._held) == 4
     assert not {t.rollout_id for t in good._train} & {t.rollout_id for t in good._held}
+    led = [dataclasses.replace(t, episode=dataclasses.replace(t.episode, lead=((0.0,),))) for t in ts]
+    late = CoEvolvingReward(Known(), auc, every=9)
+    assert len(late.score([*led, ts[0]])) == len(ts) + 1  # all are scored; labels of progress count from the initial state
+    assert [t.rollout_id for t in (*late._train, *late._held)] == [ts[0].rollout_id]
 
     class Worse(Known):
         def fit(self, ts, progress=None):

@@ -23,8 +23,8 @@ from vla_rl.types import RolloutBatch
 
 
 def kept_decisions(batch: RolloutBatch, max_control_steps: int | None = None) -> Tensor:
-    """Indices int64 [k] of the decisions of successful episodes no longer than ``max_control_steps``."""
-    steps = torch.zeros(batch.num_trajectories, dtype=torch.long)
+    """Indices int64 [k] of the decisions of successful episodes no longer than ``max_control_steps``, leads included."""
+    steps = torch.tensor([len(episode.lead) for episode in batch.episodes])
     steps.index_add_(0, batch.trajectory_index, batch.valid.sum(1))
     keep = batch.success if max_control_steps is None else batch.success & (steps <= max_control_steps)
     return torch.nonzero(keep[batch.trajectory_index]).flatten()
