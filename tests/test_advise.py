@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from vla_rl.config import RunConfig, compose
 from vla_rl.evaluation.advise import group_episodes, read_figures, render
 from vla_rl.evaluation.outcome import EpisodeOutcome, EvaluationResult
-from vla_rl.evaluation.start_checks import BAD, GOOD, WATCH, Check, Figures, Rate, checks, overall
+from vla_rl.evaluation.start_checks import BAD, GOOD, WATCH, Check, Figures, Rate, checks, chunk_spread, overall
 from vla_rl.reporting.metrics import MetricsLogger
 from vla_rl.types import TaskSpec
 
@@ -155,6 +157,23 @@ def test_groups_with_both_outcomes():
     grpo = groups(1, "algorithm.advantage=grpo", "rl.group_size=4")  # which learns from nothing else
     assert grpo.verdict == BAD and "rl.group_size=8" in grpo.remedy and "policy.temperature=1.3" in grpo.remedy
     assert "1 of 20 groups of 4" in grpo.text
+
+
+def test_exploration_counts_what_a_chunk_s_control_steps_share():
+    """Half-ranges are 2 and 1. Two members differ in x by ±1, of deviation √2; y's steps cancel; grippers do not count."""
+    spec = SimpleNamespace(action_names=("x", "y", "gripper"), action_low=(-2, -1, -1), action_high=(2, 1, 1))
+
+    def chunk(*steps: tuple[float, float, float]) -> SimpleNamespace:
+        valid = torch.tensor([[True, True, False]])
+        return SimpleNamespace(actions=torch.tensor([[*steps, (9.0, 9.0, 9.0)]]), valid=valid)
+
+    group = [chunk((1.0, 1.0, 1.0), (1.0, -1.0, 1.0)), chunk((-1.0, 0.5, -1.0), (-1.0, -0.5, -1.0))]
+    assert chunk_spread([group], spec) == pytest.approx(2**0.5 / 2)
+    assert chunk_spread([group, [group[0]] * 2], spec) == pytest.approx(2**0.5 / 4)
+    narrow = one(Figures(spread=0.03), "exploration")
+    assert narrow.verdict == WATCH and "policy.noise_correlation=0.8" in narrow.remedy and "3.0%" in narrow.text
+    assert one(Figures(spread=0.08), "exploration").verdict == GOOD
+    assert not checks(Figures(spread=0.03), toy("algorithm=residual"), RUN)  # which explores by its actor
 
 
 def test_what_the_guard_says_and_what_is_refused_are_bad():

@@ -17,7 +17,7 @@ from vla_rl.config import RunConfig
 from vla_rl.data.lerobot_reader import episode_lengths
 from vla_rl.errors import UserError
 from vla_rl.evaluation.outcome import EvaluationResult
-from vla_rl.evaluation.start_checks import BAD, GOOD, GROUP, WATCH, Check, Figures, Rate, checks, overall
+from vla_rl.evaluation.start_checks import BAD, GOOD, GROUP, WATCH, Check, Figures, Rate, checks, chunk_spread, overall
 from vla_rl.learning.guard import Guard, advice, image_figures
 from vla_rl.reporting.metrics import METRICS_FILE, read_metrics
 from vla_rl.run.preflight import is_sparse
@@ -108,7 +108,7 @@ def group_episodes(tasks: Sequence[TaskSpec], episodes: int, size: int, seed: in
 
 
 def roll_out_groups(figures: Figures, config: RunConfig, checkpoint: Path, episodes: int) -> None:
-    """Roll out the start with sampled actions; fills ``sampled``, ``mixed`` and ``group_size``."""
+    """Roll out the start with sampled actions; fills ``sampled``, ``mixed``, ``spread`` and ``group_size``."""
     from vla_rl.devices import pick_device
     from vla_rl.reporting.progress import Progress
     from vla_rl.rollout.engine import RolloutEngine
@@ -121,10 +121,12 @@ def roll_out_groups(figures: Figures, config: RunConfig, checkpoint: Path, episo
         specs = group_episodes(tasks, episodes, size, config.seed)
         with progress.task("rollouts", len(specs)) as bar:
             engine = RolloutEngine(env, policy, config.rollout)
-            wins = [t.success for t in engine.collect(specs, progress=bar.update).trajectories]
-    groups = [wins[i : i + size] for i in range(0, len(wins), size)]
+            rolled = engine.collect(specs, progress=bar.update).trajectories
+    groups = [rolled[i : i + size] for i in range(0, len(rolled), size)]
+    wins = [t.success for t in rolled]
+    figures.spread = chunk_spread(groups, env.embodiment)
     figures.sampled, figures.sampled_by = Rate(sum(wins), len(wins)), "the rollouts just made"
-    figures.mixed = Rate(sum(any(g) and not all(g) for g in groups), len(groups))
+    figures.mixed = Rate(sum(0 < sum(t.success for t in g) < len(g) for g in groups), len(groups))
     figures.group_size = size
 
 
@@ -171,7 +173,7 @@ def _missing(figures: Figures) -> Iterator[str]:
     if not figures.demonstrations or not figures.limits:
         yield "time limit against demonstrations: needs the run's dataset, and env.horizon or an episode that failed"
     if figures.mixed is None:
-        yield "groups with both outcomes" + ("" if figures.sampled else ", success with sampled actions") + ": --rollouts 64"
+        yield "groups with both outcomes, exploration" + ("" if figures.sampled else ", sampled success") + ": --rollouts 64"
 
 
 SUMMARY = {

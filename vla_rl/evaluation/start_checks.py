@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from vla_rl.algorithms.settings import advantage_of
 from vla_rl.algorithms.validation import BLIND, WEAK
 from vla_rl.asked import PolicyOptions, asked
@@ -19,6 +21,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.evaluation.statistics import difference_interval, wilson_interval
 from vla_rl.learning.guard import better_start, first_successes, more_exploration
 from vla_rl.run.preflight import check_run
+from vla_rl.types import EmbodimentSpec, Trajectory
 
 GOOD, WATCH, BAD = "good", "watch", "bad"
 LOW, HIGH, DONE = 0.05, 0.65, 0.90  # success: RL learns from between the first two; from the last on nothing is left
@@ -27,6 +30,7 @@ MIXED = (0.1, 0.3)  # share of groups in which some succeed and some fail: bad b
 SAMPLED = (0.25, 0.5)  # success with sampled actions over that with the most likely ones: bad below, good from
 FIRST = 1.2  # loss of the decisions with which episodes begin over that of all
 OVERFIT = 1.1  # loss on held-out demonstrations at the end of SFT over its least
+SPREAD = 0.05  # half-ranges that sampling moves a chunk by: with less RL found nothing new (docs/diffusion_flow.md)
 GROUP = 4  # members of a group where rl.group_size is 1
 
 
@@ -56,7 +60,8 @@ class Figures:
 
     ``tasks`` {task: held-out success}, of the tasks that RL trains on. ``failures`` {kind: episodes}. ``sampled`` is success
     with sampled actions, measured as ``sampled_by`` says. ``mixed`` counts groups of ``group_size`` episodes in which some
-    succeed and some fail. ``image`` are SFT's figures (`algorithms.validation.input_use`), ``losses`` those on held-out
+    succeed and some fail; ``spread`` is how far sampling moves a chunk (`chunk_spread`), in half-ranges.
+    ``image`` are SFT's figures (`algorithms.validation.input_use`), ``losses`` those on held-out
     demonstrations in order. ``limits`` and ``demonstrations`` {task: control steps}; the latter as lists, "" for any task.
     ``guard`` is what RL's guard says of the first iterations ("": nothing is wrong).
     """
@@ -67,6 +72,7 @@ class Figures:
     sampled: Rate | None = None
     sampled_by: str = ""
     mixed: Rate | None = None
+    spread: float | None = None
     group_size: int = 1
     image: dict[str, float] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
@@ -106,6 +112,7 @@ def checks(figures: Figures, config: RunConfig, folder: Path) -> list[Check]:
         *_time_limit(figures),
         *_sampled(figures, config, folder),
         *_groups(figures, config),
+        *_spread(figures, config),
     ]
     if figures.guard is not None:
         text = figures.guard or "success comes and the policy moves"
@@ -281,3 +288,29 @@ def _groups(figures: Figures, config: RunConfig) -> Iterator[Check]:
     size = 2 * max(config.rl.group_size, GROUP)
     remedy = "" if verdict == GOOD else f"{more_exploration(config)}; for GRPO rl.group_size={size} rl.dynamic_sampling=true"
     yield Check("groups with both outcomes", share, text, f"at least {MIXED[1]:.0%}", verdict, remedy)
+
+
+def chunk_spread(groups: Sequence[Sequence[Trajectory]], embodiment: EmbodimentSpec) -> float:
+    """How far sampled actions differ from the same state: the standard deviation over a group of what its first chunks ask
+    for in the mean of their control steps, averaged over groups, in half-ranges; the largest of all but the grippers.
+
+    Noise that each control step draws anew averages out within a chunk, and shows little here as in what the robot does.
+    """
+    low, high = torch.tensor(embodiment.action_low), torch.tensor(embodiment.action_high)
+    moved = torch.stack([torch.stack([t.actions[0][t.valid[0]].mean(0) for t in group]).std(0) for group in groups])
+    arm = [i for i, name in enumerate(embodiment.action_names) if "gripper" not in name]
+    return float((moved.mean(0) / (high - low) * 2)[arm].max())
+
+
+def _spread(figures: Figures, config: RunConfig) -> Iterator[Check]:
+    if figures.spread is None or config.actor_type != "none":  # whose noise is its own
+        return
+    text = f"from one state sampled chunks differ by {figures.spread:.1%} of an action's half-range"
+    remedy = ""
+    if figures.spread < SPREAD:
+        remedy = (
+            "RL finds only what sampling tries: noise that a chunk's control steps share (policy.noise_correlation=0.8), "
+            f"{more_exploration(config)}; for a flow or diffusion policy actions in units of the bounds "
+            "(policy.action_range=bounds, before SFT) and fewer denoising steps"
+        )
+    yield Check("exploration", figures.spread, text, f"at least {SPREAD:.0%}", WATCH if remedy else GOOD, remedy)
