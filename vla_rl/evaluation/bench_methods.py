@@ -45,7 +45,7 @@ METHODS = {
     "wsrl": Method("wsrl_quickstart", "wsrl_quickstart", shown=True),
     "parl": Method("parl_quickstart", "parl_quickstart"),
 }
-_PPO_FLOW, _PPO_DIFFUSION = Method("flow_quickstart", "ppo_flow"), Method("diffusion_quickstart", "ppo_diffusion")
+_PPO_FLOW, _PPO_DIFFUSION = Method("flow_quickstart", "ppo_denoising"), Method("diffusion_quickstart", "ppo_denoising")
 
 
 def bench_methods(
