@@ -303,6 +303,14 @@ def test_online_rl_goes_on_with_policy_and_student_of_the_offline_rounds(whole):
     assert near < anew
 
 
+def test_the_student_of_a_policy_that_was_changed_on_the_command_line_is_judged(whole, tmp_path):
+    """policy.student_steps=1 is its teacher's key, which a student does not have."""
+    start = {"checkpoint": whole / "checkpoints" / "rl", "dataset": whole / "dataset", "phases": "[rl,eval_student,report]"}
+    config = small(tmp_path, **start)
+    assert config.policy_changes == {"student_steps": 1}
+    assert (run_pipeline(config) / "eval_student.json").exists()
+
+
 @pytest.mark.parametrize(
     ("owner", "method", "call"), [(IQL, "update", 8), (PPO, "update", 2), (ReplayLearner, "add", 12)], ids=lambda x: str(x)
 )
