@@ -172,6 +172,11 @@ def test_exploration_counts_what_a_chunk_s_control_steps_share():
     assert chunk_spread([group, [group[0]] * 2], spec) == pytest.approx(2**0.5 / 4)
     narrow = one(Figures(spread=0.03), "exploration")
     assert narrow.verdict == WATCH and "policy.noise_correlation=0.8" in narrow.remedy and "3.0%" in narrow.text
+    assert "noise_corr" not in (told := one(Figures(spread=0.03), "exploration", "policy.noise_correlation=0.8").remedy)
+    assert "policy.temperature=1.3" in told and "units" not in told
+    flow = one(Figures(spread=0.03), "exploration", "policy=nano_flow_shared", "algorithm.ratio_level=token").remedy
+    assert "units of the bounds" in flow and "noise_corr" not in flow
+    assert one(Figures(spread=0.03), "exploration", "algorithm=parl").verdict == WATCH  # it chooses among samples
     assert one(Figures(spread=0.08), "exploration").verdict == GOOD
     assert not checks(Figures(spread=0.03), toy("algorithm=residual"), RUN)  # which explores by its actor
 

@@ -256,7 +256,9 @@ def test_ppo_takes_the_preset_of_a_policy_that_denoises(tmp_path):
     for sampler, preset in (("flow_sde", "flow_quickstart"), ("ddim", "diffusion_quickstart")):
         text = {"policy_type": "denoising_vla", "config": {"sampler": sampler}}
         (tmp_path / "config.json").write_text(json.dumps(text))
-        assert methods._preset("ppo", tmp_path).run == preset
+        found = methods._preset("ppo", tmp_path)
+        assert found.run == preset
+        assert compose([f"run={preset}", f"algorithm={found.algorithm}"]) == compose([f"run={preset}"])
         assert methods._preset("residual", tmp_path).run == "residual_quickstart"
 
 

@@ -373,7 +373,7 @@ def test_advise_reads_a_run_and_rolls_it_out(run_folder, tmp_path, capsys):
     assert cli.main(["advise", str(run_folder), "--rollouts", "8", "--json", str(target), "env.horizon=6"]) == 0
     document, text = json.loads(target.read_text()), capsys.readouterr().out
     named = {c["name"]: c for c in document["checks"]}
-    assert {"success of the start", "image use", "time limit", "groups with both outcomes"} <= set(named)
+    assert {"success of the start", "image use", "time limit", "groups with both outcomes", "exploration"} <= set(named)
     assert "of 2 groups of 4" in named["groups with both outcomes"]["text"]
     assert "of 8 =" in named["success with sampled actions"]["text"]
     assert named["time limit"]["text"].startswith("6 control steps, demonstrations of reach_red")

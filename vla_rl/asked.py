@@ -73,6 +73,9 @@ class PolicyOptions:
     temperature: float | None = None
     value_head: bool | None = None
     lora_rank: int | None = None
+    noise_correlation: float | None = None  # of the noise that the control steps of a chunk share
+    decoding: str = ""  # of tokens: parallel or autoregressive
+    action_range: str = ""  # what the noise of a denoising policy is in units of
     student_steps: int = 0  # of a student that learns beside RL
     freeze_untrained: bool = False  # denoising steps that RL does not train are taken by a copy from before it
 

@@ -113,8 +113,8 @@ class MemoryConfig:
 class FilteredBCConfig:
     """Settings of `FilteredBC`. ``epochs`` passes over the kept decisions of a batch, ``minibatch_size`` at a time.
 
-    ``max_control_steps`` (None: off) also drops successes that took longer. ``micro_batch_size`` (None: at once)
-    accumulates gradients. ``max_bad_updates`` non-finite updates in a row raise `TrainingDiverged`.
+    ``max_control_steps`` (None: off) also drops successes that took longer, leads included. ``micro_batch_size`` (None: at
+    once) accumulates gradients. ``max_bad_updates`` non-finite updates in a row raise `TrainingDiverged`.
     """
 
     diagnostics: ClassVar = (

@@ -265,7 +265,8 @@ def executed_actions(trajectory: Trajectory) -> np.ndarray:
     return trajectory.actions[trajectory.valid].float().cpu().numpy()
 
 
-def _moving_dims(spec: EmbodimentSpec) -> list[int]:
+def moving_dims(spec: EmbodimentSpec) -> list[int]:
+    """The action dimensions that move the arm: all but the grippers'; all where there is nothing else."""
     dims = [i for i, name in enumerate(spec.action_names) if "gripper" not in name]
     return dims or list(range(spec.action_dim))
 
@@ -279,12 +280,12 @@ def mean_jerk(actions: np.ndarray, spec: EmbodimentSpec) -> float | None:
     """
     if len(actions) < 4:
         return None
-    third = np.diff(actions[:, _moving_dims(spec)].astype(np.float64), n=3, axis=0)
+    third = np.diff(actions[:, moving_dims(spec)].astype(np.float64), n=3, axis=0)
     return float(np.abs(third).mean() * spec.control_hz**3)
 
 
 def jerk_unit(spec: EmbodimentSpec) -> str:
-    units = list(dict.fromkeys(spec.action_units[i] for i in _moving_dims(spec)))
+    units = list(dict.fromkeys(spec.action_units[i] for i in moving_dims(spec)))
     return " & ".join(units) + "/s³"
 
 

@@ -18,6 +18,7 @@ from vla_rl.algorithms.validation import BLIND, WEAK
 from vla_rl.asked import PolicyOptions, asked
 from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError
+from vla_rl.evaluation.outcome import moving_dims
 from vla_rl.evaluation.statistics import difference_interval, wilson_interval
 from vla_rl.learning.guard import better_start, first_successes, more_exploration
 from vla_rl.run.preflight import check_run
@@ -30,7 +31,7 @@ MIXED = (0.1, 0.3)  # share of groups in which some succeed and some fail: bad b
 SAMPLED = (0.25, 0.5)  # success with sampled actions over that with the most likely ones: bad below, good from
 FIRST = 1.2  # loss of the decisions with which episodes begin over that of all
 OVERFIT = 1.1  # loss on held-out demonstrations at the end of SFT over its least
-SPREAD = 0.05  # half-ranges that sampling moves a chunk by: with less RL found nothing new (docs/diffusion_flow.md)
+SPREAD = 0.06  # half-ranges that sampling moves a chunk by: with 0.05 and less RL found nothing new (docs/diffusion_flow.md)
 GROUP = 4  # members of a group where rl.group_size is 1
 
 
@@ -298,19 +299,24 @@ def chunk_spread(groups: Sequence[Sequence[Trajectory]], embodiment: EmbodimentS
     """
     low, high = torch.tensor(embodiment.action_low), torch.tensor(embodiment.action_high)
     moved = torch.stack([torch.stack([t.actions[0][t.valid[0]].mean(0) for t in group]).std(0) for group in groups])
-    arm = [i for i, name in enumerate(embodiment.action_names) if "gripper" not in name]
-    return float((moved.mean(0) / (high - low) * 2)[arm].max())
+    return float((moved.mean(0) / (high - low) * 2)[moving_dims(embodiment)].max())
 
 
 def _spread(figures: Figures, config: RunConfig) -> Iterator[Check]:
-    if figures.spread is None or config.actor_type != "none":  # whose noise is its own
+    if figures.spread is None or config.actor_type in ("residual", "direct", "steered"):  # whose noise is its own
         return
     text = f"from one state sampled chunks differ by {figures.spread:.1%} of an action's half-range"
     remedy = ""
     if figures.spread < SPREAD:
-        remedy = (
-            "RL finds only what sampling tries: noise that a chunk's control steps share (policy.noise_correlation=0.8), "
-            f"{more_exploration(config)}; for a flow or diffusion policy actions in units of the bounds "
-            "(policy.action_range=bounds, before SFT) and fewer denoising steps"
-        )
+        remedy = f"RL finds only what sampling tries: {', '.join(_wider(config))}"
     yield Check("exploration", figures.spread, text, f"at least {SPREAD:.0%}", WATCH if remedy else GOOD, remedy)
+
+
+def _wider(config: RunConfig) -> Iterator[str]:
+    """What makes the policy's samples differ more, of what it has not yet."""
+    policy = asked(config.policy, PolicyOptions)
+    if policy.noise_correlation == 0 and policy.decoding != "autoregressive":
+        yield "noise that a chunk's control steps share (policy.noise_correlation=0.8)"
+    if policy.action_range and policy.action_range != "bounds":
+        yield "actions in units of the bounds before SFT and fewer denoising steps (as policy=nano_flow_wide has them)"
+    yield more_exploration(config)
