@@ -18,6 +18,7 @@ from vla_rl.data.lerobot_reader import episode_lengths
 from vla_rl.errors import UserError
 from vla_rl.evaluation.outcome import EvaluationResult
 from vla_rl.evaluation.start_checks import BAD, GOOD, GROUP, WATCH, Check, Figures, Rate, checks, chunk_spread, overall
+from vla_rl.learning.groups import success_rate
 from vla_rl.learning.guard import Guard, advice, image_figures
 from vla_rl.reporting.metrics import METRICS_FILE, read_metrics
 from vla_rl.run.preflight import is_sparse
@@ -123,10 +124,9 @@ def roll_out_groups(figures: Figures, config: RunConfig, checkpoint: Path, episo
             engine = RolloutEngine(env, policy, config.rollout)
             rolled = engine.collect(specs, progress=bar.update).trajectories
     groups = [rolled[i : i + size] for i in range(0, len(rolled), size)]
-    wins = [t.success for t in rolled]
+    figures.sampled, figures.sampled_by = Rate(sum(t.success for t in rolled), len(rolled)), "the rollouts just made"
+    figures.mixed = Rate(sum(0 < success_rate(group) < 1 for group in groups), len(groups))
     figures.spread = chunk_spread(groups, env.embodiment)
-    figures.sampled, figures.sampled_by = Rate(sum(wins), len(wins)), "the rollouts just made"
-    figures.mixed = Rate(sum(0 < sum(t.success for t in g) < len(g) for g in groups), len(groups))
     figures.group_size = size
 
 

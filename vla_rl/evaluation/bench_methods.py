@@ -45,7 +45,6 @@ METHODS = {
     "wsrl": Method("wsrl_quickstart", "wsrl_quickstart", shown=True),
     "parl": Method("parl_quickstart", "parl_quickstart"),
 }
-_PPO_FLOW, _PPO_DIFFUSION = Method("flow_quickstart", "ppo_denoising"), Method("diffusion_quickstart", "ppo_denoising")
 
 
 def bench_methods(
@@ -127,7 +126,8 @@ def _preset(name: str, start: Path) -> Method:
     header = read_json(existing_checkpoint(start) / CONFIG, "name another checkpoint")
     if name != "ppo" or header.get("policy_type") != "denoising_vla":
         return METHODS[name]
-    return _PPO_DIFFUSION if header.get("config", {}).get("sampler") in ("ddim", "ddpm") else _PPO_FLOW
+    diffuses = header.get("config", {}).get("sampler") in ("ddim", "ddpm")
+    return Method("diffusion_quickstart" if diffuses else "flow_quickstart", "ppo_denoising")
 
 
 def _kind(start: Path) -> str:

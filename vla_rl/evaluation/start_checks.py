@@ -31,7 +31,7 @@ MIXED = (0.1, 0.3)  # share of groups in which some succeed and some fail: bad b
 SAMPLED = (0.25, 0.5)  # success with sampled actions over that with the most likely ones: bad below, good from
 FIRST = 1.2  # loss of the decisions with which episodes begin over that of all
 OVERFIT = 1.1  # loss on held-out demonstrations at the end of SFT over its least
-SPREAD = 0.06  # half-ranges that sampling moves a chunk by: with 0.05 and less RL found nothing new (docs/diffusion_flow.md)
+SPREAD = 0.06  # half-ranges that sampling moves a chunk by: below 0.05 RL found nothing new (docs/diffusion_flow.md)
 GROUP = 4  # members of a group where rl.group_size is 1
 
 
@@ -61,10 +61,10 @@ class Figures:
 
     ``tasks`` {task: held-out success}, of the tasks that RL trains on. ``failures`` {kind: episodes}. ``sampled`` is success
     with sampled actions, measured as ``sampled_by`` says. ``mixed`` counts groups of ``group_size`` episodes in which some
-    succeed and some fail; ``spread`` is how far sampling moves a chunk (`chunk_spread`), in half-ranges.
-    ``image`` are SFT's figures (`algorithms.validation.input_use`), ``losses`` those on held-out
-    demonstrations in order. ``limits`` and ``demonstrations`` {task: control steps}; the latter as lists, "" for any task.
-    ``guard`` is what RL's guard says of the first iterations ("": nothing is wrong).
+    succeed and some fail; ``spread`` is how far sampling moves a chunk (`chunk_spread`), in half-ranges. ``image`` are SFT's
+    figures (`algorithms.validation.input_use`), ``losses`` those on held-out demonstrations in order. ``limits`` and
+    ``demonstrations`` {task: control steps}; the latter as lists, "" for any task. ``guard`` is what RL's guard says of the
+    first iterations ("": nothing is wrong).
     """
 
     tasks: dict[str, Rate] = field(default_factory=dict)

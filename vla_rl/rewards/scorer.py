@@ -143,7 +143,9 @@ class CoEvolvingReward:
     def score(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
         rewards = self.reward.score(trajectories)
         self._metrics = metrics_of(self.reward)
-        for t in (t for t in trajectories if not t.episode.lead):  # labels count from the initial state
+        for t in trajectories:
+            if t.episode.lead:  # labels count from the initial state
+                continue
             held = stable_seed("held out", t.rollout_id) % self.hold_out == 0
             (self._held if held else self._train).append(t)
         self._train = self._train[-self.buffer :]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from vla_rl.asked import DescribesConditions, DescribesStarts
@@ -13,7 +12,6 @@ from vla_rl.interfaces import LikelihoodPolicy
 from vla_rl.reporting import words
 from vla_rl.run.context import Run, evaluate_held_out, keep_best, start_checkpoint
 from vla_rl.run.offline_phase import make_student
-from vla_rl.run.opening import acting_policy
 
 
 def eval_sft(run: Run) -> dict[str, Any]:
@@ -42,11 +40,10 @@ def eval_rl(run: Run) -> dict[str, Any]:
 
 
 def eval_student(run: Run) -> dict[str, Any]:
-    if not make_student(run):
+    student = make_student(run)
+    if student is None:
         return {"skipped": "no student learned beside RL (policy.student_steps=0)"}
-    config = dataclasses.replace(run.config, policy_changes={})  # its teacher's, which it was made with
-    student = acting_policy(config, run.dir / "checkpoints" / "student", run.env.embodiment).to(run.device)
-    return _judged(run, "student", student, config.rl.iterations)[1]
+    return _judged(run, "student", student, run.config.rl.iterations)[1]
 
 
 def report(run: Run) -> dict[str, Any]:

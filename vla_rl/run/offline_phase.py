@@ -42,12 +42,12 @@ def phase_offline(run: Run) -> dict[str, Any]:
     return rounds.run(run.dir / "checkpoints" / "offline", run.logger, run.progress)
 
 
-def make_student(run: Run) -> bool:
-    """Save the student that learned beside RL as ``checkpoints/student``; False where there is none."""
+def make_student(run: Run) -> Any:
+    """The student that learned beside RL, which is saved as ``checkpoints/student`` too; None where there is none."""
     policy = run.acting(run.dir / "checkpoints" / "rl")
     steps = asked(config_of(policy), PolicyOptions).student_steps
     if not steps or not isinstance(policy, DistillablePolicy):
-        return False
+        return None
     student: Any = policy.make_student(steps, "same_noise")
-    save_checkpoint(run.dir / "checkpoints" / "student", student.eval(), keep_last_good=False)
-    return True
+    save_checkpoint(run.dir / "checkpoints" / "student", student.to(run.device).eval(), keep_last_good=False)
+    return student
