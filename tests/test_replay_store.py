@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from vla_rl.data import journal, tables
+from vla_rl.data import direct, journal, tables
 from vla_rl.data.bench_replay import Sizes, Tuples, bench_replay, write_episodes
 from vla_rl.data.direct import can_read_directly
 from vla_rl.data.replay import Replay
@@ -67,7 +67,7 @@ def put(replay: Replay, i: int, **changes) -> None:
     t = len(trajectory)
     extra = {
         "base": torch.arange(100.0 * i, 100 * i + t + 1).to(torch.bfloat16)[:, None],
-        "features": torch.arange(100 * i, 100 * i + t + 1).float()[:, None].repeat(1, 1100),  # 4400 bytes
+        "features": torch.arange(100 * i, 100 * i + t + 1).float()[:, None].repeat(1, 1152),  # whole blocks: uncopied
     }
     replay.add(trajectory, torch.linspace(0.0, 1.0, t) + i, "demonstrations" if i % 4 == 0 else "online", extra)
 
@@ -201,10 +201,16 @@ def test_a_batch_that_is_held_is_never_written_over():
     assert all(torch.equal(a, b) for a, b in zip(held, expected))
 
 
-def test_memory_of_forgotten_batches_is_used_again():
-    replay, generator = filled(6), torch.Generator().manual_seed(0)
-    places = {replay.draw(256, generator).observations.images["top"].data_ptr() for _ in range(6)}
-    assert len(places) == 1
+def test_memory_of_forgotten_batches_is_used_again(monkeypatch):
+    """Batches of a MiB and more ("top", the features) ask for memory once; of the small ones each does."""
+    replay, generator, asked = filled(6), torch.Generator().manual_seed(0), []
+    monkeypatch.setattr(tables, "aligned", lambda rows, width: asked.append(rows * width) or direct.aligned(rows, width))
+    for _ in range(6):
+        replay.draw(256, generator)
+    large = [size for size in asked if size >= 1 << 20]
+    assert len(large) == len(set(large)) == 2 and len(asked) > 6
+    held = [replay.draw(256, generator) for _ in range(3)]
+    assert len([size for size in asked if size >= 1 << 20]) > 2 and len(held) == 3
 
 
 # --------------------------------------------------------------------------------------------------------------- killing
