@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from vla_rl.errors import ConfigError
 
@@ -234,6 +234,7 @@ class LeRobotConfig:
     clip_base: float = 1.0
     clip_rate: float = 3.0
     repeat_observation: bool = False
+    explores_by: ClassVar = "min_std"
 
     def __post_init__(self) -> None:
         if self.family not in LEROBOT_FAMILIES:
@@ -276,6 +277,7 @@ class SmallConfig:
     hidden: list[int] = field(default_factory=lambda: [256, 256])
     pixels: int = 16
     noise: float = 0.2
+    explores_by: ClassVar = "noise"
 
     def __post_init__(self) -> None:
         if self.chunk_length < 1 or self.pixels < 1 or not self.hidden or min(self.hidden) < 1 or self.noise < 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from vla_rl.algorithms.settings import PPOConfig
 from vla_rl.config import compose
 from vla_rl.diagnostics import Movement
 from vla_rl.errors import ConfigError, UserError
-from vla_rl.learning.guard import NO_SUCCESS, STILL, Guard, advice, image_figures, judge
+from vla_rl.evaluation.start_checks import Figures, Rate, checks
+from vla_rl.learning.guard import NO_SUCCESS, STILL, Guard, judge
+from vla_rl.learning.remedies import advice, image_figures
 from vla_rl.reporting.metrics import MetricsLogger
 from vla_rl.run.preflight import check_run, is_sparse
 from vla_rl.run.settings import RLConfig
@@ -161,11 +164,52 @@ def test_remedies_name_the_blindness_and_the_overrides(tmp_path):
         logger.log("sft", 30, {"sft/loss": 0.4})
     assert image_figures(config, tmp_path) == {"loss": 0.5, "image_use": 0.01, "image_use/top": 0.01}
     text = advice(config, tmp_path)[NO_SUCCESS]
-    for part in ("collect.episodes_per_task=400 sft.updates=70", "rl.fallback=progress", "policy.temperature=1.3",
-                 "does not look at its images"):  # fmt: skip
+    for part in ("algorithm.memory.episodes=256", "collect.episodes_per_task=400 sft.updates=70", "rl.fallback=progress",
+                 "does not look at its images", "sft.augment.proprio=0.5"):  # fmt: skip
         assert part in text, text
+    assert "policy.temp" not in text and "policy.temperature=1.3" in advice(config, tmp_path)[STILL]
     started = compose(["run=toy", f"checkpoint={tmp_path}/checkpoints/sft"])  # the figures of the run it starts from
     assert image_figures(started, tmp_path / "other")["image_use"] == 0.01
+
+
+PRESETS = sorted(path.stem for path in (Path(__file__).parent.parent / "configs" / "run").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_override_that_a_remedy_names_is_one(name, tmp_path):
+    """In each shipped run: it exists there, is allowed, and changes something."""
+    config = compose([f"run={name}"])
+    figures = Figures(
+        tasks={"a": Rate(0, 100), "b": Rate(0, 100)}, failures={"never_reached": 150, "wrong_object": 100}, spread=0.01,
+        sampled=Rate(0, 100), mixed=Rate(0, 32), image={"loss": 1.0, "image_use": 0.01, "first_loss": 2.0},
+        losses=[1.0, 2.0],
+    )  # fmt: skip
+    texts = [*advice(config, tmp_path).values(), *(c.remedy for c in checks(figures, config, tmp_path))]
+    easy = Figures(tasks={"a": Rate(100, 100)}, sampled=Rate(20, 100))
+    texts += [c.remedy for c in checks(easy, config, tmp_path)]
+    named = [found for text in texts for found in re.findall(r"([a-z_]+(?:\.[a-z_]+)+)=([a-z0-9.]*[a-z0-9])", text)]
+    assert len(named) >= 4, texts
+    for key, value in named:
+        present = config
+        for part in key.split("."):
+            present = getattr(present, part)  # it is there
+        assert str(present).lower() != value, f"{key}={value} is set already"
+    compose([f"run={name}", *(f"{key}={value}" for key, value in dict(named).items())])
+
+
+@pytest.mark.parametrize(
+    ("run", "key"),
+    [("quickstart", "policy.temperature=1.3"), ("flow_quickstart", "policy.noise_level=0.52"),
+     ("diffusion_quickstart", "policy.min_std=0.1"), ("residual_quickstart", "algorithm.temperature="),
+     ("toy_td3", "policy.noise=0.26")],
+)  # fmt: skip
+def test_exploration_is_raised_where_it_comes_from(run, key, tmp_path):
+    assert key in advice(compose([f"run={run}"]), tmp_path)[STILL]
+
+
+def test_with_a_dataset_nothing_is_collected_so_no_remedy_says_so(tmp_path):
+    text = advice(compose(["run=quickstart", "dataset=some/data"]), tmp_path)[NO_SUCCESS]
+    assert "collect." not in text and "sft.updates=600" in text
 
 
 # -------------------------------------------------------------------------------------------------- before a run begins

@@ -65,12 +65,13 @@ class AlgorithmFigures:
 
 @dataclass(frozen=True)
 class PolicyOptions:
-    """``policy.…``. ``value_head`` False: the policy could have one and has not. ``lora_rank``: it is an OpenVLA."""
+    """``policy.…``. ``value_head`` False: the policy could have one and has not. ``lora_rank``: it is an OpenVLA.
+    ``explores_by`` names the option that makes its samples differ more."""
 
     chunk_length: int | None = None
     checkpoint: str | None = None  # of published weights that it starts from
     cameras: Sequence[str] = ()  # () takes all
-    temperature: float | None = None
+    explores_by: str = "temperature"
     value_head: bool | None = None
     lora_rank: int | None = None
     noise_correlation: float | None = None  # of the noise that the control steps of a chunk share

@@ -37,9 +37,11 @@ class PolicyEntry(Entry):
 
 @dataclass(frozen=True)
 class ActorEntry(PolicyEntry):
-    """A small actor on top of a frozen policy, of which it ``needs`` a capability."""
+    """A small actor on top of a frozen policy, of which it ``needs`` a capability; with ``own_noise`` what explores is its
+    noise, not the policy's."""
 
     needs: str = "features"
+    own_noise: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,10 +106,11 @@ REGISTRY: dict[str, dict[str, Entry]] = {
     "actor": {
         "none": Entry("vla_rl.build:no_component"),
         "residual": ActorEntry(
-            "policies.actors.residual:ResidualPolicy", "policies.actors.settings:ResidualConfig", ("actor", "weighted")
+            "policies.actors.residual:ResidualPolicy", "policies.actors.settings:ResidualConfig",
+            ("actor", "weighted"), own_noise=True,
         ),
         "direct": ActorEntry(
-            "policies.actors.direct:DirectActor", "policies.actors.settings:DirectConfig", ("actor", "weighted")
+            "policies.actors.direct:DirectActor", "policies.actors.settings:DirectConfig", ("actor", "weighted"), own_noise=True
         ),
         "own": ActorEntry(
             "policies.actors.own:OwnPolicy", "policies.actors.settings:OwnConfig", ("weighted",), needs="kept"
@@ -119,7 +122,8 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             needs="kept",
         ),
         "steered": ActorEntry(
-            "policies.actors.steered:SteeredPolicy", "policies.actors.settings:SteeredConfig", ("actor",), needs="noise"
+            "policies.actors.steered:SteeredPolicy", "policies.actors.settings:SteeredConfig", ("actor",),
+            needs="noise", own_noise=True,
         ),
     },
     "env": {

@@ -128,6 +128,13 @@ class DenoisingVLAConfig(DenoisingConfig):
     def correlated_axes(self) -> tuple[str, ...]:
         return correlated_axes(self)
 
+    @property
+    def explores_by(self) -> str:
+        """The option that makes samples differ more."""
+        if self.sampler == "flow_noise":
+            return "learned_std_high"
+        return "noise_level" if self.sampler in FLOWS else "min_std"
+
 
 _STUDENT_CHOICES = {"method": METHODS, "prediction": ("velocity", "sample")}
 

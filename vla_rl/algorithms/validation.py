@@ -118,6 +118,6 @@ def verdict(figures: Mapping[str, float]) -> str:
     return (
         f"the policy {word}: on held-out demonstrations its loss is {true + use:.3f} with the images of other rows and "
         f"{true:.3f} with the true ones{spread}. It will act much alike wherever things lie. Try "
-        f"policy.feature_norm=position (if it is another), more demonstrations, more sft.updates, or a lower "
-        f"sft.learning_rate."
+        f"sft.augment.proprio=0.5 (it cannot go by its arm then), policy.feature_norm=position (if it is another), more "
+        f"demonstrations, more sft.updates, or a lower sft.learning_rate."
     )

@@ -19,7 +19,8 @@ from vla_rl.errors import UserError
 from vla_rl.evaluation.outcome import EvaluationResult
 from vla_rl.evaluation.start_checks import BAD, GOOD, GROUP, WATCH, Check, Figures, Rate, checks, chunk_spread, overall
 from vla_rl.learning.groups import success_rate
-from vla_rl.learning.guard import Guard, advice, image_figures
+from vla_rl.learning.guard import Guard
+from vla_rl.learning.remedies import advice, image_figures
 from vla_rl.reporting.metrics import METRICS_FILE, read_metrics
 from vla_rl.run.preflight import is_sparse
 from vla_rl.splits import stable_seed

@@ -20,7 +20,9 @@ from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.outcome import moving_dims
 from vla_rl.evaluation.statistics import difference_interval, wilson_interval
-from vla_rl.learning.guard import better_start, first_successes, more_exploration
+from vla_rl.learning.remedies import (
+    better_start, explores_by, first_successes, larger_groups, less_exploration, more_exploration, sees_more,
+)  # fmt: skip
 from vla_rl.run.preflight import check_run
 from vla_rl.types import EmbodimentSpec, Trajectory
 
@@ -143,8 +145,9 @@ def _success(figures: Figures, config: RunConfig, folder: Path) -> Iterator[Chec
     elif share > DONE:
         verdict = BAD if low > 0.8 else WATCH
         remedy = (
-            "hardly anything is left to learn: make it harder (wider initial states, other tasks, perturbations), or start "
-            "from fewer demonstrations"
+            "hardly anything is left to learn: make it harder (other tasks, a start from fewer demonstrations"
+            + (", noise in what is executed (env.action_noise=0.1)" if getattr(config.env, "action_noise", 1) == 0 else "")
+            + ")"
         )
     elif share > HIGH:
         verdict, remedy = WATCH, "little is left to learn: fewer demonstrations, or a harder task, show more"
@@ -200,8 +203,8 @@ def _image_use(figures: Figures, config: RunConfig) -> Iterator[Check]:
     if share < WEAK:
         word = "blind" if share < BLIND else "nearly blind"
         remedy = (
-            f"the policy is {word}: policy.feature_norm=position where it is another, a lower sft.learning_rate "
-            f"(now {config.sft.learning_rate:g}), {better_start(config)}"
+            f"the policy is {word}: {sees_more(config)}a lower sft.learning_rate (now {config.sft.learning_rate:g}), "
+            f"{better_start(config)}"
         )
     yield Check("image use", share, text, f"at least {WEAK:.0%} of the loss", BAD if remedy else GOOD, remedy)
 
@@ -268,14 +271,9 @@ def _sampled(figures: Figures, config: RunConfig, folder: Path) -> Iterator[Chec
         apart = difference_interval(start.successes, start.episodes, sampled.successes, sampled.episodes)[0] > 0
         if apart and ratio < SAMPLED[1]:
             verdict = BAD if ratio < SAMPLED[0] else WATCH
-            remedy = f"sampling costs most of the success: {_less_noise(config)}"
+            remedy = f"sampling costs most of the success: {less_exploration(config)}"
         text += f", {ratio:.0%} of that with the most likely ones"
     yield Check("success with sampled actions", sampled.share, text, bounds, verdict, remedy)
-
-
-def _less_noise(config: RunConfig) -> str:
-    temperature = asked(config.policy, PolicyOptions).temperature
-    return f"policy.temperature={0.7 * temperature:.2g}" if isinstance(temperature, int | float) else "less sampling noise"
 
 
 def _groups(figures: Figures, config: RunConfig) -> Iterator[Check]:
@@ -286,8 +284,7 @@ def _groups(figures: Figures, config: RunConfig) -> Iterator[Check]:
     verdict = GOOD if share >= MIXED[1] else WATCH
     if share < MIXED[0] and advantage_of(config.algorithm).grouped:
         verdict = BAD  # where groups are all that is compared
-    size = 2 * max(config.rl.group_size, GROUP)
-    remedy = "" if verdict == GOOD else f"{more_exploration(config)}; for GRPO rl.group_size={size} rl.dynamic_sampling=true"
+    remedy = "" if verdict == GOOD else f"{more_exploration(config)}; for GRPO {larger_groups(config, GROUP)}"
     yield Check("groups with both outcomes", share, text, f"at least {MIXED[1]:.0%}", verdict, remedy)
 
 
@@ -303,7 +300,7 @@ def chunk_spread(groups: Sequence[Sequence[Trajectory]], embodiment: EmbodimentS
 
 
 def _spread(figures: Figures, config: RunConfig) -> Iterator[Check]:
-    if figures.spread is None or config.actor_type in ("residual", "direct", "steered"):  # whose noise is its own
+    if figures.spread is None or not explores_by(config)[0].startswith("policy"):  # noise of the actor's own
         return
     text = f"from one state sampled chunks differ by {figures.spread:.1%} of an action's half-range"
     remedy = ""

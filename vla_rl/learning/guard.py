@@ -12,14 +12,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vla_rl.algorithms.validation import verdict
-from vla_rl.asked import AlgorithmOptions, PolicyOptions, asked
-from vla_rl.config import RunConfig
 from vla_rl.diagnostics import Movement
 from vla_rl.errors import UserError
 from vla_rl.evaluation.statistics import wilson_interval
-from vla_rl.reporting.metrics import METRICS_FILE, read_metrics
-from vla_rl.run.preflight import reads_rewards
 from vla_rl.run.settings import RLConfig
 
 NO_SUCCESS, STILL = "no_success", "still"
@@ -150,65 +145,3 @@ class Guard:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.rows, self.totals = [dict(r) for r in state["rows"]], dict(state["totals"])
         self.finding = None if state["finding"] is None else Finding(**state["finding"])
-
-
-# --------------------------------------------------------------------------------------------------------------- remedies
-def image_figures(config: RunConfig, folder: Path) -> dict[str, float]:
-    """The last figures of SFT's validation (`algorithms.validation.input_use`): of this run, else of the run whose
-    checkpoint it starts from; empty where there are none."""
-    folders = [folder, *([Path(config.checkpoint).parent.parent] if config.checkpoint else [])]
-    for path in folders:
-        for record in reversed(read_metrics(path / METRICS_FILE)):
-            found = {k.removeprefix("validation/"): v for k, v in record.items() if k.startswith("validation/")}
-            if record["phase"] == "sft" and found.get("loss") is not None and found.get("image_use") is not None:
-                return {k: float(v) for k, v in found.items() if v is not None}
-    return {}
-
-
-def better_start(config: RunConfig) -> str:
-    """How to start from a policy that succeeds more often."""
-    if config.checkpoint or "sft" not in config.phases:
-        return "start from a stronger checkpoint (more demonstrations or updates of its SFT)"
-    return (
-        f"more demonstrations or SFT updates (collect.episodes_per_task={2 * config.collect.episodes_per_task} "
-        f"sft.updates={2 * config.sft.updates})"
-    )
-
-
-def more_exploration(config: RunConfig) -> str:
-    """A higher temperature, for a policy that has one."""
-    temperature = asked(config.policy, PolicyOptions).temperature
-    if not isinstance(temperature, int | float):
-        return "more noise in the policy's sampling"
-    return f"more exploration (policy.temperature={1.3 * temperature:.2g})"
-
-
-def progress_reward(config: RunConfig, folder: Path) -> str:
-    """How a new run from the same start goes on with progress where nothing succeeds."""
-    start = config.checkpoint or folder / "checkpoints" / "sft"
-    data = config.dataset or (folder / "dataset" if (folder / "dataset").is_dir() else "DEMONSTRATIONS")
-    return f"a learned progress reward (in a new run: name=NEW checkpoint={start} dataset={data} rl.fallback=progress)"
-
-
-def first_successes(config: RunConfig, folder: Path) -> list[str]:
-    """What helps where almost nothing succeeds."""
-    falls_back = config.rl.fallback == "none" and config.reward_type == "success" and reads_rewards(config)
-    return [better_start(config), *([progress_reward(config, folder)] if falls_back else [])]
-
-
-def advice(config: RunConfig, folder: Path) -> dict[str, str]:
-    """What helps, by the kind of finding."""
-    figures = image_figures(config, folder)
-    blind = verdict(figures) if figures else ""
-    sight = f" Also, {blind}" if blind else ""
-    if config.rl.fallback == "none":
-        options = [*first_successes(config, folder), more_exploration(config)]
-        no_success = f"What helps: {'; '.join(options)}.{sight}"
-    else:
-        no_success = f"The run goes on with a learned progress reward (rl.fallback={config.rl.fallback}).{sight}"
-    rate = asked(config.algorithm, AlgorithmOptions).learning_rate
-    options = [f"another algorithm.learning_rate (now {rate:g}; lower where updates are skipped)"] if rate else []
-    if config.rl.group_size > 1:
-        options = [f"larger groups (rl.group_size={2 * config.rl.group_size}) and rl.dynamic_sampling=true", *options]
-    options = [*options, more_exploration(config), "a start between 5 and 65 % success (vla-rl advise RUN)"]
-    return {NO_SUCCESS: no_success, STILL: f"What helps: {'; '.join(options)}.{sight}"}

@@ -8,7 +8,8 @@ from typing import Any
 
 from vla_rl.asked import AlgorithmFigures, asked
 from vla_rl.build import attribute
-from vla_rl.learning.guard import NO_SUCCESS, Finding, Guard, advice
+from vla_rl.learning.guard import NO_SUCCESS, Finding, Guard
+from vla_rl.learning.remedies import advice
 from vla_rl.reporting.metrics import write_json
 from vla_rl.rewards.build import RewardContext, build_reward, fit_updates, load_reward, reads_policy, save_reward
 from vla_rl.rewards.handle import is_learned, wants_demonstrations
