@@ -448,12 +448,36 @@ def test_a_steered_policy_turns_latent_actions_into_noise_and_back():
         noise = policy.noise(latent)
         assert noise.shape == (3, 4, 2) and float(noise.max()) == 1.5
         torch.testing.assert_close(policy.latent_of(noise), latent)
+        policy.practised()
         out = policy.act(seen(0, 3), seeds=[1, 2, 3])
         torch.testing.assert_close(out.chunk.actions, 0.1 * policy.noise(out.replay[LATENT]))
         frames = policy.annotate(dataclasses.replace(episode(0), replay=out.replay))
         assert torch.equal(frames[LATENT][:-1], out.replay[LATENT]) and not frames[LATENT][-1].any()
     with pytest.raises(ConfigError, match=r"demonstrations have no noise.*demonstration_share=0"):
         SAC(SACConfig(), policy)
+
+
+def test_a_steered_policy_explores_with_the_frozen_policys_noise_until_its_actor_learned():
+    policy = SteeredPolicy(SteeredConfig(hidden=[8], bound=3.0), Base())
+    seeds = list(range(1000))
+    first = policy.act(seen(0, 1000), seeds=seeds).replay[LATENT] * 3.0  # 8000 numbers, of which 22 lie beyond the bound
+    assert float(first.mean()) == pytest.approx(0.0, abs=0.04) and float(first.std()) == pytest.approx(1.0, abs=0.03)
+    assert torch.equal(policy.act(seen(5, 2), seeds=[7, 7]).replay[LATENT] * 3.0, first[[7, 7]])
+    assert not policy.act(seen(0, 3), deterministic=True).replay[LATENT].any()
+    policy.practised()
+    assert float(policy.act(seen(0, 1000), seeds=seeds).replay[LATENT].std() * 3.0) < 0.7
+    weights = {k: v for k, v in policy.state_dict().items() if k != "practice"}  # of a checkpoint of before
+    assert policy.completed(weights)["practice"] == 1
+
+
+def test_the_steering_actor_climbs_the_least_of_the_critics_of_noises():
+    policy = SteeredPolicy(SteeredConfig(hidden=[8]), Base())
+    algorithm = DSRL(DSRLConfig(critics=CriticsConfig(hidden=[8])), policy)
+    algorithm.noise_critics.forward = lambda encoded, latent: torch.stack([latent[:, :1], -3.0 * latent[:, :1]])
+    frames = policy.base.frame_features(seen(0, 2))
+    latent = torch.zeros(2, 8)
+    latent[:, 0] = torch.tensor([0.5, -0.25])
+    assert algorithm._value(policy.encode(frames), latent, frames).mean(0).tolist() == [-1.5, -0.25]
 
 
 def test_the_critic_of_noises_learns_what_the_critic_of_actions_says_of_their_actions():
@@ -473,7 +497,7 @@ def test_the_critic_of_noises_learns_what_the_critic_of_actions_says_of_their_ac
     noise = torch.zeros(64, 4, 2)
     noise[:, 0, 0] = torch.linspace(-2.0, 2.0, 64)
     values = algorithm._value(encoded, policy.latent_of(noise), frames).detach()
-    torch.testing.assert_close(values[0], 0.1 * noise[:, 0, 0], rtol=0, atol=0.05)
+    torch.testing.assert_close(values[0], 0.1 * noise[:, 0, 0], rtol=0, atol=0.05)  # (of the two the least)
 
 
 def test_dsrl_bootstraps_from_what_the_frozen_policy_makes_of_the_actors_noise():
@@ -499,6 +523,9 @@ def test_the_support_penalty_counts_what_exceeds_the_limit():
     latent = torch.zeros(2, 8)
     latent[0, 0], latent[1] = 0.5, 1.0  # ½‖noise‖²: ½, and ½ · 8 · 4 = 16
     assert algorithm._penalty(latent).item() == pytest.approx(0.1 * (0.0 + 13.0) / 2)
+    shared = SteeredPolicy(SteeredConfig(hidden=[8], bound=2.0, repeat=True), Base())  # two numbers for four control steps
+    algorithm = DSRL(DSRLConfig(support_coef=0.1, critics=CriticsConfig(hidden=[8])), shared)  # limit: half of the two
+    assert algorithm._penalty(torch.ones(3, 2)).item() == pytest.approx(0.1 * (0.5 * 2 * 4.0 - 1.0))
 
 
 def test_learning_leaves_the_frozen_policy_as_it_was():

@@ -148,11 +148,12 @@ class Actor(nn.Module):
         self, encoded: Tensor, frames: Mapping[str, Tensor], deterministic: bool, seeds: Sequence[int] | None
     ) -> Tensor:
         """Latent actions [b l] for present frames and what `encode` makes of them; ``seeds`` as of `Policy.act`."""
-        noise = None
-        if not deterministic:
-            seeds = torch.randint(2**62, (len(encoded),)).tolist() if seeds is None else seeds
-            noise = counter_normals([seed ^ self.stream for seed in seeds], self.latent_dim)
-        return self.propose(encoded, frames, noise)[0]
+        return self.propose(encoded, frames, None if deterministic else self.normals(len(encoded), seeds))[0]
+
+    def normals(self, rows: int, seeds: Sequence[int] | None) -> Tensor:
+        """Standard normal [rows l], of ``seeds`` alone where there are any."""
+        seeds = torch.randint(2**62, (rows,)).tolist() if seeds is None else seeds
+        return counter_normals([seed ^ self.stream for seed in seeds], self.latent_dim)
 
     def to_unit(self, actions: Tensor) -> Tensor:
         """Physical actions → half-ranges, [−1, 1]."""

@@ -18,11 +18,16 @@ LATENT = "latent"  # the frame that holds the latent action that was taken; 0 wh
 
 
 class SteeredPolicy(FrozenBaseActor):
-    """The latent action is the first noise, in units of ``bound`` standard deviations; critics read it as the action."""
+    """The latent action is the first noise, in units of ``bound`` standard deviations; critics read it as the action.
+
+    Until its actor has learned it explores with the noise that the frozen policy was trained on, so that critics first see
+    what that policy does by itself (DSRL's initial rollouts).
+    """
 
     policy_type = "steered"
     config_class = SteeredConfig
     config: SteeredConfig
+    practice: Tensor
 
     def __init__(self, config: SteeredConfig, base: Any) -> None:
         """Raises ConfigError for a base that does not turn a noise into one chunk."""
@@ -35,6 +40,15 @@ class SteeredPolicy(FrozenBaseActor):
         self.chunk_length = base.chunk_length
         self.latent_dim = base.embodiment.action_dim * (1 if config.repeat else base.chunk_length)
         super().__init__(config, base)
+        self.register_buffer("practice", torch.zeros((), dtype=torch.int64))  # updates of the actor so far
+
+    def practised(self) -> None:
+        """See `vla_rl.optional.PractisingActor`."""
+        self.practice += 1
+
+    def completed(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See `vla_rl.optional.CompletingPolicy`: checkpoints of before 2026-11-26 do not say that their actor has learned."""
+        return {"practice": torch.ones_like(self.practice), **weights}
 
     def noise(self, latent: Tensor) -> Tensor:
         """[b l] → the first noise [b h a]."""
@@ -66,5 +80,8 @@ class SteeredPolicy(FrozenBaseActor):
         self, observation: Observation, *, deterministic: bool = False, seeds: Sequence[int] | None = None
     ) -> PolicyOutput:
         frames = self.base.frame_features(observation)
-        latent = self.latents(self.encode(frames), frames, deterministic, seeds)
+        if deterministic or self.practice:
+            latent = self.latents(self.encode(frames), frames, deterministic, seeds)
+        else:
+            latent = (self.normals(len(observation), seeds).to(self.low) / self.config.bound).clamp(-1.0, 1.0)
         return self.decided(latent, self.decoded(self.noise(latent), observation, frames), {**frames, LATENT: latent})

@@ -1,7 +1,7 @@
 """DSRL with noise aliasing: steer a frozen policy by its first noise, and learn from actions that anybody chose.
 
 Wagenmaker et al. 2025 (arXiv 2506.15799), algorithm 1: a critic of actions learns by temporal differences from what was
-executed; a critic of noises is regressed to it through the frozen policy; the actor climbs the critic of noises. The support
+executed; a critic of noises is regressed to it through the frozen policy; the actor climbs the least of those. The support
 penalty is GR-RL's (arXiv 2512.01801, online stage). Plain SAC on a steered actor is the paper's DSRL-SAC.
 """
 
@@ -62,7 +62,7 @@ class DSRL(SAC):
         self.noise_critics.requires_grad_(False)
         value = self.noise_critics(encoded, latent).squeeze(-1)
         self.noise_critics.requires_grad_(True)
-        return value
+        return value.amin(0, keepdim=True)
 
     def _improve(self, batch: Transitions, encoded: Tensor, frames: Mapping[str, Tensor]) -> dict[str, float]:
         losses = [self._learn_noise(batch.observations, encoded, frames) for _ in range(self.config.noise_updates)]
@@ -88,11 +88,12 @@ class DSRL(SAC):
         return float(loss.detach())
 
     def _penalty(self, latent: Tensor) -> Tensor:
-        """c · max(½‖noise‖² − β, 0), which keeps the noise among those that the frozen policy was trained on."""
+        """c · max(½‖noise‖² − β, 0), which keeps the noise among those that the frozen policy was trained on; what control
+        steps share counts once."""
         own = super()._penalty(latent)
         if not self.config.support_coef:
             return own
-        size = 0.5 * self.policy.noise(latent).flatten(1).square().sum(1)
+        size = 0.5 * self.policy.latent_dim * self.policy.noise(latent).flatten(1).square().mean(1)
         return own + self.config.support_coef * (size - self._support_limit).clamp(min=0.0).mean()
 
     # ---------------------------------------------------------------------------------------------------------- resume

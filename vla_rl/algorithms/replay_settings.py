@@ -172,7 +172,7 @@ class SACConfig(ActorCriticConfig):
 
 @dataclass
 class DSRLConfig(SACConfig):
-    """Settings of `DSRL`. ``noise_updates`` steps of the noise critic with each update, each on noises of which
+    """Settings of `DSRL`. ``noise_updates`` steps of the noise critic before each of the actor, each on noises of which
     ``own_share`` are the actor's and the rest standard normal (DSRL: 0; GR-RL: 0.5). ``support_coef`` on how far the actor's
     ½‖noise‖² exceeds ``support_limit`` (None: half its dimensions, what a standard normal has on average)."""
 
