@@ -36,6 +36,13 @@ def train(name: str, overrides: list[str], cores: list[int]) -> str:
     return f"{name} ended with status {code}, see {log}" if code else ""
 
 
+def shortfall(name: str, least: float) -> str:
+    """What is wrong with the run ``name`` where its last evaluation succeeds less often than ``least``; else nothing."""
+    evaluations = json.loads((ROOT / "outputs" / name / "summary.json").read_text())["evaluations"]
+    last, found = next(reversed(evaluations.items()), ("", {"rate": 0.0}))
+    return "" if found["rate"] >= least else f"{name}: {found['rate']:.0%} success after {last}, less than --least {least:g}"
+
+
 def columns_of(texts: list[str]) -> dict[str, list[str]]:
     """``name=override,override`` → {name: overrides}; commas inside brackets belong to their override."""
     columns = {}
@@ -75,6 +82,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--column", action="append", default=[], metavar="NAME=OVERRIDE,…")
     parser.add_argument("--start", action="store_true", help="one SFT per seed for all columns")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--least", type=float, default=0.0, help="success that each run is to end with, else exit status 1")
     parser.add_argument("--output", type=Path, help="figures go here (default: benchmarks/results/NAME.json)")
     parser.epilog = "Overrides after -- are for every run."
     words = sys.argv[1:] if argv is None else argv
@@ -106,7 +114,8 @@ def main(argv: list[str] | None = None) -> None:
             for column, own in columns.items():
                 name = "/".join(part for part in (arguments.name, column, f"seed_{seed}") if part)
                 if not stuck:
-                    problems.append(train(name, [*common, f"seed={seed}", *going_on, *own], cores))
+                    wrong = train(name, [*common, f"seed={seed}", *going_on, *own], cores)
+                    problems.append(wrong or (shortfall(name, arguments.least) if arguments.least else ""))
         finally:
             free.put(cores)
         return [problem for problem in problems if problem]

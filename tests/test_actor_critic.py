@@ -711,11 +711,16 @@ def test_a_residual_imitates_the_mean_correction_of_what_was_executed():
         is_human=torch.tensor([[False, False]]),
     )
     frames = {ACTION: torch.tensor([[0.1, 0.0, 0.2, 0.0]])}
-    latent, counts = policy.executed(batch, frames)
+    latent, counts = policy.imitable(batch, frames)
     torch.testing.assert_close(latent, torch.tensor([[(0.2 + 0.3) / 2 / 0.5, (0.0 + 0.2) / 2 / 0.5]]))
     assert counts.tolist() == [[1.0, 1.0]]
+    human = torch.tensor([[True, False]])  # of the first control step a person asked for less than what was sent
+    asked = torch.tensor([[[0.2, 0.0], [0.0, 0.0]]])
+    shown = dataclasses.replace(batch, is_human=human, proposed=asked, proposed_known=torch.tensor([True]))
+    assert torch.equal(shown.labels, torch.tensor([[[0.2, 0.0], [0.5, 0.2]]])) and torch.equal(batch.labels, batch.actions)
+    torch.testing.assert_close(policy.imitable(shown, frames)[0][0, 0], torch.tensor((0.1 + 0.3) / 2 / 0.5))
     cut_short = dataclasses.replace(batch, valid=torch.tensor([[True, False]]))
-    torch.testing.assert_close(policy.executed(cut_short, frames)[0], torch.tensor([[0.4, 0.0]]))
+    torch.testing.assert_close(policy.imitable(cut_short, frames)[0], torch.tensor([[0.4, 0.0]]))
 
 
 def test_the_policy_itself_imitates_decisions_in_proportion_to_their_weights():
@@ -981,6 +986,8 @@ def test_what_does_not_fit_is_refused_with_the_remedy():
         with pytest.raises(ConfigError, match=r"algorithm\.anchor_coef=0"):
             config(anchor_coef=1.0)
     assert IQLThenSACConfig(anchor_coef=1.0).climbs
+    with pytest.raises(ConfigError, match=r"td3 trains a deterministic actor.*actor\.distribution=deterministic"):
+        TD3(TD3Config(), DirectActor(DirectConfig(hidden=[8]), Base()))
     with pytest.raises(ConfigError, match=r"actor\.dimensions has 'wrist'"):
         ResidualPolicy(ResidualConfig(dimensions=["wrist"]), Base())
     with pytest.raises(ConfigError, match=r"actor\.base_steps=9 is more than the 4"):
@@ -997,6 +1004,11 @@ def test_what_does_not_fit_is_refused_with_the_remedy():
         (["algorithm=iql", "actor=steered"], r"actor.type=steered needs a policy with a noise capability"),
         (["algorithm=iql", "actor=improved"], r"weighted capability, and actor.type=improved has none: set actor=resid"),
         (["algorithm=sac", "actor=steered"], r"actor.type=steered needs a policy with a noise capability"),
+        (["algorithm=sac", "actor=residual"], r"trains a gaussian actor.*set actor.distribution=gaussian"),
+        (["algorithm=td3", "actor=direct"], r"td3 trains a deterministic actor.*distribution=gaussian: set .*algorithm=sac"),
+        (["algorithm=residual_quickstart", "actor.ramp=100"], r"actor.ramp=100 bounds a deterministic actor"),
+        (["algorithm=residual", "checkpoint=a"], r"demonstration_share=0.5 learns from demonst.*dataset=FOLDER.*_share=0"),
+        (["run=wsrl_quickstart", "checkpoint=a"], r"offline_updates=\d+ learns from demonstrations.*dataset=FOLDER"),
         (["algorithm=sac", "actor=residual", "actor.scale=0"], r"actor.scale is 0"),
         (["algorithm=sac", "actor=residual", "actor.distribution=uniform"], r"actor.distribution is 'uniform'"),
     ],

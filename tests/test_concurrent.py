@@ -290,7 +290,8 @@ def start(tmp_path_factory) -> str:
 
 
 def concurrently(start: str, folder: Path, *overrides: str):
-    shared = ["run=toy_td3", f"output_dir={folder}", start, "phases=[rl]", "rl.rhythm=concurrent", "rl.guard=off"]
+    shared = ["run=toy_td3", f"output_dir={folder}", start, "phases=[rl]", "rl.rhythm=concurrent", "rl.guard=off",
+              "algorithm.demonstration_share=0"]  # fmt: skip
     return compose([*shared, "rl.concurrent.nice=0", *overrides])
 
 

@@ -214,6 +214,35 @@ def test_schedules_over_denoising_steps():
     assert chains.clip_schedule(1, 0.1, 3.0).tolist() == [1.0]
 
 
+@pytest.mark.parametrize("form", ["flow_sde", "ddim", "student"])
+def test_a_policy_that_denoises_sees_too(form):
+    """As of tokens (`tests/test_nano_vla.py`): what all images share cannot be learned, and SFT alone changes statistics."""
+    actions, valid = torch.zeros(6, 3, 3), torch.ones(6, 3, dtype=torch.bool)
+
+    def loss(policy):
+        return policy.imitation_loss(observe(6), actions, valid)[0]
+
+    @torch.no_grad()  # (then its noise is the same each time)
+    def change(policy):
+        before = loss(policy)
+        policy.projector[0][-1].bias += 5.0
+        return abs(float(loss(policy) - before))
+
+    torch.manual_seed(0)
+    assert change(make(**FORMS[form]).train()) < 1e-5
+    assert change(make(**FORMS[form], feature_norm="none").train()) > 1e-4
+    policy = make(**FORMS[form]).train()
+    statistics = lambda: torch.cat([b.flatten().double() for b in policy.feature_norms.buffers()])  # noqa: E731
+    start = statistics()
+    loss(policy)
+    after = statistics()
+    assert not torch.equal(start, after)
+    output = policy.act(observe(6), seeds=range(6))
+    policy.evaluate(observe(6), output.replay)
+    loss(policy.eval())
+    assert torch.equal(statistics(), after)
+
+
 def test_counter_normals_are_standard_normal_and_belong_to_the_row():
     z = counter_normals(range(200), 100)
     assert abs(float(z.mean())) < 0.03 and abs(float(z.std()) - 1.0) < 0.03

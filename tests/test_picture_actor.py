@@ -79,6 +79,11 @@ def actor(kind: str, **options):
     return make(config(**{**SMALL, **options}), Blind())
 
 
+def trainable(kind: str, algorithm: str):
+    """An actor of the kind that ``algorithm`` trains."""
+    return actor(kind, distribution="deterministic" if algorithm == "td3" else "gaussian")
+
+
 def learner(kind: str, policy):
     common = {"critics": CriticsConfig(count=3, subset=2, hidden=[8]), "batch_size": 4, "actor_every": 2}
     return TD3(TD3Config(**common), policy) if kind == "td3" else SAC(SACConfig(**common), policy)
@@ -181,7 +186,7 @@ def test_a_small_trunk_by_hand():
 # -------------------------------------------------------------------------------------------------------- what is trained
 @pytest.mark.parametrize(("kind", "algorithm"), PAIRS)
 def test_the_critics_train_the_trunk_and_the_actors_loss_does_not(kind, algorithm):
-    policy = actor(kind)
+    policy = trainable(kind, algorithm)
     own = learner(algorithm, policy)
     draw = functools.partial(filled(own).draw, generator=torch.Generator().manual_seed(0))
     trunk = [p for camera in (0, 1) for p in policy.encoder.branches[f"picture{camera}"].parameters()]
@@ -231,7 +236,7 @@ def test_imitation_trains_the_trunk_too(algorithm):
 @pytest.mark.parametrize(("kind", "algorithm"), PAIRS)
 def test_learning_goes_on_exactly_after_a_resume(kind, algorithm, conservatism, tmp_path):
     def fresh():
-        own = learner(algorithm, actor(kind))
+        own = learner(algorithm, trainable(kind, algorithm))
         own.config = dataclasses.replace(own.config, conservatism=conservatism, offline_updates=2)
         return own
 

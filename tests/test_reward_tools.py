@@ -497,6 +497,30 @@ def test_demonstrations_become_trajectories(run):
         assert t.actions.shape[1] == 3 and int(t.valid.sum()) >= 1 and bool(t.valid[:-1].all())
         assert float(t.rewards.sum()) == 1.0
     assert len({t.rollout_id for t in ts}) == 4
+    data = load_demonstrations(run / "dataset")
+    t = reward_data.demonstration_trajectories(data, stride=3)[0]  # what was sent acted; the label is what was asked for
+    rows = slice(0, int(t.valid.sum()))
+    bounds = [torch.tensor(bound) for bound in (data.embodiment.action_low, data.embodiment.action_high)]
+    assert torch.equal(t.actions[t.valid], data.sent[rows].clamp(*bounds)) and not torch.equal(t.actions, t.proposed)
+    assert torch.equal(t.proposed[t.valid], data.actions[rows])
+    data.sent = None
+    t = reward_data.demonstration_trajectories(data, stride=3)[0]
+    assert t.proposed is None and torch.equal(t.actions[t.valid], data.actions[rows])
+
+
+def test_a_replay_has_demonstrations_with_the_rewards_of_the_run(run):
+    """Whatever the run's reward is: its critics learn one scale."""
+    config = compose(["run=toy", f"dataset={run / 'dataset'}", "reward.coefficient=5", "reward.time_discount=0.9"])
+    made = SimpleNamespace(config=config, has_dataset=True, env=SimpleNamespace(embodiment=None), dir=run)
+    policy = SimpleNamespace(chunk_length=3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reward_phases, "split_demonstrations", lambda _: (load_demonstrations(run / "dataset"), None))
+        ts = reward_phases.shown(made, policy)
+    for t in ts:
+        given = t.rewards.sum(1)
+        assert float(given[-1]) == pytest.approx(5 * 0.9 ** int(t.valid.sum())) and not given[:-1].any()
+    made.has_dataset = False
+    assert reward_phases.shown(made, policy) == []
 
 
 def test_rollouts_survive_saving(tmp_path):

@@ -73,3 +73,21 @@ def test_a_column_that_fails_leaves_the_others_their_turn(study, monkeypatch):
     assert calls == ["mine/a/seed_1", "mine/b/seed_1"]
     with pytest.raises(SystemExit):
         study.main(["mine", "--jobs", "0"])
+
+
+def test_a_run_that_ends_too_low_is_a_problem(study, tmp_path, monkeypatch):
+    def train(name, overrides, cores):
+        folder = tmp_path / "outputs" / name
+        folder.mkdir(parents=True)
+        rate = 0.95 if "seed_1" in name else 0.04
+        evaluations = {"sft": {"rate": 0.9}, "rl": {"rate": rate}}
+        (folder / "summary.json").write_text(json.dumps({"evaluations": evaluations}))
+        return ""
+
+    monkeypatch.setattr(study, "ROOT", tmp_path)
+    monkeypatch.setattr(study, "train", train)
+    monkeypatch.setattr(study.subprocess, "run", lambda *_, **__: type("Done", (), {"stdout": "", "returncode": 2}))
+    with pytest.raises(SystemExit) as ended:
+        study.main(["mine", "--seeds", "1", "2", "--least", "0.8"])
+    text = str(ended.value)
+    assert "mine/seed_2: 4% success after rl, less than --least 0.8" in text and "seed_1" not in text

@@ -52,6 +52,10 @@ class AlgorithmOptions:
     micro_batch_size: int | None = None
     mirrors: bool = False  # it shows some rows in the robot's mirror
     remembered: int = 0  # successes of each task that it keeps in its checkpoint
+    offline_updates: int = 0  # before the first episode, on demonstrations
+    demonstration_share: float = 0.0  # of each batch
+    temperature: float | None = None
+    memory: Any = None  # with ``episodes``, of successes that are imitated again
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ class PolicyOptions:
     explores_by: str = "temperature"
     value_head: bool | None = None
     lora_rank: int | None = None
+    feature_norm: str = "position"
     noise_correlation: float | None = None  # of the noise that the control steps of a chunk share
     decoding: str = ""  # of tokens: parallel or autoregressive
     action_range: str = ""  # what the noise of a denoising policy is in units of
@@ -101,6 +106,7 @@ class EnvOptions:
     image_size: int = 0
     observe: str = "pictures"
     chunk_is_path: bool = False
+    action_noise: float | None = None
 
     @property
     def pixels(self) -> int:
@@ -110,12 +116,14 @@ class EnvOptions:
 
 @dataclass(frozen=True)
 class ActorOptions:
-    """``actor.…``: what its encoder reads of images (features, pictures), of all that it ``can_see``; pixels."""
+    """``actor.…``: what its encoder reads of images (features, pictures), of all that it ``can_see``; pixels. What its
+    ``distribution`` is (gaussian, deterministic)."""
 
     can_see: Sequence[str] = ("features",)
     eyes: str = "features"
     shift: int = 0
     stride: int = 1
+    distribution: str = ""
 
 
 @dataclass(frozen=True)
@@ -172,7 +180,10 @@ class RewardClass:
 
 @dataclass(frozen=True)
 class AlgorithmClass:
+    """``actor_distribution``: the only kind of actor that it trains, gaussian or deterministic ("": any)."""
+
     reads_rewards: bool = True
+    actor_distribution: str = ""
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,8 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             ("actor", "weighted"), own_noise=True,
         ),
         "direct": ActorEntry(
-            "policies.actors.direct:DirectActor", "policies.actors.settings:DirectConfig", ("actor", "weighted"), own_noise=True
+            "policies.actors.direct:DirectActor", "policies.actors.settings:DirectConfig", ("actor", "weighted"),
+            own_noise=True,
         ),
         "own": ActorEntry(
             "policies.actors.own:OwnPolicy", "policies.actors.settings:OwnConfig", ("weighted",), needs="kept"

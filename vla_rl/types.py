@@ -174,8 +174,9 @@ class Trajectory:
     ``policy_version`` is that of the weights that acted, the oldest one where they were swapped on the way; then
     ``decision_version`` says it of each decision.
 
-    ``actions`` went to the robot, ``proposed`` is what the policy asked for (None: not kept, as in demonstrations); the two
-    differ where a person took over, a gate stepped in, or the bounds clipped. What was never executed repeats the proposal.
+    ``actions`` went to the robot, ``proposed`` is what the policy, or in steps of a person that one, asked for (None: not
+    kept); the two differ where noise was put on a demonstration, a gate stepped in, or the bounds clipped. What was never
+    executed repeats the proposal.
     """
 
     episode: EpisodeSpec
@@ -318,9 +319,9 @@ class Transitions:
     A discount is 0 only where the episode terminated; where time ran out it is not. ``extra`` and ``next_extra`` hold what
     the learner had annotated, at ``observations`` and at ``next_observations``.
 
-    ``proposed`` is what the policy asked for, in rows where that is ``proposed_known``, else what was sent. ``truncated``
-    marks rows whose ``next_observations`` are the last of an episode that ran out of time; ``version`` is the policy's that
-    acted.
+    ``proposed`` is what the policy, or in steps of a person that one, asked for, in rows where that is ``proposed_known``,
+    else what was sent; see `labels`. ``truncated`` marks rows whose ``next_observations`` are the last of an episode that
+    ran out of time; ``version`` is the policy's that acted.
     """
 
     observations: Observation  # [b]
@@ -340,6 +341,12 @@ class Transitions:
 
     def __len__(self) -> int:
         return self.actions.shape[0]
+
+    @property
+    def labels(self) -> Tensor:
+        """What imitation copies [b h a]: what a person asked for, where that is known, without the noise that was put on
+        it; of everybody else what was sent."""
+        return self.actions if self.proposed is None else torch.where(self.is_human[..., None], self.proposed, self.actions)
 
 
 def _cat(parts: Iterable[Tensor | None]) -> Tensor:

@@ -126,9 +126,9 @@ class Actor(nn.Module):
     def weighted_loss(
         self, batch: Transitions, encoded: Tensor, frames: Mapping[str, Tensor], weights: Tensor, generator: torch.Generator
     ) -> tuple[Tensor, dict[str, float]]:
-        """See `vla_rl.optional.WeightedActor`: −log-likelihood of what was executed (a Gaussian's before tanh, up to what
+        """See `vla_rl.optional.WeightedActor`: −log-likelihood of what is imitated (a Gaussian's before tanh, up to what
         depends on the data alone), or a deterministic actor's squared error."""
-        latent, counts = self.executed(batch, frames)
+        latent, counts = self.imitable(batch, frames)
         out = self.actor(self.actor_inputs(encoded, frames))
         if self.stochastic:
             mean, log_std = self._gaussian(out)
@@ -138,10 +138,10 @@ class Actor(nn.Module):
             error = (self.reach * out.tanh() - latent).square()
         return (weights * (error * counts).sum(1)).mean(), {}
 
-    def executed(self, batch: Transitions, frames: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The latent actions [b l] that were executed, and which of their numbers count (1 or 0) [b l]."""
+    def imitable(self, batch: Transitions, frames: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The latent actions [b l] to imitate (`Transitions.labels`), and which of their numbers count (1 or 0) [b l]."""
         counts = batch.valid.to(self.low).repeat_interleave(len(self.low), 1)
-        return self.taken(batch.actions, frames), counts
+        return self.taken(batch.labels, frames), counts
 
     # ---------------------------------------------------------------------------------------------------------- acting
     def latents(

@@ -62,7 +62,7 @@ class OwnPolicy(FrozenBaseActor):
         weighted loss, whatever kind of loss it is, and no pass is spent on rows that hardly count."""
         pick = torch.multinomial(weights.detach().cpu(), self.config.rows, replacement=True, generator=generator)
         few = {name: frame[pick.to(frame.device)] for name, frame in frames.items()}
-        actions, valid = (x[pick].to(self.low.device) for x in (batch.actions, batch.valid))
+        actions, valid = (x[pick].to(self.low.device) for x in (batch.labels, batch.valid))
         return self.base.imitation_loss(batch.observations[pick], actions, valid, features=few)
 
     @torch.no_grad()

@@ -94,10 +94,10 @@ class ResidualPolicy(GripperActor):
     def _per_step(self, unit: Tensor) -> Tensor:
         return unit.view(len(unit), self.config.hold, -1)
 
-    def executed(self, batch: Transitions, frames: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def imitable(self, batch: Transitions, frames: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The mean correction of the control steps that were executed, as far as it could be chosen."""
         hold, valid = self.config.hold, batch.valid.to(self.low)[..., None]
-        gap = (self.taken(batch.actions, frames) - self._followed(frames).to(self.low)).unflatten(1, (hold, -1))
+        gap = (self.taken(batch.labels, frames) - self._followed(frames).to(self.low)).unflatten(1, (hold, -1))
         latent = (gap * valid).sum(1) / valid.sum(1).clamp(min=1.0) / self.bounds.clamp(min=1e-6)
         return latent.clamp(-1.0, 1.0), (self.bounds > 0.0) * valid.amax(1)
 

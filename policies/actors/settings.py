@@ -115,6 +115,11 @@ class ResidualConfig(GripperConfig):
             raise ConfigError(f"actor.hold is {self.hold}, it must be at least 1 control step")
         if self.ramp < 0:
             raise ConfigError(f"actor.ramp is {self.ramp}, it must be 0 (none) or more updates of the actor")
+        if self.ramp and self.distribution != "deterministic":
+            raise ConfigError(
+                f"actor.ramp={self.ramp} bounds a deterministic actor, and actor.distribution={self.distribution} would not "
+                f"heed it: set actor.ramp=0, or actor.distribution=deterministic with algorithm=td3"
+            )
 
 
 @dataclass

@@ -47,7 +47,7 @@ class SteeredPolicy(FrozenBaseActor):
         self.practice += 1
 
     def completed(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `vla_rl.optional.CompletingPolicy`: checkpoints of before 2026-11-26 do not say that their actor has learned."""
+        """See `vla_rl.optional.CompletingPolicy`: older checkpoints do not say that their actor has learned."""
         return {"practice": torch.ones_like(self.practice), **weights}
 
     def noise(self, latent: Tensor) -> Tensor:

@@ -35,14 +35,21 @@ class ActorCritic(ABC):
     critics is a subclass's."""
 
     reads_rewards = True
+    actor_distribution = ""  # the only kind of actor that it trains
     name = ""
 
     def __init__(self, config: ActorCriticConfig, policy: Policy) -> None:
-        """Raises ConfigError where the policy has no actor."""
+        """Raises ConfigError where the policy has no actor, or not the kind of actor that is trained."""
         if not isinstance(policy, ActorPolicy):
             raise ConfigError(
                 f"algorithm {self.name} trains a small actor, and {type(policy).__name__} has none (ActorPolicy): put one "
                 f"on top of it with actor=residual, actor=direct or actor=steered, use policy=small, or algorithm=ppo"
+            )
+        kind, other = ("gaussian", "sac") if policy.stochastic else ("deterministic", "td3")
+        if self.actor_distribution not in ("", kind):
+            raise ConfigError(
+                f"algorithm {self.name} trains a {self.actor_distribution} actor, and this one is {kind}: set "
+                f"actor.distribution={self.actor_distribution}, or use algorithm={other}"
             )
         self.config, self.policy = config, policy
         self.device = next(policy.actor.parameters()).device
@@ -308,7 +315,7 @@ class ClimbingActor(ActorCritic):
         action = self.policy.realize(latent, frames)
         shown = torch.tensor([source == DEMONSTRATIONS for source in batch.source])[:, None]
         counts = (batch.valid & (batch.is_human | shown)).to(action)
-        error = (action - self.policy.taken(batch.actions, frames)).square().view(*counts.shape, -1).mean(-1)
+        error = (action - self.policy.taken(batch.labels, frames)).square().view(*counts.shape, -1).mean(-1)
         return (error * counts).sum() / counts.sum().clamp(min=1)
 
     def state_dict(self) -> dict[str, Any]:
@@ -334,6 +341,7 @@ class TD3(ClimbingActor):
     2021) without its scaling."""
 
     config: TD3Config
+    actor_distribution = "deterministic"
     name = "td3"
 
     def _next_latent(self, encoded: Tensor, frames: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | float]:
@@ -351,16 +359,13 @@ class SAC(ClimbingActor):
     """A stochastic actor and a temperature that holds its entropy (Haarnoja et al. 2018, arXiv 1812.05905)."""
 
     config: SACConfig
+    actor_distribution = "gaussian"
     name = "sac"
     needs_latents = True  # of a steered actor: critics read the noise, not the action
 
     def __init__(self, config: SACConfig, policy: Policy) -> None:
-        """Raises ConfigError where the policy's actor has no density."""
+        """Raises ConfigError for demonstrations where critics read a noise."""
         super().__init__(config, policy)
-        if not self.policy.stochastic:
-            raise ConfigError(
-                f"algorithm {self.name} needs an actor with a density: set actor.distribution=gaussian, or use algorithm=td3"
-            )
         if self.needs_latents and config.demonstration_share and isinstance(policy, SteeredActor):
             raise ConfigError(
                 f"algorithm {self.name} learns what noises are worth, and demonstrations have no noise: set "

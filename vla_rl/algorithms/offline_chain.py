@@ -134,7 +134,7 @@ class OfflineChain:
                 group["lr"] = c.imitation_learning_rate * (1.0 - i / c.imitation_updates)
             drawn = replay.draw(c.imitation_batch, generator, shares={(DEMONSTRATIONS, SOLVED): 1.0}, images=False)
             frames = self._on_device(drawn.extra)
-            actions, valid = drawn.actions.to(self.device), drawn.valid.to(self.device)
+            actions, valid = drawn.labels.to(self.device), drawn.valid.to(self.device)
             loss, _ = self.policy.imitation_loss(drawn.observations, actions, valid, features=frames)
             loss.backward()
             guard.step(optimizer, loss.detach())

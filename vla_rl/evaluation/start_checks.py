@@ -15,13 +15,19 @@ import torch
 
 from vla_rl.algorithms.settings import advantage_of
 from vla_rl.algorithms.validation import BLIND, WEAK
-from vla_rl.asked import PolicyOptions, asked
+from vla_rl.asked import EnvOptions, PolicyOptions, asked
 from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.outcome import moving_dims
 from vla_rl.evaluation.statistics import difference_interval, wilson_interval
 from vla_rl.learning.remedies import (
-    better_start, explores_by, first_successes, larger_groups, less_exploration, more_exploration, sees_more,
+    better_start,
+    explores_by,
+    first_successes,
+    larger_groups,
+    less_exploration,
+    more_exploration,
+    sees_more,
 )  # fmt: skip
 from vla_rl.run.preflight import check_run
 from vla_rl.types import EmbodimentSpec, Trajectory
@@ -144,11 +150,9 @@ def _success(figures: Figures, config: RunConfig, folder: Path) -> Iterator[Chec
         remedy = "; ".join(first_successes(config, folder))
     elif share > DONE:
         verdict = BAD if low > 0.8 else WATCH
-        remedy = (
-            "hardly anything is left to learn: make it harder (other tasks, a start from fewer demonstrations"
-            + (", noise in what is executed (env.action_noise=0.1)" if getattr(config.env, "action_noise", 1) == 0 else "")
-            + ")"
-        )
+        exact = asked(config.env, EnvOptions).action_noise == 0
+        noise = ", noise in what is executed (env.action_noise=0.1)" if exact else ""
+        remedy = f"hardly anything is left to learn: make it harder (other tasks, a start from fewer demonstrations{noise})"
     elif share > HIGH:
         verdict, remedy = WATCH, "little is left to learn: fewer demonstrations, or a harder task, show more"
     yield Check("success of the start", share, str(rate), f"{LOW:.0%} to {HIGH:.0%}", verdict, remedy)

@@ -42,7 +42,7 @@ def better_start(config: RunConfig) -> str:
 
 def sees_more(config: RunConfig) -> str:
     """What makes a policy look at its images, of what it has not yet; with a comma behind each."""
-    norm = getattr(config.policy, "feature_norm", "position")
+    norm = asked(config.policy, PolicyOptions).feature_norm
     hidden = "" if config.sft.augment.proprio >= 0.5 else "sft.augment.proprio=0.5 (it cannot go by its arm then), "
     return hidden + ("" if norm == "position" else "policy.feature_norm=position, ")
 
@@ -55,7 +55,7 @@ def larger_groups(config: RunConfig, least: int = 1) -> str:
 
 def a_memory(config: RunConfig) -> list[str]:
     """To learn from its few successes again and again, where the algorithm can and does not."""
-    memory = getattr(config.algorithm, "memory", None)
+    memory = asked(config.algorithm, AlgorithmOptions).memory
     if memory is None or memory.episodes:
         return []
     return ["a memory of successes, which makes most of the few there are (algorithm.memory.episodes=256)"]
@@ -66,8 +66,8 @@ def explores_by(config: RunConfig) -> tuple[str, Any]:
     policy; ("", None) where there is none."""
     entry = build.entry("actor", config.actor_type)
     if isinstance(entry, build.ActorEntry) and entry.own_noise:
-        part, of = ("algorithm", config.algorithm) if hasattr(config.algorithm, "temperature") else ("actor", config.actor)
-        name = "temperature" if part == "algorithm" else "noise"
+        heated = asked(config.algorithm, AlgorithmOptions).temperature is not None
+        part, of, name = ("algorithm", config.algorithm, "temperature") if heated else ("actor", config.actor, "noise")
     else:
         part, of, name = "policy", config.policy, asked(config.policy, PolicyOptions).explores_by
     value = getattr(of, name, None)

@@ -41,7 +41,8 @@ def trajectories_of_dataset(
 def demonstration_trajectories(
     dataset: DemonstrationDataset, *, stride: int = 4, limit: int = 0, seed: int = 0
 ) -> list[Trajectory]:
-    """One trajectory per episode with a decision every ``stride`` control steps, whose chunk is the actions until the next.
+    """One trajectory per episode with a decision every ``stride`` control steps, whose chunk is the actions until the next:
+    what was sent, within the robot's bounds, and as ``proposed`` the labels, where the dataset has both; else the labels.
 
     The last recorded frame stands for the final observation (a dataset holds none after the last action). Episodes of other
     tools have no success flag: they count as successes, and their instruction as the task. ``limit`` (0: all) draws that
@@ -51,6 +52,7 @@ def demonstration_trajectories(
     if limit and limit < len(order):
         generator = torch.Generator().manual_seed(seed)
         order = sorted(torch.randperm(len(order), generator=generator)[:limit].tolist())
+    sent = dataset.actions if dataset.sent is None else dataset.as_sent().actions
     out = []
     for i in order:
         e = dataset.episodes[i]
@@ -59,7 +61,7 @@ def demonstration_trajectories(
         rows = torch.arange(e.start, e.start + e.length - 1, stride)
         steps = rows[:, None] + torch.arange(stride)
         valid = steps < e.start + e.length
-        actions = dataset.actions[steps.clamp(max=e.start + e.length - 1)]
+        steps = steps.clamp(max=e.start + e.length - 1)
         success = True if e.success is None else bool(e.success)
         rewards = torch.zeros(valid.shape)
         if success:
@@ -75,7 +77,7 @@ def demonstration_trajectories(
                 episode=spec,
                 observations=_rows(dataset, rows, e.instruction),
                 final_observation=_rows(dataset, torch.tensor([e.start + e.length - 1]), e.instruction),
-                actions=actions,
+                actions=sent[steps],
                 valid=valid,
                 rewards=rewards,
                 behavior_log_prob=torch.zeros(len(rows)),
@@ -84,6 +86,7 @@ def demonstration_trajectories(
                 truncated=not success,
                 success=success,
                 is_human=valid,
+                proposed=None if dataset.sent is None else dataset.actions[steps],
             )
         )
     return out

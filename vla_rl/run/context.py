@@ -25,11 +25,10 @@ from vla_rl.files import read_json
 from vla_rl.interfaces import Collector, Env
 from vla_rl.reporting.metrics import BEST_FILE, MetricsLogger, write_json
 from vla_rl.reporting.progress import Progress
-from vla_rl.rewards.sources import demonstration_trajectories
 from vla_rl.rewards.tools import leave_out
 from vla_rl.rollout.engine import RolloutEngine
 from vla_rl.run.opening import acting_policy, open_env, select_tasks
-from vla_rl.types import TaskSpec, Trajectory
+from vla_rl.types import TaskSpec
 
 REWARD_FOLDER, LEARNER_FOLDER = "reward", "learner"
 
@@ -121,13 +120,6 @@ def rl_start(run: Run) -> Path:
     """Where RL starts: what the offline rounds left, where there were any."""
     offline = run.dir / "checkpoints" / "offline"
     return offline if offline.exists() else start_checkpoint(run)
-
-
-def shown(run: Run, policy: Any) -> list[Trajectory]:
-    """The demonstrations in the policy's own chunks, for a replay; none where the run has no dataset."""
-    if not run.has_dataset:
-        return []
-    return demonstration_trajectories(split_demonstrations(run)[0], stride=policy.chunk_length)
 
 
 def imitated(run: Run, policy: Any = None) -> tuple[DemonstrationDataset, DemonstrationDataset | None, dict[str, Any]]:

@@ -13,9 +13,9 @@ from vla_rl.checkpoint import save_checkpoint
 from vla_rl.interfaces import DistillablePolicy
 from vla_rl.learning.learners import ReplayLearner
 from vla_rl.learning.offline import OfflineRounds
-from vla_rl.run.context import Run, evaluate_held_out, shown, start_checkpoint
+from vla_rl.run.context import Run, evaluate_held_out, start_checkpoint
 from vla_rl.run.opening import seeded
-from vla_rl.run.reward_phases import rl_reward
+from vla_rl.run.reward_phases import rl_reward, shown
 
 
 def phase_offline(run: Run) -> dict[str, Any]:
@@ -32,7 +32,9 @@ def phase_offline(run: Run) -> dict[str, Any]:
     rounds = OfflineRounds(
         c.offline,
         chain,
-        ReplayLearner(chain.iql, run.dir / "replay", c.seed, lambda: shown(run, policy), policy.embodiment),
+        ReplayLearner(
+            chain.iql, run.dir / "replay", c.seed, lambda: shown(run, policy), policy.embodiment, c.replay.ram_bytes
+        ),
         run.engine(policy),
         rl_reward(run, policy),
         run.train_tasks,

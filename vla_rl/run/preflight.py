@@ -34,8 +34,8 @@ from vla_rl.config import RunConfig, checked
 from vla_rl.devices import check_device
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.reporting.machine import available_cores, default_threads
+from vla_rl.run.demonstration_checks import check_demonstrations
 from vla_rl.run.phases import PHASES, with_followers
-from vla_rl.run.sent_checks import check_sent
 from vla_rl.settings import refuse_potential_in_groups
 
 _MEGABYTE = 10**6
@@ -171,8 +171,7 @@ def check_run(config: RunConfig) -> None:
         return
     if not config.checkpoint:  # which brings its own policy
         build.require_fit(config.algorithm_type, config.policy_type, config.actor_type)
-    if asked(config.actor, ActorOptions).eyes == "pictures":
-        _check_eyes(config)
+    _check_actor(config)
     if config.rl.rhythm == "concurrent":
         _check_rhythm(config)
     if config.cluster_type == "ray":
@@ -186,13 +185,24 @@ def check_run(config: RunConfig) -> None:
             f"compared with, so every advantage would be 0 and nothing would be learned. Set rl.group_size=8 (at least 2; "
             f"rl.episodes_per_iteration must be a multiple of it), or algorithm.advantage=gae"
         )
-    check_sent(config, _has_data(config))
+    check_demonstrations(config, _has_data(config))
     _check_fallback(config)
 
 
-def _check_eyes(config: RunConfig) -> None:
-    """Raise `ConfigError` where an actor's own eyes would have nothing to see. Policies' cameras are asked as it is made."""
+def _check_actor(config: RunConfig) -> None:
+    """Raise `ConfigError` for an actor that the algorithm does not train, or whose own eyes would have nothing to see.
+    Policies' cameras are asked as it is made."""
     actor, env = asked(config.actor, ActorOptions), asked(config.env, EnvOptions)
+    made = build.implementation("algorithm", config.algorithm_type) if actor.distribution else None
+    needed = asked(made, AlgorithmClass).actor_distribution
+    if needed and actor.distribution != needed:
+        other = "sac" if needed == "deterministic" else "td3"
+        raise ConfigError(
+            f"algorithm.type={config.algorithm_type} trains a {needed} actor, and actor.distribution={actor.distribution}: "
+            f"set actor.distribution={needed}, or use algorithm={other}"
+        )
+    if actor.eyes != "pictures":
+        return
     if not env.cameras or env.observe == "state":
         raise ConfigError(
             f"actor.eyes=pictures, and env={config.env_type} shows none here: set actor.eyes=features, or give it cameras "

@@ -28,12 +28,11 @@ from vla_rl.run.context import (
     imitated,
     keep_best,
     rl_start,
-    shown,
     split_demonstrations,
     start_checkpoint,
 )
 from vla_rl.run.opening import seeded
-from vla_rl.run.reward_phases import rl_guard, rl_reward
+from vla_rl.run.reward_phases import rl_guard, rl_reward, shown
 from vla_rl.run.settings import DEMONSTRATIONS
 
 

@@ -1,4 +1,4 @@
-"""What is known, before a run begins, of restarts and of demonstrations that must say what was sent to the robot."""
+"""What is known, before a run begins, of demonstrations: that there are some, and that they say what was sent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from vla_rl import files
-from vla_rl.asked import EnvOptions, asked
+from vla_rl.asked import AlgorithmOptions, EnvOptions, asked
 from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError
 from vla_rl.run.settings import DEMONSTRATIONS
@@ -14,9 +14,11 @@ from vla_rl.run.settings import DEMONSTRATIONS
 _AGAIN = "write or fetch the dataset again"
 
 
-def check_sent(config: RunConfig, has_data: bool) -> None:
-    """Raise `ConfigError` where ``rl.restarts`` or ``sft.labels=sent`` could not work. ``has_data``: there will be
-    demonstrations."""
+def check_demonstrations(config: RunConfig, has_data: bool) -> None:
+    """Raise `ConfigError` where RL would learn from demonstrations and there are none, or where ``rl.restarts`` or
+    ``sft.labels=sent`` could not work. ``has_data``: there will be demonstrations."""
+    if "rl" in config.phases and not has_data:
+        _check_replayed(config)
     restarts, asks = config.rl.restarts, ""
     if restarts.share and "rl" in config.phases:
         _check_restarts(config)
@@ -41,6 +43,16 @@ def check_sent(config: RunConfig, has_data: bool) -> None:
             f"{asks}: {config.dataset} does not hold what was sent to the robot (the column 'sent', which scripted experts "
             f"and collect.policy write): collect it anew, or {remedy}"
         )
+
+
+def _check_replayed(config: RunConfig) -> None:
+    algorithm = asked(config.algorithm, AlgorithmOptions)
+    for name in ("offline_updates", "demonstration_share"):
+        if value := getattr(algorithm, name):
+            raise ConfigError(
+                f"algorithm.{name}={value:g} learns from demonstrations, and this run has none: name those that the start "
+                f"was trained on with dataset=FOLDER (with checkpoint= nothing is collected), or set algorithm.{name}=0"
+            )
 
 
 def _check_restarts(config: RunConfig) -> None:
