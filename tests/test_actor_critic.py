@@ -974,7 +974,7 @@ def test_what_does_not_fit_is_refused_with_the_remedy():
         TD3(TD3Config(), Tokens())
     with pytest.raises(ConfigError, match=r"DirectActor builds on what a policy sees, and Tokens does not offer it"):
         DirectActor(DirectConfig(), Tokens())
-    with pytest.raises(ConfigError, match="sac needs an actor with a density"):
+    with pytest.raises(ConfigError, match="sac trains a gaussian actor, and this one is deterministic"):
         SAC(SACConfig(), small())
     with pytest.raises(ConfigError, match="dsrl steers a policy by its noise, and SmallPolicy chooses none"):
         DSRL(DSRLConfig(), small())
