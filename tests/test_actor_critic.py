@@ -470,6 +470,13 @@ def test_a_steered_policy_explores_with_the_frozen_policys_noise_until_its_actor
     assert policy.completed(weights)["practice"] == 1
 
 
+def test_a_policy_that_makes_two_chunks_of_one_noise_is_not_steered():
+    base = Base()
+    base.decode = lambda observation, noise, features=None: torch.rand_like(noise)
+    with pytest.raises(ConfigError, match=r"Base.decode made two chunks of one noise \(0.* half-ranges.*actor=resid"):
+        SteeredPolicy(SteeredConfig(hidden=[8]), base)
+
+
 def test_the_steering_actor_climbs_the_least_of_the_critics_of_noises():
     policy = SteeredPolicy(SteeredConfig(hidden=[8]), Base())
     algorithm = DSRL(DSRLConfig(critics=CriticsConfig(hidden=[8])), policy)

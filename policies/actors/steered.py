@@ -30,7 +30,7 @@ class SteeredPolicy(FrozenBaseActor):
     practice: Tensor
 
     def __init__(self, config: SteeredConfig, base: Any) -> None:
-        """Raises ConfigError for a base that does not turn a noise into one chunk."""
+        """Raises ConfigError for a base that does not turn a noise into one chunk, each time the same."""
         if not isinstance(base, NoisePolicy):
             raise ConfigError(
                 f"actor steered chooses the noise that a policy denoises, and {type(base).__name__} has no "
@@ -41,6 +41,15 @@ class SteeredPolicy(FrozenBaseActor):
         self.latent_dim = base.embodiment.action_dim * (1 if config.repeat else base.chunk_length)
         super().__init__(config, base)
         self.register_buffer("practice", torch.zeros((), dtype=torch.int64))  # updates of the actor so far
+        seen = Observation.blank(base.embodiment)
+        frames, noise = self.base.frame_features(seen), torch.zeros(1, base.chunk_length, base.embodiment.action_dim)
+        first, again = (self.decoded(noise.to(self.low), seen, frames) for _ in range(2))
+        if not torch.allclose(first, again, rtol=0, atol=1e-3):
+            raise ConfigError(
+                f"actor steered chooses the noise that a policy denoises, and {type(base).__name__}.decode made two chunks "
+                f"of one noise ({float((first - again).abs().max()):.2g} half-ranges apart): decode without noise of its own "
+                f"(a deterministic sampler, no dropout), or use actor=residual"
+            )
 
     def practised(self) -> None:
         """See `vla_rl.optional.PractisingActor`."""
