@@ -47,7 +47,7 @@ class SteeredPolicy(FrozenBaseActor):
         if not torch.allclose(first, again, rtol=0, atol=1e-3):
             raise ConfigError(
                 f"actor steered chooses the noise that a policy denoises, and {type(base).__name__}.decode made two chunks "
-                f"of one noise ({float((first - again).abs().max()):.2g} half-ranges apart): decode without noise of its own "
+                f"of one noise ({float((first - again).abs().max()):.2g} half-ranges apart): decode without own noise "
                 f"(a deterministic sampler, no dropout), or use actor=residual"
             )
 
