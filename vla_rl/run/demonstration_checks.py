@@ -50,7 +50,7 @@ def _check_replayed(config: RunConfig) -> None:
     for name in ("offline_updates", "demonstration_share"):
         if value := getattr(algorithm, name):
             raise ConfigError(
-                f"algorithm.{name}={value:g} learns from demonstrations, and this run has none: name those that the start "
+                f"algorithm.{name}={value:g} needs demonstrations, and this run has none: name those that the start "
                 f"was trained on with dataset=FOLDER (with checkpoint= nothing is collected), or set algorithm.{name}=0"
             )
 
