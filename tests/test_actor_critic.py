@@ -474,7 +474,7 @@ def test_a_policy_that_makes_two_chunks_of_one_noise_is_not_steered():
     base = Base()
     base.decode = lambda observation, noise, features=None: torch.rand_like(noise)
     with pytest.raises(ConfigError, match=r"Base.decode made two chunks of one noise \(0.* half-ranges.*actor=resid"):
-        SteeredPolicy(SteeredConfig(hidden=[8]), base)
+        SteeredPolicy.from_base(SteeredConfig(hidden=[8]), base)
 
 
 def test_the_steering_actor_climbs_the_least_of_the_critics_of_noises():

@@ -97,7 +97,7 @@ class NoiseOptions:
 class EnvOptions:
     """``env.…``: what room on the disk and checks depend on. Sizes are in pixels, ``horizon`` in control steps (0: the
     tasks' own). ``observe`` state: it shows no pictures. ``chunk_is_path``: the same actions, in other chunks, lead
-    elsewhere."""
+    elsewhere. ``action_noise`` is put on what is executed."""
 
     tasks: Sequence[str] = ()
     horizon: int = 0

@@ -30,7 +30,7 @@ class SteeredPolicy(FrozenBaseActor):
     practice: Tensor
 
     def __init__(self, config: SteeredConfig, base: Any) -> None:
-        """Raises ConfigError for a base that does not turn a noise into one chunk, each time the same."""
+        """Raises ConfigError for a base that does not turn a noise into one chunk."""
         if not isinstance(base, NoisePolicy):
             raise ConfigError(
                 f"actor steered chooses the noise that a policy denoises, and {type(base).__name__} has no "
@@ -41,15 +41,21 @@ class SteeredPolicy(FrozenBaseActor):
         self.latent_dim = base.embodiment.action_dim * (1 if config.repeat else base.chunk_length)
         super().__init__(config, base)
         self.register_buffer("practice", torch.zeros((), dtype=torch.int64))  # updates of the actor so far
+
+    @classmethod
+    def from_base(cls, config: Any, base: Any) -> Any:
+        """As of any actor. Raises ConfigError for a base that makes two chunks of one noise."""
+        actor = super().from_base(config, base)
         seen = Observation.blank(base.embodiment)
-        frames, noise = self.base.frame_features(seen), torch.zeros(1, base.chunk_length, base.embodiment.action_dim)
-        first, again = (self.decoded(noise.to(self.low), seen, frames) for _ in range(2))
+        frames, noise = base.frame_features(seen), actor.noise(torch.zeros(1, actor.latent_dim).to(actor.low))
+        first, again = (actor.decoded(noise, seen, frames) for _ in range(2))
         if not torch.allclose(first, again, rtol=0, atol=1e-3):
             raise ConfigError(
                 f"actor steered chooses the noise that a policy denoises, and {type(base).__name__}.decode made two chunks "
                 f"of one noise ({float((first - again).abs().max()):.2g} half-ranges apart): decode without own noise "
                 f"(a deterministic sampler, no dropout), or use actor=residual"
             )
+        return actor
 
     def practised(self) -> None:
         """See `vla_rl.optional.PractisingActor`."""

@@ -28,7 +28,7 @@ from vla_rl.learning.remedies import (
     less_exploration,
     more_exploration,
     sees_more,
-)  # fmt: skip
+)
 from vla_rl.run.preflight import check_run
 from vla_rl.types import EmbodimentSpec, Trajectory
 
