@@ -198,7 +198,7 @@ def test_a_persons_decisions_are_drawn_with_the_demonstrations(tmp_path):
     """Half of a batch, and the run's setting decides what of them lies in RAM."""
     policy = small()
     algorithm = TD3(TD3Config(batch_size=32, start_decisions=1, critics=CriticsConfig(hidden=[8])), policy)
-    learner = learner_for(algorithm, tmp_path / "replay", 0, lambda: [episode(0, t=2)], ram_bytes=0)
+    learner = learner_for(algorithm, tmp_path / "replay", 0, lambda: [("demonstrations", episode(0, t=2))], ram_bytes=0)
     human = torch.zeros(20, 4, dtype=torch.bool)
     human[5:8] = True
     first_half, update = set(), algorithm.update

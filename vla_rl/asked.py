@@ -53,7 +53,9 @@ class AlgorithmOptions:
     mirrors: bool = False  # it shows some rows in the robot's mirror
     remembered: int = 0  # successes of each task that it keeps in its checkpoint
     offline_updates: int = 0  # before the first episode, on demonstrations
+    updates_per_decision: float | None = None  # None: it learns from no replay
     demonstration_share: float = 0.0  # of each batch
+    offline_share: float | None = None  # of each batch, of other runs' episodes; None: it has no such option
     temperature: float | None = None
     memory: Any = None  # with ``episodes``, of successes that are imitated again
 

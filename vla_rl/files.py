@@ -17,6 +17,7 @@ from vla_rl.specs import EmbodimentSpec
 
 CONFIG, EMBODIMENT, TRAINING_STATE = "config.json", "embodiment.json", "training_state"
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+REPLAY_FILES = "header.json", "journal.jsonl"  # beside a replay's rows
 _INCOMPLETE = "use another checkpoint, such as *.last_good beside it"
 # What a user can do about what the system refuses. An error that is not listed is a bug, and shows its traceback.
 _REMEDIES = {
@@ -115,6 +116,17 @@ def check_checkpoint(path: Path) -> EmbodimentSpec:
     for name in weight_files(path):
         check_tensors(path / name)
     return embodiment
+
+
+def replay_of(path: Path) -> Path:
+    """The replay of a run's folder, or ``path`` itself where it is one. Raises `ConfigError` for any other folder."""
+    for folder in (path / "replay", path):
+        if all((folder / name).is_file() for name in REPLAY_FILES):
+            return folder
+    raise ConfigError(
+        f"replay.offline: {path} has no replay: name the folder of a run whose algorithm learns from one (rlpd, residual, "
+        f"td3, sac, iql, parl, dsrl), or its folder replay"
+    )
 
 
 def weight_files(path: Path) -> list[str]:

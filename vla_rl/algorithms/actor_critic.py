@@ -20,7 +20,7 @@ from vla_rl.algorithms import choices, critics
 from vla_rl.algorithms.eyes import Eyes
 from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adamw, optimizer_state
 from vla_rl.algorithms.replay_settings import ActorCriticConfig, SACConfig, TD3Config
-from vla_rl.data.replay import DEMONSTRATIONS, INTERVENTIONS, ONLINE
+from vla_rl.data.replay import DEMONSTRATIONS, INTERVENTIONS, OFFLINE, ONLINE
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import ActorPolicy, AlgorithmContext, Draw, Policy, SteeredActor
 from vla_rl.optional import ChoosingActor, PractisingActor
@@ -105,8 +105,8 @@ class ActorCritic(ABC):
         """One step of the critics and, every ``actor_every``, one of the actor. Raises `TrainingDiverged`."""
         c = self.config
         offline = self.updates < c.offline_updates
-        share = c.demonstration_share if offline or c.demonstrations_online else 0.0
-        shares = {(DEMONSTRATIONS, INTERVENTIONS): share, (ONLINE,): 1.0 - share}
+        shown, others = (c.demonstration_share, c.offline_share) if offline or c.demonstrations_online else (0.0, 0.0)
+        shares = {(DEMONSTRATIONS, INTERVENTIONS): shown, (OFFLINE,): others, (ONLINE,): 1.0 - shown - others}
         batch = draw(c.batch_size, gamma=c.gamma, n_step=c.n_step, shares=shares, images=self._eyes.open)
         frames = self._on_device(self._eyes.seen(batch.extra, batch.observations, self.generator))
         next_frames = self._on_device(self._eyes.seen(batch.next_extra, batch.next_observations, self.generator))
@@ -366,10 +366,11 @@ class SAC(ClimbingActor):
     def __init__(self, config: SACConfig, policy: Policy) -> None:
         """Raises ConfigError for demonstrations where critics read a noise."""
         super().__init__(config, policy)
-        if self.needs_latents and config.demonstration_share and isinstance(policy, SteeredActor):
+        if self.needs_latents and isinstance(policy, SteeredActor) and (config.demonstration_share or config.offline_share):
             raise ConfigError(
-                f"algorithm {self.name} learns what noises are worth, and demonstrations have no noise: set "
-                f"algorithm.demonstration_share=0, or use algorithm=dsrl, which learns from their actions"
+                f"algorithm {self.name} learns what noises are worth, and demonstrations have no noise, nor have other "
+                f"runs' episodes: set algorithm.demonstration_share=0 and algorithm.offline_share=0, or use "
+                f"algorithm=dsrl, which learns from their actions"
             )
         size = self.policy.latent_dim
         self.target_entropy = -size / 2.0 if config.target_entropy is None else config.target_entropy

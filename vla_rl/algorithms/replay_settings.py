@@ -75,10 +75,11 @@ class ActorCriticConfig:
     below what the data earned) at ``conservative_weight``, from ``conservative_samples`` actions each of the actor and at
     random.
 
-    Data: of a batch of ``batch_size``, ``demonstration_share`` are demonstrations and those decisions of online episodes in
-    which a person chose a step, each as likely (HIL-SERL; ``demonstrations_online=false``: only before the first episode, as
-    WSRL); the rest are of online episodes, with a person's decisions among them. ``n_step`` decisions of reward; ``gamma``
-    discounts per control step.
+    Data: of a batch of ``batch_size``, ``demonstration_share`` are demonstrations and those decisions of online episodes
+    in which a person chose a step, each as likely (HIL-SERL); ``offline_share`` are of the episodes of other runs that
+    ``replay.offline`` names (``demonstrations_online=false``: neither but before the first episode, as WSRL); the rest are
+    of online episodes, with a person's decisions among them. ``n_step`` decisions of reward; ``gamma`` discounts per control
+    step.
 
     Actor: ``imitation_coef`` on the squared distance to human and demonstrated actions, ``action_penalty`` on the squared
     latent action, ``grad_clip`` on both gradients. ``anchor_coef`` on the squared distance of the latent action to what it
@@ -99,6 +100,7 @@ class ActorCriticConfig:
     conservative_weight: float = 0.005
     conservative_samples: int = 4
     demonstration_share: float = 0.5
+    offline_share: float = 0.0
     demonstrations_online: bool = True
     gamma: float = 0.99
     n_step: int = 1
@@ -124,8 +126,13 @@ class ActorCriticConfig:
         ):  # fmt: skip
             require_range("algorithm", name, getattr(self, name), 0)
         require_above_zero("algorithm", "grad_clip", self.grad_clip)
-        for name in ("gamma", "demonstration_share", "anchor_floor"):
+        for name in ("gamma", "demonstration_share", "offline_share", "anchor_floor"):
             require_range("algorithm", name, getattr(self, name), 0.0, 1.0)
+        if self.demonstration_share + self.offline_share > 1:
+            raise ConfigError(
+                f"algorithm.demonstration_share={self.demonstration_share:g} and algorithm.offline_share="
+                f"{self.offline_share:g} are more than a batch: they may sum to 1"
+            )
         require_choice("algorithm", "conservatism", self.conservatism, CONSERVATISM)
         if not (self.encoder_online or self.offline_updates):
             raise ConfigError(

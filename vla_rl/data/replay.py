@@ -23,7 +23,7 @@ from vla_rl.data.tables import LARGE, Field, Growing, Table
 from vla_rl.errors import UserError
 from vla_rl.types import EmbodimentSpec, Observation, Trajectory, Transitions
 
-ONLINE, DEMONSTRATIONS = "online", "demonstrations"  # sources
+ONLINE, DEMONSTRATIONS, OFFLINE = "online", "demonstrations", "offline"  # sources; offline: episodes of other runs
 INTERVENTIONS, SOLVED = "interventions", "solved"  # what is drawn apart, too, of the sources but demonstrations
 _IMAGE, _EXTRA = "image:", "extra:"
 _EPISODE = [("end", "i8"), ("version", "i8"), ("source", "i4"), ("terminated", "?"), ("proposed", "?")]
@@ -287,13 +287,13 @@ class Replay:
         weights = torch.cat([torch.ones(b, 1), factors[:, :-1]], dim=1)
         over, terminated = torch.from_numpy(ahead == left), torch.from_numpy(episode["terminated"].copy())
         return Transitions(
-            observations=self._observation(before),
+            observations=observation_of(before, self._texts),
             actions=d["actions"][:, 0],
             valid=d["valid"][:, 0],
             is_human=d["human"][:, 0],
             rewards=torch.where(inside, weights * d["rewards"], 0.0).sum(1),
             discounts=torch.where(over & terminated, 0.0, factors[:, -1]),
-            next_observations=self._observation(after),
+            next_observations=observation_of(after, self._texts),
             extra=_named(before, _EXTRA),
             next_extra=_named(after, _EXTRA),
             source=tuple(map(self._sources.__getitem__, episode["source"].tolist())),
@@ -309,13 +309,15 @@ class Replay:
         columns = _take(wanted, frames)
         return columns if images else {k: v for k, v in columns.items() if not k.startswith(_IMAGE)}
 
-    def _observation(self, columns: Mapping[str, Tensor]) -> Observation:
-        return Observation(
-            images=_named(columns, _IMAGE),
-            proprio=columns["proprio"],
-            instruction=tuple(map(self._texts.__getitem__, columns["text"].tolist())),
-            privileged=columns.get("privileged"),
-        )
+
+def observation_of(columns: Mapping[str, Tensor], texts: Sequence[str]) -> Observation:
+    """What the columns of frames show; ``texts``: the instructions that they number."""
+    return Observation(
+        images=_named(columns, _IMAGE),
+        proprio=columns["proprio"],
+        instruction=tuple(map(texts.__getitem__, columns["text"].tolist())),
+        privileged=columns.get("privileged"),
+    )
 
 
 def _take(tables: list[Table], rows: np.ndarray) -> dict[str, Tensor]:

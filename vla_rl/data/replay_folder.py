@@ -23,14 +23,14 @@ import numpy as np
 from vla_rl.data.journal import Journal
 from vla_rl.data.tables import Field, Table
 from vla_rl.errors import UserError, first_line
-from vla_rl.files import read_json
+from vla_rl.files import REPLAY_FILES, read_json
 from vla_rl.run.lock import RunLock
 from vla_rl.storage import disk_full, fsync, is_disk_full, to_json, write_text
 from vla_rl.types import EmbodimentSpec
 
 FORMAT = 2  # 1: a folder per episode
 DECISIONS, FRAMES = "decisions", "frames"
-_HEADER, _JOURNAL, _ROWS = "header.json", "journal.jsonl", ".rows"
+_HEADER, _JOURNAL, _ROWS = *REPLAY_FILES, ".rows"
 _REMEDY = "start over with --fresh, or restore the folder"
 _owned: weakref.WeakValueDictionary[tuple[int, Path], RunLock] = weakref.WeakValueDictionary()
 
@@ -65,7 +65,7 @@ class ReplayFolder:
         self._lock = _own(path)
 
     def tables(self, layout: Mapping[str, list[Field]]) -> dict[str, Table]:
-        return {name: Table(fields, self.path / (quote(name, safe="") + _ROWS)) for name, fields in layout.items()}
+        return _tables(self.path, layout)
 
     def clear(self) -> None:
         """Remove the journal first: without it the rest is nothing."""
@@ -89,13 +89,7 @@ class ReplayFolder:
             self.clear()
             return {}, [], embodiment
         records = self._journal.read()
-        robot, layout = self._header() if records else (None, {})
-        if robot is not None and embodiment is not None:
-            embodiment.require(robot, "this run", f"the replay {self.path}")
-        tables = self.tables(layout)
-        missing = [table.path.name for table in tables.values() if table.path and not table.path.exists()]
-        if missing:
-            raise UserError(f"replay: {self.path} is damaged ({missing[0]} is missing): {_REMEDY}")
+        tables, robot = _described(self.path, embodiment) if records else ({}, None)
         whole = _whole(tables, records[:episodes])
         if episodes is not None and whole < episodes:
             raise UserError(f"replay: {self.path} holds {whole} episodes and the checkpoint needs {episodes}: {_REMEDY}")
@@ -106,19 +100,6 @@ class ReplayFolder:
         for name, table in tables.items():
             table.cut(rows_of(name, records[:whole]))
         return tables, records[:whole], embodiment or robot
-
-    def _header(self) -> tuple[EmbodimentSpec | None, dict[str, list[Field]]]:
-        header = read_json(self.path / _HEADER, _REMEDY)
-        if header.get("format") != FORMAT:
-            raise UserError(
-                f"replay: {self.path} has the format {header.get('format')}, this version of vla-rl reads {FORMAT}: use the "
-                f"version that wrote it, or start over with --fresh"
-            )
-        try:
-            robot = None if header["embodiment"] is None else EmbodimentSpec.from_dict(header["embodiment"])
-            return robot, {name: [Field.from_json(f) for f in fields] for name, fields in header["tables"].items()}
-        except (KeyError, TypeError, ValueError, AttributeError) as problem:
-            raise UserError(f"{self.path / _HEADER} is damaged ({first_line(problem)}): {_REMEDY}") from problem
 
     # ----------------------------------------------------------------------------------------------------------- writing
     def append(
@@ -159,6 +140,51 @@ class ReplayFolder:
         }
         write_text(part, to_json(header))
         part.replace(self.path / _HEADER)
+
+
+def read_folder(path: Path, embodiment: EmbodimentSpec | None) -> tuple[dict[str, Table], list[dict[str, Any]]]:
+    """Tables and records of the whole episodes in a folder, as it is: nothing is cut off or locked; its writer may go on.
+
+    Raises `UserError` for the folder of another robot, or for damage."""
+    records = Journal(path / _JOURNAL).read()
+    if not records:
+        return {}, []
+    tables, _ = _described(path, embodiment)
+    records = records[: _whole(tables, records)]
+    for name, table in tables.items():
+        table.leave_ram()
+        table.count = rows_of(name, records)
+    return tables, records
+
+
+def _tables(path: Path, layout: Mapping[str, list[Field]]) -> dict[str, Table]:
+    return {name: Table(fields, path / (quote(name, safe="") + _ROWS)) for name, fields in layout.items()}
+
+
+def _described(path: Path, embodiment: EmbodimentSpec | None) -> tuple[dict[str, Table], EmbodimentSpec | None]:
+    """Tables and robot as the header says. Raises `UserError` for another robot than ``embodiment``, or a missing file."""
+    robot, layout = _header(path)
+    if robot is not None and embodiment is not None:
+        embodiment.require(robot, "this run", f"the replay {path}")
+    tables = _tables(path, layout)
+    missing = [table.path.name for table in tables.values() if table.path and not table.path.exists()]
+    if missing:
+        raise UserError(f"replay: {path} is damaged ({missing[0]} is missing): {_REMEDY}")
+    return tables, robot
+
+
+def _header(path: Path) -> tuple[EmbodimentSpec | None, dict[str, list[Field]]]:
+    header = read_json(path / _HEADER, _REMEDY)
+    if header.get("format") != FORMAT:
+        raise UserError(
+            f"replay: {path} has the format {header.get('format')}, this version of vla-rl reads {FORMAT}: use the "
+            f"version that wrote it, or start over with --fresh"
+        )
+    try:
+        robot = None if header["embodiment"] is None else EmbodimentSpec.from_dict(header["embodiment"])
+        return robot, {name: [Field.from_json(f) for f in fields] for name, fields in header["tables"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as problem:
+        raise UserError(f"{path / _HEADER} is damaged ({first_line(problem)}): {_REMEDY}") from problem
 
 
 def rows_of(table: str, records: list[dict[str, Any]]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,13 +12,15 @@ import torch
 from torch import Tensor
 
 from vla_rl.asked import config_of
-from vla_rl.data.replay import DEMONSTRATIONS, ONLINE, Replay
+from vla_rl.data.replay import ONLINE, Replay
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.interfaces import OnPolicy, Replayed
 from vla_rl.learning.figures import mean_figures
 from vla_rl.reporting.progress import Progress
 from vla_rl.run.settings import RAM_BYTES
 from vla_rl.types import EmbodimentSpec, RolloutBatch, Trajectory
+
+Given = tuple[str, Trajectory]  # a replay's source, and an episode with its rewards, that is there before the first
 
 
 class Learner(Protocol):
@@ -104,18 +106,17 @@ class BatchLearner:
 
 
 class ReplayLearner:
-    """For a `Replayed` algorithm: episodes are kept in ``folder`` (None: in memory), and so are ``demonstrations``, before
-    the first of them.
+    """For a `Replayed` algorithm: episodes are kept in ``folder`` (None: in memory), and before the first of them what
+    ``given`` yields, each with its source.
 
     Each new decision earns ``config.updates_per_decision`` updates, from ``config.start_decisions`` of them on.
     """
 
     def __init__(
-        self, algorithm: Replayed, folder: Path | None, seed: int,
-        demonstrations: Callable[[], Sequence[Trajectory]] = tuple,
+        self, algorithm: Replayed, folder: Path | None, seed: int, given: Callable[[], Iterable[Given]] = tuple,
         embodiment: EmbodimentSpec | None = None, ram_bytes: int = RAM_BYTES,
     ) -> None:  # fmt: skip
-        self.algorithm, self._folder, self._demonstrations = algorithm, folder, demonstrations
+        self.algorithm, self._folder, self._given = algorithm, folder, given
         self._options: dict[str, Any] = {"embodiment": embodiment, "ram_bytes": ram_bytes}
         self._generator = torch.Generator().manual_seed(seed)
         self._replay: Replay | None = None
@@ -134,8 +135,8 @@ class ReplayLearner:
     def replay(self) -> Replay:
         if self._replay is None:  # a new run; one that goes on has loaded its state
             self._replay = Replay(self._folder, **self._options)
-            for trajectory in self._demonstrations():
-                self.add(trajectory, trajectory.rewards.sum(1), DEMONSTRATIONS)
+            for source, trajectory in self._given():
+                self.add(trajectory, trajectory.rewards.sum(1), source)
         return self._replay
 
     def learn(
@@ -151,7 +152,7 @@ class ReplayLearner:
         return figures | self._update(updates) | {"replay/updates": float(updates)}
 
     def prepare(self, progress: Progress) -> dict[str, float]:
-        """``config.offline_updates`` on the demonstrations. Raises `ConfigError` where there are none to learn from."""
+        """``config.offline_updates`` on what was given. Raises `ConfigError` where that is nothing."""
         updates = self.algorithm.config.offline_updates
         if updates and not len(self.replay):
             raise ConfigError(
@@ -232,7 +233,7 @@ class ReplayLearner:
 
 
 def learner_for(
-    algorithm: Any, folder: Path, seed: int, demonstrations: Callable[[], Sequence[Trajectory]] = tuple,
+    algorithm: Any, folder: Path, seed: int, given: Callable[[], Iterable[Given]] = tuple,
     embodiment: EmbodimentSpec | None = None, ram_bytes: int = RAM_BYTES,
 ) -> Learner:  # fmt: skip
     """The way in which ``algorithm`` learns. Raises `ConfigError` for one that is neither `OnPolicy` nor `Replayed`.
@@ -240,7 +241,7 @@ def learner_for(
     ``embodiment``: the robot, which a replay then insists on; ``ram_bytes``: what a replay keeps in RAM.
     """
     if isinstance(algorithm, Replayed):
-        return ReplayLearner(algorithm, folder, seed, demonstrations, embodiment, ram_bytes)
+        return ReplayLearner(algorithm, folder, seed, given, embodiment, ram_bytes)
     if isinstance(algorithm, OnPolicy):
         return BatchLearner(algorithm)
     raise ConfigError(

@@ -15,7 +15,8 @@ from vla_rl.learning.learners import ReplayLearner
 from vla_rl.learning.offline import OfflineRounds
 from vla_rl.run.context import Run, evaluate_held_out, start_checkpoint
 from vla_rl.run.opening import seeded
-from vla_rl.run.reward_phases import rl_reward, shown
+from vla_rl.run.prior_data import given
+from vla_rl.run.reward_phases import rl_reward
 
 
 def phase_offline(run: Run) -> dict[str, Any]:
@@ -33,7 +34,7 @@ def phase_offline(run: Run) -> dict[str, Any]:
         c.offline,
         chain,
         ReplayLearner(
-            chain.iql, run.dir / "replay", c.seed, lambda: shown(run, policy), policy.embodiment, c.replay.ram_bytes
+            chain.iql, run.dir / "replay", c.seed, lambda: given(run, policy), policy.embodiment, c.replay.ram_bytes
         ),
         run.engine(policy),
         rl_reward(run, policy),

@@ -34,7 +34,7 @@ from vla_rl.config import RunConfig, checked
 from vla_rl.devices import check_device
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.reporting.machine import available_cores, default_threads
-from vla_rl.run.demonstration_checks import check_demonstrations
+from vla_rl.run.data_checks import check_demonstrations, check_offline_replays
 from vla_rl.run.phases import PHASES, with_followers
 from vla_rl.settings import refuse_potential_in_groups
 
@@ -153,7 +153,7 @@ def _check_inputs(config: RunConfig, open_phases: list[str], fresh: bool) -> Non
                 f"phases has {name}, and {needs} has trained no policy that it could judge: put {needs} before it, or leave "
                 f"{name} out"
             )
-        if name == "offline" and not (has_data or config.offline.start_episodes):
+        if name == "offline" and not (has_data or config.offline.start_episodes or config.replay.offline):
             raise ConfigError(
                 "phases has offline, and there is no data to learn from: put collect before it, name demonstrations with "
                 "dataset=FOLDER, or let the policy act first with offline.start_episodes=64"
@@ -165,6 +165,7 @@ def _check_inputs(config: RunConfig, open_phases: list[str], fresh: bool) -> Non
 # ---------------------------------------------------------------------------------------- values that belong together
 def check_run(config: RunConfig) -> None:
     """Raise `ConfigError` for a phase that could learn nothing, before any phase runs."""
+    check_offline_replays(config)
     if "offline" in config.phases:
         _check_offline(config)
     if "rl" not in config.phases or not config.rl.iterations:

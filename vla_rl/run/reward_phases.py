@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Callable
 from typing import Any
-
-import torch
 
 from vla_rl.asked import AlgorithmFigures, asked
 from vla_rl.build import attribute
@@ -75,20 +72,6 @@ def trained_reward(run: Run, policy: Any) -> Any:
     if is_learned(reward) and (run.dir / REWARD_FOLDER).is_dir():
         load_reward(run.dir / REWARD_FOLDER, run.config.reward_type, reward)
     return reward
-
-
-def shown(run: Run, policy: Any) -> list[Trajectory]:
-    """The demonstrations in the policy's own chunks, for a replay; each decision has what the run's reward gives it, as the
-    others in there have, in its first control step. None where the run has no dataset."""
-    if not run.has_dataset:
-        return []
-    found = demonstration_trajectories(split_demonstrations(run)[0], stride=policy.chunk_length)
-    out = []
-    for trajectory, given in zip(found, trained_reward(run, policy).score(found), strict=True):
-        rewards = torch.zeros_like(trajectory.rewards)
-        rewards[:, 0] = given
-        out.append(dataclasses.replace(trajectory, rewards=rewards))
-    return out
 
 
 def rl_reward(run: Run, policy: Any) -> Any:

@@ -32,7 +32,8 @@ from vla_rl.run.context import (
     start_checkpoint,
 )
 from vla_rl.run.opening import seeded
-from vla_rl.run.reward_phases import rl_guard, rl_reward, shown
+from vla_rl.run.prior_data import given
+from vla_rl.run.reward_phases import rl_guard, rl_reward
 from vla_rl.run.settings import DEMONSTRATIONS
 
 
@@ -72,7 +73,7 @@ def learner_of(run: Run, policy: Any) -> Learner:
     if start != start_checkpoint(run):  # what the offline rounds trained beside the policy goes on, and is not made anew
         load_weights(start, policy)
     return learner_for(
-        algorithm, run.dir / "replay", c.seed, lambda: shown(run, policy), policy.embodiment, c.replay.ram_bytes
+        algorithm, run.dir / "replay", c.seed, lambda: given(run, policy), policy.embodiment, c.replay.ram_bytes
     )
 
 

@@ -93,9 +93,11 @@ class SlotsConfig:
 @dataclass
 class ReplayConfig:
     """The replay of algorithms that have one: ``ram_bytes`` of it are kept in RAM, small columns first; the rest is read
-    from the run's folder."""
+    from the run's folder. ``offline``: folders of other runs (or their replays), whose episodes are there before the first
+    of this one; of each batch ``algorithm.offline_share`` are theirs."""
 
     ram_bytes: int = RAM_BYTES
+    offline: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.ram_bytes < 0:

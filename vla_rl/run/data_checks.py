@@ -1,4 +1,5 @@
-"""What is known, before a run begins, of demonstrations: that there are some, and that they say what was sent."""
+"""What is known, before a run begins, of the data that it learns from: that there are demonstrations, and that they say what
+was sent; that episodes of other runs are there, and would be learned from."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from vla_rl.asked import AlgorithmOptions, EnvOptions, asked
 from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError
 from vla_rl.run.settings import DEMONSTRATIONS
+from vla_rl.specs import EmbodimentSpec
 
 _AGAIN = "write or fetch the dataset again"
 
@@ -45,9 +47,45 @@ def check_demonstrations(config: RunConfig, has_data: bool) -> None:
         )
 
 
+def check_offline_replays(config: RunConfig) -> None:
+    """Raise `ConfigError` where ``replay.offline`` names what is no replay, or nothing would learn from those."""
+    algorithm, given = asked(config.algorithm, AlgorithmOptions), f"replay.offline={list(config.replay.offline)}"
+    if not config.replay.offline:
+        if algorithm.offline_share and "rl" in config.phases:
+            raise ConfigError(
+                f"algorithm.offline_share={algorithm.offline_share:g} needs episodes of other runs: name those runs, "
+                f"replay.offline=[outputs/NAME], or set it to 0"
+            )
+        return
+    for path in config.replay.offline:
+        files.replay_of(Path(path))
+    if "offline" in config.phases:
+        return
+    if "rl" not in config.phases or algorithm.updates_per_decision is None:
+        raise ConfigError(
+            f"{given} needs a phase that learns from a replay, and this run has none (algorithm.type="
+            f"{config.algorithm_type}): use algorithm=rlpd, residual, iql or another of docs/algorithms/off_policy.md, or "
+            f"leave it out"
+        )
+    if algorithm.offline_share == 0:
+        raise ConfigError(
+            f"{given}: algorithm.offline_share=0 draws none of those episodes. Set algorithm.offline_share=0.25, or leave "
+            f"replay.offline out"
+        )
+
+
+def check_robot(config: RunConfig, embodiment: EmbodimentSpec) -> None:
+    """Raise `UserError` where an episode of ``replay.offline`` is of another robot or other cameras than the env's."""
+    for path in config.replay.offline:
+        folder = files.replay_of(Path(path))
+        kept = files.read_json(folder / files.REPLAY_FILES[0], "restore the folder, or leave it out").get("embodiment")
+        if kept is not None:
+            embodiment.require(EmbodimentSpec.from_dict(kept), "the env", f"the replay {folder}")
+
+
 def _check_replayed(config: RunConfig) -> None:
     algorithm = asked(config.algorithm, AlgorithmOptions)
-    for name in ("offline_updates", "demonstration_share"):
+    for name in ("demonstration_share",) if config.replay.offline else ("offline_updates", "demonstration_share"):
         if value := getattr(algorithm, name):
             raise ConfigError(
                 f"algorithm.{name}={value:g} needs demonstrations, and this run has none: name those that the start "

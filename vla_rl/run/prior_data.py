@@ -1,0 +1,43 @@
+"""What is in a run's replay before its first episode: demonstrations, and episodes of other runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vla_rl.data.recorded import recorded
+from vla_rl.data.replay import DEMONSTRATIONS, OFFLINE
+from vla_rl.files import replay_of
+from vla_rl.learning.learners import Given
+from vla_rl.rewards.sources import demonstration_trajectories
+from vla_rl.run.context import Run, split_demonstrations
+from vla_rl.run.reward_phases import trained_reward
+
+_SCORED = 64  # episodes of other runs at a time
+
+
+def given(run: Run, policy: Any) -> Iterator[Given]:
+    """Demonstrations in the policy's own chunks, then the episodes of ``replay.offline``; each decision has what the run's
+    reward gives it, as the others in there have, in its first control step."""
+    if not (run.has_dataset or run.config.replay.offline):
+        return
+    reward = trained_reward(run, policy)
+    if run.has_dataset:
+        found = demonstration_trajectories(split_demonstrations(run)[0], stride=policy.chunk_length)
+        yield from _scored(DEMONSTRATIONS, reward, found)
+    for path in run.config.replay.offline:
+        episodes = recorded(replay_of(Path(path)), policy.embodiment, policy.chunk_length)
+        while part := list(itertools.islice(episodes, _SCORED)):
+            yield from _scored(OFFLINE, reward, part)
+
+
+def _scored(source: str, reward: Any, episodes: list[Any]) -> Iterator[Given]:
+    for trajectory, amounts in zip(episodes, reward.score(episodes), strict=True):
+        rewards = torch.zeros_like(trajectory.rewards)
+        rewards[:, 0] = amounts
+        yield source, dataclasses.replace(trajectory, rewards=rewards)
