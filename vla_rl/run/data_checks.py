@@ -48,7 +48,7 @@ def check_demonstrations(config: RunConfig, has_data: bool) -> None:
 
 
 def check_offline_replays(config: RunConfig) -> None:
-    """Raise `ConfigError` where ``replay.offline`` names what is no replay, or nothing would learn from those."""
+    """Raise `ConfigError` where nothing would learn from ``replay.offline``, or a share is asked of none."""
     algorithm, given = asked(config.algorithm, AlgorithmOptions), f"replay.offline={list(config.replay.offline)}"
     if not config.replay.offline:
         if algorithm.offline_share and "rl" in config.phases:
@@ -57,8 +57,6 @@ def check_offline_replays(config: RunConfig) -> None:
                 f"replay.offline=[outputs/NAME], or set it to 0"
             )
         return
-    for path in config.replay.offline:
-        files.replay_of(Path(path))
     if "offline" in config.phases:
         return
     if "rl" not in config.phases or algorithm.updates_per_decision is None:
@@ -74,8 +72,11 @@ def check_offline_replays(config: RunConfig) -> None:
         )
 
 
-def check_robot(config: RunConfig, embodiment: EmbodimentSpec) -> None:
-    """Raise `UserError` where an episode of ``replay.offline`` is of another robot or other cameras than the env's."""
+def check_replays(config: RunConfig, embodiment: EmbodimentSpec) -> None:
+    """Raise `UserError` where ``replay.offline`` names what is no replay, or one of another robot or other cameras than the
+    env's. A run that goes on has those episodes already, and asks for nothing."""
+    if (config.run_dir / "replay" / files.REPLAY_FILES[0]).exists():
+        return
     for path in config.replay.offline:
         folder = files.replay_of(Path(path))
         kept = files.read_json(folder / files.REPLAY_FILES[0], "restore the folder, or leave it out").get("embodiment")

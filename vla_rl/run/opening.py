@@ -20,7 +20,7 @@ from vla_rl.errors import ConfigError, UserError
 from vla_rl.files import check_checkpoint
 from vla_rl.interfaces import Env
 from vla_rl.optional import PublishablePolicy
-from vla_rl.run.data_checks import check_robot
+from vla_rl.run.data_checks import check_replays
 from vla_rl.run.phases import PHASES
 from vla_rl.types import EmbodimentSpec, TaskSpec
 
@@ -62,7 +62,7 @@ def checked_env(config: RunConfig, resources: contextlib.ExitStack) -> Env:
         _require_cameras(config.policy, env.embodiment)
         if "sft" in config.phases and config.sft.augment.mirror:
             require_mirror(env.embodiment)
-    check_robot(config, env.embodiment)
+    check_replays(config, env.embodiment)
     if "rl" in config.phases and asked(config.algorithm, AlgorithmOptions).mirrors:
         require_mirror(env.embodiment)
     if "rl" in config.phases and config.critic_type == "privileged" and env.privileged_dim < 1:
