@@ -526,9 +526,9 @@ def test_several_noises_a_state_tell_what_differs_there_however_much_states_do()
     noise = torch.zeros(2, 4, 2)
     noise[:, 0, 0] = torch.tensor([-1.0, 1.0])
     for state in (0, 63):
-        rows = encoded[[state, state]]
-        low, high = algorithm._value(rows, policy.latent_of(noise), frames).detach()[0].tolist()
-        assert 1.6 < high - low < 3.0  # two standard deviations of what noises of one state differ by (of four, so a bit more)
+        values = algorithm._value(encoded[[state, state]], policy.latent_of(noise), frames)
+        low, high = values.detach()[0].tolist()
+        assert 1.6 < high - low < 3.0  # two standard deviations among noises (among four of a state, so somewhat more)
     again = DSRL(settings, policy)
     again.load_state_dict(algorithm.state_dict())
     assert again._spread == algorithm._spread > 0

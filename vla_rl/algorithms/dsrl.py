@@ -5,7 +5,8 @@ executed; a critic of noises is regressed to it through the frozen policy; the a
 penalty is GR-RL's (arXiv 2512.01801, online stage). Plain SAC on a steered actor is the paper's DSRL-SAC.
 
 Noises of one state differ in value far less than states do, so a regression to whole values spends itself on the states.
-With ``noise_samples`` above 1, which the paper has not, it is to differences among noises of one state, in units of their spread.
+With ``noise_samples`` above 1, which the paper has not, it is to differences among noises of one state, in units of their
+spread.
 """
 
 from __future__ import annotations
@@ -117,8 +118,12 @@ class DSRL(SAC):
 
     # ---------------------------------------------------------------------------------------------------------- resume
     def state_dict(self) -> dict[str, Any]:
-        own = {"noise_critics": dict(self.noise_critics.state_dict()), "noise_guard": self._noise_guard.state_dict()}
-        return super().state_dict() | own | {"noise_optimizer": optimizer_state(self.noise_optimizer), "spread": self._spread}
+        return super().state_dict() | {
+            "noise_critics": dict(self.noise_critics.state_dict()),
+            "noise_guard": self._noise_guard.state_dict(),
+            "noise_optimizer": optimizer_state(self.noise_optimizer),
+            "spread": self._spread,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
