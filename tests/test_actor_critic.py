@@ -529,6 +529,13 @@ def test_several_noises_a_state_tell_what_differs_there_however_much_states_do()
         values = algorithm._value(encoded[[state, state]], policy.latent_of(noise), frames)
         low, high = values.detach()[0].tolist()
         assert 1.6 < high - low < 3.0  # two standard deviations among noises (among four of a state, so somewhat more)
+    algorithm.config = DSRLConfig(entropy_in_backup=True)
+    algorithm.generator.manual_seed(0)
+    _, whole = algorithm._next_latent(encoded, frames)
+    algorithm.config = dataclasses.replace(settings, entropy_in_backup=True)
+    algorithm.generator.manual_seed(0)
+    _, in_rewards = algorithm._next_latent(encoded, frames)
+    torch.testing.assert_close(in_rewards, whole * algorithm._spread)  # what critics of actions learn is in rewards
     again = DSRL(settings, policy)
     again.load_state_dict(algorithm.state_dict())
     assert again._spread == algorithm._spread > 0

@@ -68,7 +68,13 @@ class DSRL(SAC):
         self.noise_critics.requires_grad_(False)
         value = self.noise_critics(encoded, latent).squeeze(-1)
         self.noise_critics.requires_grad_(True)
-        return value.amin(0, keepdim=True)
+        # differences within a state leave each critic an offset of its own there, so that the least would be any of them
+        return value.amin(0, keepdim=True) if self.config.noise_samples == 1 else value.mean(0, keepdim=True)
+
+    def _next_latent(self, encoded: Tensor, frames: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | float]:
+        """As of SAC; the temperature of differences is in units of their spread, what is learned of actions in rewards."""
+        latent, bonus = super()._next_latent(encoded, frames)
+        return latent, bonus if self.config.noise_samples == 1 else bonus * self._spread
 
     def _improve(self, batch: Transitions, encoded: Tensor, frames: Mapping[str, Tensor]) -> dict[str, float]:
         losses = [self._learn_noise(batch.observations, encoded, frames) for _ in range(self.config.noise_updates)]
