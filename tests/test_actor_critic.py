@@ -507,42 +507,6 @@ def test_the_critic_of_noises_learns_what_the_critic_of_actions_says_of_their_ac
     torch.testing.assert_close(values[0], 0.1 * noise[:, 0, 0], rtol=0, atol=0.05)  # (of the two the least)
 
 
-def test_several_noises_a_state_tell_what_differs_there_however_much_states_do():
-    policy = SteeredPolicy(SteeredConfig(hidden=[8]), Base())
-    settings = DSRLConfig(batch_size=64, noise_samples=4, critics=CriticsConfig(hidden=[32], learning_rate=1e-2))
-    algorithm, offset = DSRL(settings, policy), torch.tensor([0.0])
-
-    def first_action(encoded, actions):  # and a thousand times as much for the state
-        return torch.stack([actions[:, :1] + 1000.0 * encoded[:, :1] + offset] * 2) * 0.01
-
-    algorithm.critics.forward = first_action
-    observation = seen(0, 64)
-    frames = policy.base.frame_features(observation)
-    encoded = policy.encode(frames).detach()
-    assert encoded[:, 0].std() > 0.01
-    for _ in range(400):
-        loss = algorithm._learn_noise(observation, encoded, frames)
-    assert loss < 0.05
-    noise = torch.zeros(2, 4, 2)
-    noise[:, 0, 0] = torch.tensor([-1.0, 1.0])
-    for state in (0, 63):
-        values = algorithm._value(encoded[[state, state]], policy.latent_of(noise), frames)
-        low, high = values.detach()[0].tolist()
-        assert 1.6 < high - low < 3.0  # two standard deviations among noises (among four of a state, so somewhat more)
-    algorithm.config = DSRLConfig(entropy_in_backup=True)
-    algorithm.generator.manual_seed(0)
-    _, whole = algorithm._next_latent(encoded, frames)
-    algorithm.config = dataclasses.replace(settings, entropy_in_backup=True)
-    algorithm.generator.manual_seed(0)
-    _, in_rewards = algorithm._next_latent(encoded, frames)
-    torch.testing.assert_close(in_rewards, whole * algorithm._spread)  # what critics of actions learn is in rewards
-    again = DSRL(settings, policy)
-    again.load_state_dict(algorithm.state_dict())
-    assert again._spread == algorithm._spread > 0
-    with pytest.raises(ConfigError, match=r"algorithm\.noise_samples"):
-        DSRLConfig(batch_size=8, noise_samples=9)
-
-
 def test_dsrl_bootstraps_from_what_the_frozen_policy_makes_of_the_actors_noise():
     policy = SteeredPolicy(SteeredConfig(hidden=[8]), Base())
     algorithm = DSRL(DSRLConfig(critics=CriticsConfig(hidden=[8])), policy)

@@ -33,9 +33,9 @@ from vla_rl.settings import EvaluateConfig, RewardCheckConfig, RolloutConfig
 # What may differ when a run is resumed, and between the runs of a study: it says how and where to compute, not what.
 MACHINE_KEYS = (
     "output_dir:", "threads:", "device:", "wandb:", "wandb.", "tensorboard:", "phases:", "collect.workers:", "slots.",
-    "replay.", "rollout.max_retries:", "reward_check.on_bad:", "rl.guard:", "sft.checkpoint_every:", "rl.checkpoint_every:",
-    "rl.keep_checkpoints:", "rl.keep_best:", "rl.concurrent.threads:", "rl.concurrent.nice:", "rl.concurrent.restarts:",
-    "rl.concurrent.hang_seconds:", "cluster.type:",
+    "replay.ram_bytes:", "rollout.max_retries:", "reward_check.on_bad:", "rl.guard:", "sft.checkpoint_every:",
+    "rl.checkpoint_every:", "rl.keep_checkpoints:", "rl.keep_best:", "rl.concurrent.threads:", "rl.concurrent.nice:",
+    "rl.concurrent.restarts:", "rl.concurrent.hang_seconds:", "cluster.type:",
     *(f"cluster.{f.name}:" for f in dataclasses.fields(RayConfig) if f.name not in WHAT_A_CLUSTER_LEARNS_FROM),
 )  # fmt: skip
 _EXAMPLE = "Overrides look like run=quickstart seed=1 algorithm.learning_rate=1e-4"

@@ -3,10 +3,6 @@
 Wagenmaker et al. 2025 (arXiv 2506.15799), algorithm 1: a critic of actions learns by temporal differences from what was
 executed; a critic of noises is regressed to it through the frozen policy; the actor climbs the least of those. The support
 penalty is GR-RL's (arXiv 2512.01801, online stage). Plain SAC on a steered actor is the paper's DSRL-SAC.
-
-Noises of one state differ in value far less than states do, so a regression to whole values spends itself on the states.
-With ``noise_samples`` above 1, which the paper has not, it is to differences among noises of one state, in units of their
-spread.
 """
 
 from __future__ import annotations
@@ -25,7 +21,6 @@ from vla_rl.errors import ConfigError
 from vla_rl.interfaces import Policy, SteeredActor
 from vla_rl.types import Observation, Transitions
 
-_SPREAD_RATE = 0.01  # of the running spread, an update
 
 class DSRL(SAC):
     """A `Replayed` algorithm for a `SteeredActor`. Besides what SAC owns: the critics of noises and their optimiser."""
@@ -52,7 +47,6 @@ class DSRL(SAC):
         self._noise_guard = GuardedStep(config.max_bad_updates, config.grad_clip)
         limit = config.support_limit
         self._support_limit = policy.latent_dim / 2.0 if limit is None else limit
-        self._spread = 0.0  # running standard deviation of values among noises of one state; 0: none was seen
 
     def _action_width(self, frames: Mapping[str, Tensor]) -> int:
         return self.policy.chunk_length * self.policy.embodiment.action_dim
@@ -68,25 +62,15 @@ class DSRL(SAC):
         self.noise_critics.requires_grad_(False)
         value = self.noise_critics(encoded, latent).squeeze(-1)
         self.noise_critics.requires_grad_(True)
-        # differences within a state leave each critic an offset of its own there, so that the least would be any of them
-        return value.amin(0, keepdim=True) if self.config.noise_samples == 1 else value.mean(0, keepdim=True)
-
-    def _next_latent(self, encoded: Tensor, frames: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | float]:
-        """As of SAC; the temperature of differences is in units of their spread, what is learned of actions in rewards."""
-        latent, bonus = super()._next_latent(encoded, frames)
-        return latent, bonus if self.config.noise_samples == 1 else bonus * self._spread
+        return value.amin(0, keepdim=True)
 
     def _improve(self, batch: Transitions, encoded: Tensor, frames: Mapping[str, Tensor]) -> dict[str, float]:
         losses = [self._learn_noise(batch.observations, encoded, frames) for _ in range(self.config.noise_updates)]
         return super()._improve(batch, encoded, frames) | {"dsrl/noise_critic_loss": sum(losses) / len(losses)}
 
     def _learn_noise(self, seen: Observation, encoded: Tensor, frames: Mapping[str, Tensor]) -> float:
-        """One step of the critics of noises towards the smallest value of the actions that the noises turn into; or, with
-        several noises a state (fewer states, as many rows), how their mean value differs from that of the others there."""
-        spec, n = self.policy.embodiment, self.config.noise_samples
-        if n > 1:
-            some = torch.randperm(len(encoded), generator=self.generator)[: max(1, len(encoded) // n)].repeat_interleave(n)
-            seen, encoded, frames = seen[some], encoded[some], {name: frame[some] for name, frame in frames.items()}
+        """One step of the critics of noises towards the smallest value of the actions that the noises turn into."""
+        spec = self.policy.embodiment
         shape = (len(encoded), self.policy.chunk_length, spec.action_dim)
         with torch.no_grad():
             noise = torch.randn(shape, generator=self.generator).to(encoded)
@@ -96,22 +80,12 @@ class DSRL(SAC):
                 mine = torch.rand(len(encoded), generator=self.generator) < self.config.own_share
                 noise = torch.where(mine.to(noise.device)[:, None, None], own, noise)
             actions = self.policy.decoded(noise, seen, frames)
-            target = self.head.value(self.critics(encoded, actions))
-            target = target.amin(0) if n == 1 else self._differences(target.mean(0))
+            target = self.head.value(self.critics(encoded, actions)).amin(0)
         values = self.noise_critics(encoded, self.policy.latent_of(noise)).squeeze(-1)
-        if n > 1:
-            values = _centred(values, n)
         loss = (values - target).square().mean()
         loss.backward()
         self._noise_guard.step(self.noise_optimizer, loss.detach())
         return float(loss.detach())
-
-    def _differences(self, values: Tensor) -> Tensor:
-        """``values`` [b · n] of n noises in each state, from their mean there, in units of the running spread."""
-        own = _centred(values, self.config.noise_samples)
-        spread = float(own.square().mean().sqrt())
-        self._spread += (1.0 if not self._spread else _SPREAD_RATE) * (spread - self._spread)
-        return own / max(self._spread, 1e-8)
 
     def _penalty(self, latent: Tensor) -> Tensor:
         """c · max(½‖noise‖² − β, 0), which keeps the noise among those that the frozen policy was trained on; what control
@@ -124,22 +98,11 @@ class DSRL(SAC):
 
     # ---------------------------------------------------------------------------------------------------------- resume
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {
-            "noise_critics": dict(self.noise_critics.state_dict()),
-            "noise_guard": self._noise_guard.state_dict(),
-            "noise_optimizer": optimizer_state(self.noise_optimizer),
-            "spread": self._spread,
-        }
+        own = {"noise_critics": dict(self.noise_critics.state_dict()), "noise_guard": self._noise_guard.state_dict()}
+        return super().state_dict() | own | {"noise_optimizer": optimizer_state(self.noise_optimizer)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self.noise_critics.load_state_dict(state["noise_critics"])
         self._noise_guard.load_state_dict(state["noise_guard"])
         load_optimizer_state(self.noise_optimizer, state["noise_optimizer"])
-        self._spread = float(state.get("spread", 0.0))
-
-
-def _centred(values: Tensor, n: int) -> Tensor:
-    """[… b · n], without the mean of each state's n."""
-    grouped = values.unflatten(-1, (-1, n))
-    return (grouped - grouped.mean(-1, keepdim=True)).flatten(-2)

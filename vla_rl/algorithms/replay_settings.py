@@ -75,7 +75,7 @@ class ActorCriticConfig:
     below what the data earned) at ``conservative_weight``, from ``conservative_samples`` actions each of the actor and at
     random.
 
-    Data: of a batch of ``batch_size``, ``demonstration_share`` are demonstrations and those decisions of online episodes
+    Data: of a batch of ``batch_size``, ``demonstration_share`` are demonstrations and those decisions of other episodes
     in which a person chose a step, each as likely (HIL-SERL); ``offline_share`` are of the episodes of other runs that
     ``replay.offline`` names (``demonstrations_online=false``: neither but before the first episode, as WSRL); the rest are
     of online episodes, with a person's decisions among them. ``n_step`` decisions of reward; ``gamma`` discounts per control
@@ -180,15 +180,12 @@ class SACConfig(ActorCriticConfig):
 @dataclass
 class DSRLConfig(SACConfig):
     """Settings of `DSRL`. ``noise_updates`` steps of the noise critic before each of the actor, each on noises of which
-    ``own_share`` are the actor's and the rest standard normal (DSRL: 0; GR-RL: 0.5), ``noise_samples`` of them in each state
-    (1: as DSRL; more: it learns differences within a state alone, in units of their spread, so ``temperature`` is in those
-    units too). ``support_coef`` on how far the actor's
+    ``own_share`` are the actor's and the rest standard normal (DSRL: 0; GR-RL: 0.5). ``support_coef`` on how far the actor's
     ½‖noise‖² exceeds ``support_limit`` (None: half its dimensions, what a standard normal has on average)."""
 
     diagnostics: ClassVar = _sac_figures("dsrl")
 
     noise_updates: int = 1
-    noise_samples: int = 1
     own_share: float = 0.0
     support_coef: float = 0.0
     support_limit: float | None = None
@@ -196,7 +193,6 @@ class DSRLConfig(SACConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_range("algorithm", "noise_updates", self.noise_updates, 1)
-        require_range("algorithm", "noise_samples", self.noise_samples, 1, self.batch_size)
         require_range("algorithm", "own_share", self.own_share, 0.0, 1.0)
         require_range("algorithm", "support_coef", self.support_coef, 0)
         require_range("algorithm", "support_limit", self.support_limit, 0)

@@ -1,65 +1,87 @@
 """Episodes of an earlier run's replay as trajectories, for another run to learn from.
 
 What its learner kept of each frame (features, the frozen policy's action) is left behind: it belongs to that run's policy.
+So are its rewards, and what it had from elsewhere itself: demonstrations, and episodes of other runs.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from torch import Tensor
 
-from vla_rl.data.replay import observation_of
+from vla_rl.data.replay import ONLINE, observation_of
 from vla_rl.data.replay_folder import DECISIONS, read_folder
-from vla_rl.errors import ConfigError
+from vla_rl.errors import ConfigError, UserError
+from vla_rl.files import replay_of
 from vla_rl.types import FRESH, EmbodimentSpec, EpisodeSpec, Trajectory
 
-_EXTRA = "extra:"
+
+def check_recorded(named: Sequence[str], own: Path, embodiment: EmbodimentSpec | None) -> None:
+    """Raise `UserError` for a replay of ``named`` runs that is none, empty, damaged, of another robot (None: any), named
+    twice, or the run's ``own``."""
+    folders = [replay_of(Path(path)).resolve() for path in named]
+    for path, folder in zip(named, folders):
+        if folder == own.resolve() or folders.count(folder) > 1:
+            why = "is this run's own" if folder == own.resolve() else "is named more than once"
+            raise ConfigError(f"replay.offline: {path} {why}: name each other run once")
+        if not any(record["source"] == ONLINE for record in read_folder(folder, embodiment)[1]):
+            raise ConfigError(f"replay.offline: {path} holds no episode of that run itself: let it act first, or omit it")
 
 
-def recorded(path: Path, embodiment: EmbodimentSpec | None, chunk_length: int) -> Iterator[Trajectory]:
-    """Every closed episode of the replay ``path``, demonstrations aside; a run that still writes there is not disturbed.
+def recorded(
+    path: Path, embodiment: EmbodimentSpec | None, chunk_length: int, tasks: Mapping[str, str]
+) -> Iterator[Trajectory]:
+    """Every closed episode that the run of the replay ``path`` acted itself; it may still write there.
 
-    ``rewards`` [t h] holds what that run gave each decision in its first control step. The task is the instruction, as
-    replays name none. Raises `ConfigError` where decisions there are not of ``chunk_length`` control steps, `UserError` for
-    a replay of another robot or a damaged one.
+    ``rewards`` [t h] are 1 in the last control step of a success, else 0. ``tasks`` {instruction: task id}, as replays name
+    no task (an instruction that is not there is its own). Raises `ConfigError` where decisions there are not of
+    ``chunk_length`` control steps, `UserError` for a replay of another robot, or one that is damaged or was cut meanwhile.
     """
     tables, records = read_folder(path, embodiment)
-    frames = [table for name, table in tables.items() if not name.startswith(_EXTRA) and name != DECISIONS]
     texts: list[str] = []
     row = 0
     for number, record in enumerate(records):
         t, texts = int(record["decisions"]), [*texts, *record["texts"]]
-        if record["source"] != "demonstrations":
-            decisions = tables[DECISIONS].take(np.arange(row, row + t))
-            if (length := decisions["actions"].shape[1]) != chunk_length:
+        if record["source"] == ONLINE:
+            columns, checksum = {}, 0
+            for name, table in tables.items():
+                stored = table.stored(*((row, t) if name == DECISIONS else (row + number, t + 1)))
+                checksum = zlib.crc32(stored, checksum)
+                columns[name] = stored
+            if checksum != record["checksum"]:
+                raise UserError(
+                    f"replay.offline: episode {number} of {path} is not as it was written; perhaps its run went back to a "
+                    f"checkpoint just now. Start again, restore that folder, or leave it out"
+                )
+            found = {key: rows for name, stored in columns.items() for key, rows in tables[name].unpack(stored).items()}
+            if (length := found["actions"].shape[1]) != chunk_length:
                 raise ConfigError(
                     f"replay.offline: decisions in {path} last {length} control steps and this run's {chunk_length}, so "
                     f"they cannot be drawn together: give this run that one's actor (actor.hold or actor.chunk_length), "
                     f"or leave the replay out"
                 )
-            seen = np.arange(row + number, row + number + t + 1)
-            yield _episode(record, decisions, {k: v for table in frames for k, v in table.take(seen).items()}, texts)
+            yield _episode(record, found, texts, tasks)
         row += t
 
 
 def _episode(
-    record: Mapping[str, Any], decisions: Mapping[str, Any], seen: Mapping[str, Any], texts: Sequence[str]
+    record: Mapping[str, Any], found: Mapping[str, Tensor], texts: Sequence[str], tasks: Mapping[str, str]
 ) -> Trajectory:
-    observations = observation_of(seen, texts)
-    t, valid = len(decisions["actions"]), decisions["valid"]
-    human = decisions["human"]
-    by_person = human.any(1)
+    seen, valid, human = observation_of(found, texts), found["valid"], found["human"]
+    t, by_person = len(valid), human.any(1)
     rewards = torch.zeros(valid.shape)
-    rewards[:, 0] = decisions["rewards"]
+    rewards[-1, int(valid[-1].sum()) - 1] = float(record["success"])
+    said = seen.instruction[0]
     return Trajectory(
-        episode=EpisodeSpec(observations.instruction[0], -1, rollout_id=f"offline/{record['rollout_id']}"),
-        observations=observations[list(range(t))],
-        final_observation=observations[[t]],
-        actions=decisions["actions"],
+        episode=EpisodeSpec(tasks.get(said, said), -1, rollout_id=f"offline/{record['rollout_id']}"),
+        observations=seen[list(range(t))],
+        final_observation=seen[[t]],
+        actions=found["actions"],
         valid=valid,
         rewards=rewards,
         behavior_log_prob=torch.zeros(t),
@@ -69,5 +91,5 @@ def _episode(
         success=bool(record["success"]),
         policy_version=int(record["version"]),
         is_human=human,
-        proposed=decisions["proposed"] if record["proposed"] else None,
+        proposed=found["proposed"] if record["proposed"] else None,
     )

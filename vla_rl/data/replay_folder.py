@@ -32,6 +32,7 @@ FORMAT = 2  # 1: a folder per episode
 DECISIONS, FRAMES = "decisions", "frames"
 _HEADER, _JOURNAL, _ROWS = *REPLAY_FILES, ".rows"
 _REMEDY = "start over with --fresh, or restore the folder"
+_NOT_OURS = "restore that folder, or leave it out of replay.offline"
 _owned: weakref.WeakValueDictionary[tuple[int, Path], RunLock] = weakref.WeakValueDictionary()
 
 
@@ -143,48 +144,47 @@ class ReplayFolder:
 
 
 def read_folder(path: Path, embodiment: EmbodimentSpec | None) -> tuple[dict[str, Table], list[dict[str, Any]]]:
-    """Tables and records of the whole episodes in a folder, as it is: nothing is cut off or locked; its writer may go on.
+    """Tables and records of the whole episodes in another run's folder, as it is: nothing is cut off or locked.
 
     Raises `UserError` for the folder of another robot, or for damage."""
-    records = Journal(path / _JOURNAL).read()
-    if not records:
-        return {}, []
-    tables, _ = _described(path, embodiment)
-    records = records[: _whole(tables, records)]
-    for name, table in tables.items():
-        table.leave_ram()
-        table.count = rows_of(name, records)
-    return tables, records
+    journal = Journal(path / _JOURNAL)
+    records = journal.read()
+    if journal.damaged:
+        raise UserError(f"replay: {path} is damaged (line {len(records) + 1} of {_JOURNAL} is not whole): {_NOT_OURS}")
+    tables = _described(path, embodiment, _NOT_OURS)[0] if records else {}
+    return tables, records[: _whole(tables, records)]
 
 
 def _tables(path: Path, layout: Mapping[str, list[Field]]) -> dict[str, Table]:
     return {name: Table(fields, path / (quote(name, safe="") + _ROWS)) for name, fields in layout.items()}
 
 
-def _described(path: Path, embodiment: EmbodimentSpec | None) -> tuple[dict[str, Table], EmbodimentSpec | None]:
+def _described(
+    path: Path, embodiment: EmbodimentSpec | None, remedy: str = _REMEDY
+) -> tuple[dict[str, Table], EmbodimentSpec | None]:
     """Tables and robot as the header says. Raises `UserError` for another robot than ``embodiment``, or a missing file."""
-    robot, layout = _header(path)
+    robot, layout = _header(path, remedy)
     if robot is not None and embodiment is not None:
         embodiment.require(robot, "this run", f"the replay {path}")
     tables = _tables(path, layout)
     missing = [table.path.name for table in tables.values() if table.path and not table.path.exists()]
     if missing:
-        raise UserError(f"replay: {path} is damaged ({missing[0]} is missing): {_REMEDY}")
+        raise UserError(f"replay: {path} is damaged ({missing[0]} is missing): {remedy}")
     return tables, robot
 
 
-def _header(path: Path) -> tuple[EmbodimentSpec | None, dict[str, list[Field]]]:
-    header = read_json(path / _HEADER, _REMEDY)
+def _header(path: Path, remedy: str) -> tuple[EmbodimentSpec | None, dict[str, list[Field]]]:
+    header = read_json(path / _HEADER, remedy)
     if header.get("format") != FORMAT:
         raise UserError(
             f"replay: {path} has the format {header.get('format')}, this version of vla-rl reads {FORMAT}: use the "
-            f"version that wrote it, or start over with --fresh"
+            f"version that wrote it, or {remedy}"
         )
     try:
         robot = None if header["embodiment"] is None else EmbodimentSpec.from_dict(header["embodiment"])
         return robot, {name: [Field.from_json(f) for f in fields] for name, fields in header["tables"].items()}
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
-        raise UserError(f"{path / _HEADER} is damaged ({first_line(problem)}): {_REMEDY}") from problem
+        raise UserError(f"{path / _HEADER} is damaged ({first_line(problem)}): {remedy}") from problem
 
 
 def rows_of(table: str, records: list[dict[str, Any]]) -> int:

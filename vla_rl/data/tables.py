@@ -112,6 +112,12 @@ class Table:
             packed[f.name] = (values.view(torch.int16) if f.dtype is torch.bfloat16 else values).numpy()
         return packed.view(np.uint8).reshape(n, self.row_bytes)
 
+    def unpack(self, stored: bytes) -> dict[str, Tensor]:
+        """{column: rows} of what `stored` read, as copies."""
+        rows = np.frombuffer(stored, self._dtype)
+        columns = {f: torch.from_numpy(rows[f.name].copy()) for f in self.fields}
+        return {f.name: c.view(torch.bfloat16) if f.dtype is torch.bfloat16 else c for f, c in columns.items()}
+
     def write(self, rows: np.ndarray) -> None:
         """Put packed rows behind the first ``count``; a greater ``count`` makes them count. Raises OSError."""
         if self.path is not None:
@@ -131,10 +137,14 @@ class Table:
 
     def checksum(self, start: int, count: int, so_far: int = 0) -> int:
         """CRC-32 of rows of the file, after ``so_far``."""
+        return zlib.crc32(self.stored(start, count), so_far)
+
+    def stored(self, start: int, count: int) -> bytes:
+        """Rows as the file holds them; fewer where it ends before."""
         assert self.path is not None
         with self.path.open("rb") as file:
             file.seek(start * self.row_bytes)
-            return zlib.crc32(file.read(count * self.row_bytes), so_far)
+            return file.read(count * self.row_bytes)
 
     # --------------------------------------------------------------------------------------------------------------- RAM
     @property

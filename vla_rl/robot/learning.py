@@ -30,6 +30,7 @@ from vla_rl import build
 from vla_rl import config as configs
 from vla_rl.checkpoint import save_checkpoint
 from vla_rl.config import RunConfig
+from vla_rl.data.recorded import check_recorded
 from vla_rl.data.session_trajectory import version_name
 from vla_rl.devices import check_device
 from vla_rl.errors import ConfigError, UserError
@@ -50,6 +51,7 @@ from vla_rl.robot.session import Asked
 from vla_rl.robot.settings import SessionSettings
 from vla_rl.robot.settings import compose as compose_session
 from vla_rl.run.context import LEARNER_FOLDER
+from vla_rl.run.data_checks import check_offline_replays
 from vla_rl.run.folder import take_folder
 from vla_rl.run.learner_main import job_of, run_of
 from vla_rl.run.lock import RunLock
@@ -115,6 +117,9 @@ def _check(learning: Learning) -> None:
             f"what is seen as a row begins, and so decisions would be older than that, or averaged. Set "
             f"robot.acting=synchronous, or learn from what was executed alone: run=hil_serl (actor=direct) or actor=own"
         )
+    check_offline_replays(config)
+    if not (learning.folder / LEARNER_FOLDER).exists():  # who goes on has those episodes
+        check_recorded(config.replay.offline, learning.folder / "replay", None)
     sessions.possible(settings, Asked(learning.episodes, True, learning.console, learning.lockstep))
 
 

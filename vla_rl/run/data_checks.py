@@ -11,7 +11,6 @@ from vla_rl.asked import AlgorithmOptions, EnvOptions, asked
 from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError
 from vla_rl.run.settings import DEMONSTRATIONS
-from vla_rl.specs import EmbodimentSpec
 
 _AGAIN = "write or fetch the dataset again"
 
@@ -57,31 +56,18 @@ def check_offline_replays(config: RunConfig) -> None:
                 f"replay.offline=[outputs/NAME], or set it to 0"
             )
         return
-    if "offline" in config.phases:
+    if "offline" in config.phases or "rl" not in config.phases:
         return
-    if "rl" not in config.phases or algorithm.updates_per_decision is None:
+    if algorithm.updates_per_decision is None:
         raise ConfigError(
-            f"{given} needs a phase that learns from a replay, and this run has none (algorithm.type="
-            f"{config.algorithm_type}): use algorithm=rlpd, residual, iql or another of docs/algorithms/off_policy.md, or "
-            f"leave it out"
+            f"{given} needs an algorithm that learns from a replay, and algorithm.type={config.algorithm_type} has none: "
+            f"use algorithm=rlpd, residual, iql or another of docs/algorithms/off_policy.md, or leave it out"
         )
     if algorithm.offline_share == 0:
         raise ConfigError(
             f"{given}: algorithm.offline_share=0 draws none of those episodes. Set algorithm.offline_share=0.25, or leave "
             f"replay.offline out"
         )
-
-
-def check_replays(config: RunConfig, embodiment: EmbodimentSpec) -> None:
-    """Raise `UserError` where ``replay.offline`` names what is no replay, or one of another robot or other cameras than the
-    env's. A run that goes on has those episodes already, and asks for nothing."""
-    if (config.run_dir / "replay" / files.REPLAY_FILES[0]).exists():
-        return
-    for path in config.replay.offline:
-        folder = files.replay_of(Path(path))
-        kept = files.read_json(folder / files.REPLAY_FILES[0], "restore the folder, or leave it out").get("embodiment")
-        if kept is not None:
-            embodiment.require(EmbodimentSpec.from_dict(kept), "the env", f"the replay {folder}")
 
 
 def _check_replayed(config: RunConfig) -> None:

@@ -15,12 +15,12 @@ from vla_rl.asked import AlgorithmOptions, ChecksCameras, PolicyOptions, Publish
 from vla_rl.checkpoint import EMBODIMENT, load_policy
 from vla_rl.config import RunConfig
 from vla_rl.data.lerobot_reader import check_dataset
+from vla_rl.data.recorded import check_recorded
 from vla_rl.devices import pick_device
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.files import check_checkpoint
 from vla_rl.interfaces import Env
 from vla_rl.optional import PublishablePolicy
-from vla_rl.run.data_checks import check_replays
 from vla_rl.run.phases import PHASES
 from vla_rl.types import EmbodimentSpec, TaskSpec
 
@@ -44,8 +44,8 @@ def open_env(config: RunConfig) -> Env:
     )
 
 
-def checked_env(config: RunConfig, resources: contextlib.ExitStack) -> Env:
-    """The open env, once the tasks, the robot of checkpoint and dataset, the cameras and the critic are known to fit it."""
+def checked_env(config: RunConfig, resources: contextlib.ExitStack, fresh: bool = False) -> Env:
+    """The open env, once the tasks, the robot of checkpoint, dataset and replays, cameras and critic are known to fit it."""
     pick_device(config.device)
     env = resources.enter_context(contextlib.closing(open_env(config)))
     tasks = select_tasks(env.tasks, config.tasks, exclude=config.held_out_tasks)
@@ -62,7 +62,9 @@ def checked_env(config: RunConfig, resources: contextlib.ExitStack) -> Env:
         _require_cameras(config.policy, env.embodiment)
         if "sft" in config.phases and config.sft.augment.mirror:
             require_mirror(env.embodiment)
-    check_replays(config, env.embodiment)
+    begun = any((config.run_dir / "checkpoints" / name / "training_state").exists() for name in ("rl", "offline"))
+    if fresh or not begun:  # who goes on has those episodes
+        check_recorded(config.replay.offline, config.run_dir / "replay", env.embodiment)
     if "rl" in config.phases and asked(config.algorithm, AlgorithmOptions).mirrors:
         require_mirror(env.embodiment)
     if "rl" in config.phases and config.critic_type == "privileged" and env.privileged_dim < 1:

@@ -37,7 +37,7 @@ def run_pipeline(config: RunConfig, *, fresh: bool = False) -> Path:
     preflight.check(config, fresh=fresh)
     folder, resources = config.run_dir, contextlib.ExitStack()
     with resources:
-        env = checked_env(config, resources) if preflight.pending(config, fresh) else None
+        env = checked_env(config, resources, fresh) if preflight.pending(config, fresh) else None
         return _run_phases(config, folder, fresh, resources, env)
 
 

@@ -14,9 +14,11 @@ from vla_rl.data.recorded import recorded
 from vla_rl.data.replay import DEMONSTRATIONS, OFFLINE
 from vla_rl.files import replay_of
 from vla_rl.learning.learners import Given
+from vla_rl.rewards.handle import is_fitted, is_learned
 from vla_rl.rewards.sources import demonstration_trajectories
 from vla_rl.run.context import Run, split_demonstrations
 from vla_rl.run.reward_phases import trained_reward
+from vla_rl.types import Trajectory
 
 _SCORED = 64  # episodes of other runs at a time
 
@@ -30,13 +32,18 @@ def given(run: Run, policy: Any) -> Iterator[Given]:
     if run.has_dataset:
         found = demonstration_trajectories(split_demonstrations(run)[0], stride=policy.chunk_length)
         yield from _scored(DEMONSTRATIONS, reward, found)
+    tasks = {text: task.task_id for task in run.env.tasks for text in task.instructions}
     for path in run.config.replay.offline:
-        episodes = recorded(replay_of(Path(path)), policy.embodiment, policy.chunk_length)
+        episodes = recorded(replay_of(Path(path)), policy.embodiment, policy.chunk_length, tasks)
         while part := list(itertools.islice(episodes, _SCORED)):
             yield from _scored(OFFLINE, reward, part)
 
 
-def _scored(source: str, reward: Any, episodes: list[Any]) -> Iterator[Given]:
+def _scored(source: str, reward: Any, episodes: list[Trajectory]) -> Iterator[Given]:
+    """With a robot a reward may learn on the way; until then what was labelled counts (`vla_rl.robot.labels`)."""
+    if is_learned(reward) and not is_fitted(reward):
+        yield from ((source, trajectory) for trajectory in episodes)
+        return
     for trajectory, amounts in zip(episodes, reward.score(episodes), strict=True):
         rewards = torch.zeros_like(trajectory.rewards)
         rewards[:, 0] = amounts
