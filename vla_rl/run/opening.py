@@ -60,12 +60,11 @@ def checked_env(config: RunConfig, resources: contextlib.ExitStack, fresh: bool 
         env.embodiment.require(check_checkpoint(Path(config.checkpoint)), "the env", f"the checkpoint {config.checkpoint}")
     else:
         _require_cameras(config.policy, env.embodiment)
-        if "sft" in config.phases and config.sft.augment.mirror:
-            require_mirror(env.embodiment)
     begun = any((config.run_dir / "checkpoints" / name / "training_state").exists() for name in ("rl", "offline"))
     if fresh or not begun:  # who goes on has those episodes
         check_recorded(config.replay.offline, config.run_dir / "replay", env.embodiment)
-    if "rl" in config.phases and asked(config.algorithm, AlgorithmOptions).mirrors:
+    imitates = "sft" in config.phases and config.sft.augment.mirror and not config.checkpoint
+    if imitates or ("rl" in config.phases and asked(config.algorithm, AlgorithmOptions).mirrors):
         require_mirror(env.embodiment)
     if "rl" in config.phases and config.critic_type == "privileged" and env.privileged_dim < 1:
         raise ConfigError(f"critic=privileged reads simulator state, and env.type={config.env_type} shows none: critic=none")
