@@ -101,6 +101,16 @@ def test_image_use(use, verdict, word):
     assert "wrist alone +4%" in check.text
 
 
+@pytest.mark.parametrize(("use", "verdict", "word"), [(0.024, WATCH, "in the same layouts"), (0.025, GOOD, "")])
+def test_a_policy_that_goes_by_what_it_sees_alone(use, verdict, word):
+    image = {"loss": 0.5, "image_use": 0.5, "instruction_use": use}
+    two = {"red": Rate(5, 10), "green": Rate(5, 10)}
+    check = one(Figures(tasks=two, image=image), "instruction use")
+    assert check.verdict == verdict and word in check.remedy and check.value == pytest.approx(use / 0.5)
+    alone = Figures(tasks={"red": Rate(5, 10)}, image=image)
+    assert "instruction use" not in {c.name for c in checks(alone, toy(), RUN)}
+
+
 @pytest.mark.parametrize(
     ("first", "hidden", "verdict", "word"),
     [(0.55, 0.0, GOOD, ""), (0.65, 0.0, WATCH, "sft.augment.proprio=0.5"), (0.65, 0.5, WATCH, "above 0.5")],

@@ -388,6 +388,17 @@ def test_a_blind_policy_is_called_one():
     assert described({"loss": 1.0, "image_use": 0.25, "first_loss": 1.5}).endswith("rows; 1.50 on first decisions")
 
 
+def test_an_instruction_that_is_not_read_is_told_of_where_it_tells_tasks_apart():
+    looks = {"loss": 2.0, "image_use": 1.0, "instruction_use": 0.09}
+    assert verdict(looks) == verdict({**looks, "tasks": 1.0}) == ""  # the same in other words
+    assert "does not read its instruction" in verdict({**looks, "tasks": 2.0})
+    assert "2.090 with the instructions of other rows and 2.000" in verdict({**looks, "tasks": 2.0})
+    assert verdict({**looks, "tasks": 2.0, "instruction_use": 0.1}) == ""
+    both = verdict({**looks, "tasks": 2.0, "image_use": 0.0})
+    assert "does not look at its images" in both and "Also, the policy does not read its instruction" in both
+    assert described({**looks, "tasks": 2.0}).endswith("+1.00 with the images of other rows, +0.09 with their instructions")
+
+
 class _Goes(_Reader):
     """Predicts where its arm is, and, with the arm at 0, nothing."""
 

@@ -20,6 +20,7 @@ from vla_rl.optional import ImageSpread, TrainingMode
 from vla_rl.types import Observation
 
 BLIND, WEAK = 0.05, 0.15  # of the loss that is lost with the images of other rows: below these SFT warns
+DEAF = 0.05  # the same of other rows' instructions, where there are several tasks
 ROWS = 512  # decisions that a figure is measured on, at most
 
 
@@ -99,14 +100,38 @@ def described(figures: Mapping[str, float]) -> str:
         return f"on held-out demonstrations: loss {figures['loss']:.2f}{first}"
     cameras = [f"{name.partition('/')[2]} {x:+.2f}" for name, x in figures.items() if name.startswith("image_use/")]
     alone = f" ({', '.join(cameras)} alone)" if cameras else ""
+    told = f", {figures['instruction_use']:+.2f} with their instructions" if _told_apart(figures) else ""
     return (
         f"on held-out demonstrations: loss {figures['loss']:.2f}, {figures['image_use']:+.2f} with the images of other rows"
-        f"{alone}{first}"
+        f"{alone}{told}{first}"
     )
 
 
+def _told_apart(figures: Mapping[str, float]) -> bool:
+    """Whether instructions say which of several ``tasks`` is meant, and not the same in other words."""
+    return "instruction_use" in figures and figures.get("tasks", 1) > 1
+
+
 def verdict(figures: Mapping[str, float]) -> str:
-    """A warning with numbers and remedies where the policy hardly uses its images; empty otherwise."""
+    """A warning with numbers and remedies where the policy hardly uses its images, or, of several ``tasks``, its
+    instruction; empty otherwise."""
+    return " Also, ".join(text for text in (_blind(figures), _deaf(figures)) if text)
+
+
+def _deaf(figures: Mapping[str, float]) -> str:
+    true = figures["loss"]
+    if not _told_apart(figures) or figures["instruction_use"] >= DEAF * abs(true):
+        return ""
+    return (
+        f"the policy does not read its instruction: on held-out demonstrations its loss is "
+        f"{true + figures['instruction_use']:.3f} with the instructions of other rows and {true:.3f} with the true ones. It "
+        f"goes by what it sees, so where two tasks share a scene it will take either object. Try demonstrations of those "
+        f"tasks in the same layouts, more of them, or sft.first_share=0.25; nothing is amiss where each task has a scene of "
+        f"its own."
+    )
+
+
+def _blind(figures: Mapping[str, float]) -> str:
     if "image_use" not in figures:
         return ""
     true, use = figures["loss"], figures["image_use"]

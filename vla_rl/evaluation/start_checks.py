@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from vla_rl.algorithms.settings import advantage_of
-from vla_rl.algorithms.validation import BLIND, WEAK
+from vla_rl.algorithms.validation import BLIND, DEAF, WEAK
 from vla_rl.asked import EnvOptions, PolicyOptions, asked
 from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError
@@ -116,6 +116,7 @@ def checks(figures: Figures, config: RunConfig, folder: Path) -> list[Check]:
         *_tasks(figures),
         *_failures(figures, config),
         *_image_use(figures, config),
+        *_instruction_use(figures, config),
         *_first_loss(figures, config),
         *_losses(figures, config),
         *_time_limit(figures),
@@ -211,6 +212,23 @@ def _image_use(figures: Figures, config: RunConfig) -> Iterator[Check]:
             f"{better_start(config)}"
         )
     yield Check("image use", share, text, f"at least {WEAK:.0%} of the loss", BAD if remedy else GOOD, remedy)
+
+
+def _instruction_use(figures: Figures, config: RunConfig) -> Iterator[Check]:
+    """Only of several tasks: one may be told in other words, which change nothing."""
+    if len(figures.tasks) < 2 or "instruction_use" not in figures.image:
+        return
+    loss = max(abs(figures.image["loss"]), 1e-9)
+    share = figures.image["instruction_use"] / loss
+    remedy = ""
+    if share < DEAF:
+        remedy = (
+            "it goes by what it sees, and takes either object where two tasks share a scene (elsewhere nothing is amiss): "
+            "demonstrations of those tasks in the same layouts, more of them, sft.first_share above "
+            f"{config.sft.first_share:g}"
+        )
+    text = f"with the instructions of other rows the loss of {loss:.3f} changes by {share:+.0%}"
+    yield Check("instruction use", share, text, f"at least {DEAF:.0%} of the loss", WATCH if remedy else GOOD, remedy)
 
 
 def _first_loss(figures: Figures, config: RunConfig) -> Iterator[Check]:

@@ -52,12 +52,13 @@ def train_sft(
     progress: Progress,
     validation: tuple[Observation, Tensor, Tensor] | None = None,
     first: tuple[Observation, Tensor, Tensor] | None = None,
+    tasks: int = 1,
 ) -> Counters:
     """Supervised fine-tuning (behaviour cloning) up to ``imitation.config.updates`` updates.
 
     ``validation`` are decisions that are not trained on: with each checkpoint they show the loss and whether the policy
     looks at its images (`algorithms.validation.input_use`), and at the end a policy that does not is warned about. ``first``
-    are those with which their episodes begin, whose loss is shown apart.
+    are those with which their episodes begin, whose loss is shown apart; ``tasks``: of how many instructions tell.
     The checkpoint with its training state (the sampler's included) is written to ``folder`` at intervals, at the end, and
     on Ctrl-C after the present update; an existing one there is resumed.
     """
@@ -83,7 +84,7 @@ def train_sft(
                 logger.log("sft", counters.iteration, metrics)
                 bar.update(counters.iteration, loss=metrics["sft/loss"])
             if validation is not None and (counters.iteration % every == 0 or last):
-                use = input_use(imitation.policy, *validation)
+                use = input_use(imitation.policy, *validation) | {"tasks": float(tasks)}
                 use |= {} if first is None else {"first_loss": first_loss(imitation.policy, *first)}
                 logger.log("sft", counters.iteration, {f"validation/{name}": x for name, x in use.items()})
                 if last:

@@ -64,7 +64,7 @@ def image_use(run: RunData) -> dict[str, Any] | None:
 
     ``loss``; what it rises by with other rows' inputs: ``image_use`` (all cameras), ``cameras``, ``instruction_use``,
     ``proprio_use``; ``first_loss``, that of the decisions with which episodes begin; ``image_spread``; the ``update``;
-    ``warning``, empty where the policy does look at its images.
+    ``warning``, empty where the policy looks at its images and heeds its instruction.
     """
     rows = [r for r in run.metrics if r["phase"] == "sft" and r.get("validation/image_use") is not None]
     rows = [r for r in rows if r.get("validation/loss") is not None]

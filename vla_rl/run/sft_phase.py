@@ -56,5 +56,6 @@ def phase_sft(run: Run) -> dict[str, Any]:
         progress=run.progress,
         validation=None if validation is None else validation.evenly(ROWS),
         first=None if validation is None else validation.first(ROWS),
+        tasks=len({episode.task_id for episode in dataset.episodes}),
     )
     return {"updates": counters.iteration, "seconds": counters.seconds, **filtered}
