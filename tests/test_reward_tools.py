@@ -46,7 +46,7 @@ from vla_rl.rewards.handle import is_fitted
 from vla_rl.rewards.quality import Figures, RewardCheckConfig, backwards, decide, judge, render_quality, write_quality
 from vla_rl.rewards.scorer import CoEvolvingReward, RewardScorer
 from vla_rl.rewards.sources import mark_worth
-from vla_rl.run import reward_phases
+from vla_rl.run import prior_data, reward_phases
 from vla_rl.run.pipeline import run_pipeline
 from vla_rl.settings import CombinedConfig
 from vla_rl.splits import stable_seed
@@ -511,16 +511,17 @@ def test_demonstrations_become_trajectories(run):
 def test_a_replay_has_demonstrations_with_the_rewards_of_the_run(run):
     """Whatever the run's reward is: its critics learn one scale."""
     config = compose(["run=toy", f"dataset={run / 'dataset'}", "reward.coefficient=5", "reward.time_discount=0.9"])
-    made = SimpleNamespace(config=config, has_dataset=True, env=SimpleNamespace(embodiment=None), dir=run)
+    made = SimpleNamespace(config=config, has_dataset=True, env=SimpleNamespace(embodiment=None, tasks=()), dir=run)
     policy = SimpleNamespace(chunk_length=3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reward_phases, "split_demonstrations", lambda _: (load_demonstrations(run / "dataset"), None))
-        ts = reward_phases.shown(made, policy)
-    for t in ts:
+        patch.setattr(prior_data, "split_demonstrations", lambda _: (load_demonstrations(run / "dataset"), None))
+        ts = list(prior_data.given(made, policy))
+    assert ts and {source for source, _ in ts} == {"demonstrations"}
+    for _, t in ts:
         given = t.rewards.sum(1)
         assert float(given[-1]) == pytest.approx(5 * 0.9 ** int(t.valid.sum())) and not given[:-1].any()
     made.has_dataset = False
-    assert reward_phases.shown(made, policy) == []
+    assert list(prior_data.given(made, policy)) == []
 
 
 def test_rollouts_survive_saving(tmp_path):
