@@ -6,7 +6,6 @@ So are its rewards, and what it had from elsewhere itself: demonstrations, and e
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.data.replay import ONLINE, observation_of
-from vla_rl.data.replay_folder import DECISIONS, read_folder
+from vla_rl.data.replay_folder import read_folder, stored_episode
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.files import replay_of
 from vla_rl.types import FRESH, EmbodimentSpec, EpisodeSpec, Trajectory
@@ -48,17 +47,12 @@ def recorded(
     for number, record in enumerate(records):
         t, texts = int(record["decisions"]), [*texts, *record["texts"]]
         if record["source"] == ONLINE:
-            columns, checksum = {}, 0
-            for name, table in tables.items():
-                stored = table.stored(*((row, t) if name == DECISIONS else (row + number, t + 1)))
-                checksum = zlib.crc32(stored, checksum)
-                columns[name] = stored
-            if checksum != record["checksum"]:
+            if (stored := stored_episode(tables, record, number, row)) is None:
                 raise UserError(
                     f"replay.offline: episode {number} of {path} is not as it was written; perhaps its run went back to a "
                     f"checkpoint just now. Start again, restore that folder, or leave it out"
                 )
-            found = {key: rows for name, stored in columns.items() for key, rows in tables[name].unpack(stored).items()}
+            found = {key: rows for name, part in stored.items() for key, rows in tables[name].unpack(part).items()}
             if (length := found["actions"].shape[1]) != chunk_length:
                 raise ConfigError(
                     f"replay.offline: decisions in {path} last {length} control steps and this run's {chunk_length}, so "

@@ -197,12 +197,18 @@ def _whole(tables: Mapping[str, Table], records: list[dict[str, Any]]) -> int:
     decisions = np.array([0, *itertools.accumulate(r["decisions"] for r in records)])
     ends = {name: decisions + (0 if name == DECISIONS else np.arange(len(decisions))) for name in tables}
     whole = min([len(records), *(int(np.searchsorted(ends[n], t.rows_in_file(), "right")) - 1 for n, t in tables.items())])
-    while whole:
-        checksum = 0
-        for name, table in tables.items():
-            start, end = int(ends[name][whole - 1]), int(ends[name][whole])
-            checksum = table.checksum(start, end - start, checksum)
-        if checksum == records[whole - 1]["checksum"]:
-            break
+    while whole and stored_episode(tables, records[whole - 1], whole - 1, int(decisions[whole - 1])) is None:
         whole -= 1
     return whole
+
+
+def stored_episode(
+    tables: Mapping[str, Table], record: Mapping[str, Any], number: int, row: int
+) -> dict[str, bytes] | None:
+    """What the files hold of episode ``number``, whose first decision is ``row``; None where it is not as it was written."""
+    t, checksum = int(record["decisions"]), 0
+    stored: dict[str, bytes] = {}
+    for name, table in tables.items():
+        stored[name] = table.stored(row, t) if name == DECISIONS else table.stored(row + number, t + 1)
+        checksum = zlib.crc32(stored[name], checksum)
+    return stored if checksum == record["checksum"] else None

@@ -10,7 +10,6 @@ import math
 import mmap
 import os
 import weakref
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -134,10 +133,6 @@ class Table:
     def rows_in_file(self) -> int:
         """Whole ones."""
         return self.path.stat().st_size // self.row_bytes if self.path is not None and self.path.exists() else 0
-
-    def checksum(self, start: int, count: int, so_far: int = 0) -> int:
-        """CRC-32 of rows of the file, after ``so_far``."""
-        return zlib.crc32(self.stored(start, count), so_far)
 
     def stored(self, start: int, count: int) -> bytes:
         """Rows as the file holds them; fewer where it ends before."""
