@@ -126,8 +126,8 @@ def _deaf(figures: Mapping[str, float]) -> str:
         f"the policy does not read its instruction: on held-out demonstrations its loss is "
         f"{true + figures['instruction_use']:.3f} with the instructions of other rows and {true:.3f} with the true ones. It "
         f"goes by what it sees, so where two tasks share a scene it will take either object. Try demonstrations of those "
-        f"tasks in the same layouts, more of them, or a higher sft.first_share; nothing is amiss where each task has a scene "
-        f"of its own."
+        f"tasks in the same layouts, more of them, or a higher sft.first_share; nothing is amiss where each task has a "
+        f"scene of its own."
     )
 
 
