@@ -112,6 +112,29 @@ def test_it_imitates_as_often_as_asked_and_nothing_where_there_is_nothing():
     assert policy.action.item() == pytest.approx(0.7, abs=0.05) and metrics["memory/loss"] > 0
 
 
+def test_the_learning_rate_falls_anew_in_each_iteration(tmp_path):
+    def rates(memory: SuccessMemory) -> list[float]:
+        seen: list[float] = []
+        update = memory._imitation.update
+        memory._imitation.update = lambda: seen.append(figures := update()) or figures
+        memory.learn()
+        del memory._imitation.update
+        return [figures["sft/learning_rate"] for figures in seen]
+
+    wanted = [1.0, 0.99 * 0.75 + 0.01, 0.99 * 0.25 + 0.01]  # a cosine over three updates, down to a hundredth
+    config = settings(learning_rate=1.0, min_learning_rate_fraction=0.01)
+    memory = made(config)
+    memory.add(batch(of_task("a", 1, True)))
+    assert rates(memory) == pytest.approx(wanted) and rates(memory) == pytest.approx(wanted)
+    save_state(tmp_path / "state", memory.state_dict())
+    again = made(config)
+    again.load_state_dict(load_state(tmp_path / "state"))
+    assert rates(again) == pytest.approx(wanted)
+    constant = made(settings(learning_rate=1.0, min_learning_rate_fraction=1.0))
+    constant.add(batch(of_task("a", 1, True)))
+    assert rates(constant) == [1.0] * 3
+
+
 def test_updates_are_made_as_the_algorithms_and_bad_ones_are_counted():
     memory = made(settings(), micro_batch_size=7, offload_optimizer=True, autocast=False, grad_clip=0.5, betas=[0.8, 0.9])
     own = memory._imitation.config
@@ -192,5 +215,7 @@ def test_bad_settings_and_policies_are_refused():
         MemoryConfig(demonstration_share=1.5)
     with pytest.raises(ConfigError, match=r"algorithm\.memory\.episodes"):
         MemoryConfig(episodes=-1)
+    with pytest.raises(ConfigError, match=r"algorithm\.memory\.min_learning_rate_fraction"):
+        MemoryConfig(min_learning_rate_fraction=1.5)
     with pytest.raises(ConfigError, match="imitation_loss"):
         PPO(PPOConfig(advantage="grpo", memory=settings()), BanditPolicy())

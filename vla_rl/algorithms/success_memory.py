@@ -47,10 +47,10 @@ class SuccessMemory:
         self.generator = torch.Generator().manual_seed(of.seed)
         self.episodes: dict[str, deque[DecisionSamples]] = defaultdict(lambda: deque(maxlen=config.episodes))
         settings = ImitationConfig(
-            batch_size=config.batch_size, learning_rate=config.learning_rate, min_learning_rate_fraction=1.0,
-            warmup_updates=0, weight_decay=0.0, seed=of.seed, augment=config.augment, betas=of.betas, autocast=of.autocast,
-            grad_clip=of.grad_clip, micro_batch_size=of.micro_batch_size, offload_optimizer=of.offload_optimizer,
-            max_bad_updates=of.max_bad_updates,
+            updates=max(1, config.updates), batch_size=config.batch_size, learning_rate=config.learning_rate,
+            min_learning_rate_fraction=config.min_learning_rate_fraction, warmup_updates=0, weight_decay=0.0, seed=of.seed,
+            augment=config.augment, betas=of.betas, autocast=of.autocast, grad_clip=of.grad_clip,
+            micro_batch_size=of.micro_batch_size, offload_optimizer=of.offload_optimizer, max_bad_updates=of.max_bad_updates,
         )  # fmt: skip
         self._imitation = Imitation(settings, policy, self, ranks)
 
@@ -81,6 +81,7 @@ class SuccessMemory:
         `TrainingDiverged`."""
         if not any(self.episodes.values()) and self.demonstrations is None:
             return self._figures([])
+        self._imitation.updates = 0  # the learning rate falls anew
         losses = [self._imitation.update()["sft/loss"] for _ in range(self.config.updates)]
         return self._figures([loss for loss in losses if math.isfinite(loss)])
 
