@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from typing import ClassVar
 
@@ -74,6 +74,7 @@ def make_run(path, before=20, after=45, seed=0, iterations=12, video=False, conf
             values |= {"episodes": 64 * i, "control_steps": 5000 * i}
             if i % 4 == 1:  # before iterations 1, 5 and 9
                 values["eval/success"] = 0.4 + i / 100
+                values["eval/success/lift_cube"] = 0.5 + i / 100
             values |= {
                 "engine/retries": int(i == 2),
                 "engine/seconds": 20.0,
@@ -175,6 +176,19 @@ def test_summary_for_scripts(tmp_path):
     assert s["comparison"]["difference"] == 0.5 and s["comparison"]["only_b"] == 50 and s["comparison"]["after"] == "rl"
     assert s["seconds"] == 780 and s["control_steps"] == 64000 and s["peak_memory_bytes"] == 3 << 30
     assert s["seeds"] == [0] and s["runs"][0]["phases"]["rl"]["episodes"] == 768
+
+
+def test_a_task_that_fell_is_named_and_seen_on_the_way(tmp_path):
+    run = make_run(tmp_path / "r")
+    after = evaluation(45)
+    fallen = [replace(o, success=o.task_id == "lift_cube" and o.success) for o in after.outcomes]
+    replace(after, outcomes=fallen).save(run / "eval_rl.json")
+    page = page_of(run)
+    assert "Lower than before by more than chance explains: stack <b> (20 to 0 of 50)." in page.words
+    assert summary_of(run)["comparison"]["fallen_tasks"] == ["stack <b>"]
+    assert "on the way, %" in page.words and "51, 55, 59" in page.words and "41, 45, 49" in page.words
+    (run / "metrics.jsonl").unlink()
+    assert "on the way" not in page_of(run).words
 
 
 def phases_of(run):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -301,15 +302,47 @@ def compare(a: EvaluationResult, b: EvaluationResult) -> PairedComparison:
             f"The two evaluations used other episodes: split {a.split!r} and seed {a.seed} against split {b.split!r} "
             f"and seed {b.seed}. Evaluate both with the same --split and --seed."
         )
-    of_a = {o.key: o.success for o in a.outcomes}
-    of_b = {o.key: o.success for o in b.outcomes}
-    shared = [key for key in of_a if key in of_b]
+    shared = [pair for pairs in _pairs(a, b).values() for pair in pairs]
     if not shared:
         raise UserError(
             f"The two evaluations share no episode: tasks {sorted(a.per_task())} against {sorted(b.per_task())}. "
             f"Evaluate both on the same tasks."
         )
-    return compare_paired([of_a[k] for k in shared], [of_b[k] for k in shared])
+    return _compared(shared)
+
+
+def _pairs(a: EvaluationResult, b: EvaluationResult) -> dict[str, list[tuple[bool, bool]]]:
+    """Success under ``a`` and under ``b`` of the episodes they share, by task."""
+    of_b, pairs = {o.key: o.success for o in b.outcomes}, defaultdict(list)
+    for o in a.outcomes:
+        if o.key in of_b:
+            pairs[o.task_id].append((o.success, of_b[o.key]))
+    return pairs
+
+
+def _compared(pairs: Sequence[tuple[bool, bool]]) -> PairedComparison:
+    return compare_paired([first for first, _ in pairs], [second for _, second in pairs])
+
+
+def fallen_tasks(a: EvaluationResult, b: EvaluationResult) -> dict[str, PairedComparison]:
+    """Of several tasks those that ``b`` solves less often than ``a`` does by more than chance explains, on the episodes they
+    share: exact McNemar tests of the tasks at 5 % for all of them together (Holm 1979, Scand. J. Statist. 6)."""
+    tasks = {task: _compared(pairs) for task, pairs in _pairs(a, b).items()}
+    if len(tasks) < 2:
+        return {}
+    fallen = {}
+    for i, (task, c) in enumerate(sorted(tasks.items(), key=lambda item: item[1].p_value)):
+        if c.p_value > (1.0 - c.confidence) / (len(tasks) - i):
+            break
+        if c.difference < 0:
+            fallen[task] = c
+    return fallen
+
+
+def fallen_text(a: EvaluationResult, b: EvaluationResult) -> str:
+    """`fallen_tasks` in a sentence; empty where there are none."""
+    fallen = [f"{task} ({c.successes_a} to {c.successes_b} of {c.trials})" for task, c in fallen_tasks(a, b).items()]
+    return f"Lower than before by more than chance explains: {', '.join(fallen)}." if fallen else ""
 
 
 def comparison_text(c: PairedComparison, name_a: str = "A", name_b: str = "B") -> str:

@@ -223,6 +223,11 @@ def _tasks(run: RunData) -> str:
     heads = "".join(f"<th>{c}</th>" for _ in names for c in columns)
     body = []
     lines = [(task, {n: rows_of[n].get(task) for n in names}, "") for task in tasks]
+    keys = {task: f"eval/success/{task}" for task in tasks} | {"all tasks": "eval/success"}
+    on_the_way = {task: [rate for rate in run.series("rl", key)[1] if rate is not None] for task, key in keys.items()}
+    tracked = any(on_the_way[task] for task in tasks)
+    if tracked:
+        head, heads = f'{head}<th class="group"></th>', f"{heads}<th>on the way, %</th>"
     if len(tasks) > 1:
         lines.append(("all tasks", {n: summarise(run.evaluations[n].outcomes) for n in names}, "total"))
     for task, rows, style in lines:
@@ -239,6 +244,8 @@ def _tasks(run: RunData) -> str:
                 f"<td>{s['low'] * 100:.0f}–{s['high'] * 100:.0f} %</td>"
                 f"<td>{words.optional(s['control_steps_to_success'])}</td><td>{words.optional(s['mean_jerk'])}</td>"
             )
+        if tracked:
+            cells.append(f"<td>{', '.join(f'{rate * 100:.0f}' for rate in on_the_way[task]) or '–'}</td>")
         body.append(f'<tr class="{style}">{"".join(cells)}</tr>')
     last = run.evaluations[names[-1]]
     lead = (
