@@ -91,15 +91,15 @@ class MemoryConfig:
     """Settings of `SuccessMemory`: the newest ``episodes`` successes of each task are kept (0: no memory), and imitated in
     ``updates`` updates after each iteration of RL, ``batch_size`` decisions at a time. ``demonstration_share`` of those are
     the run's demonstrations, where it has some; ``first_share`` more of them are an episode's first decision. In each
-    iteration the learning rate falls by a cosine to ``min_learning_rate_fraction`` of itself: the policy that acts next is
-    one that has settled (`docs/algorithms/ppo.md`).
+    iteration the learning rate falls by a cosine to ``min_learning_rate_fraction`` of itself (1: it stays), so that the
+    policy that acts next has settled (`docs/algorithms/ppo.md`).
     """
 
     episodes: int = 0
     updates: int = 40
     batch_size: int = 64
     learning_rate: float = 4e-4
-    min_learning_rate_fraction: float = 0.02
+    min_learning_rate_fraction: float = 1.0
     demonstration_share: float = 0.5
     first_share: float = 0.25
     augment: AugmentConfig = field(default_factory=AugmentConfig)
