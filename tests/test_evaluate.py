@@ -181,6 +181,13 @@ def test_table(results):
     assert "all tasks" not in one.table()
 
 
+def test_success_is_logged_in_all_and_of_each_of_several_tasks(results):
+    _, bad = results
+    assert bad.metrics() == {"eval/success": 0.5, "eval/success/reach_red": 1.0, "eval/success/reach_blue": 0.0}
+    one = dataclasses.replace(bad, outcomes=[o for o in bad.outcomes if o.task_id == "reach_red"])
+    assert one.metrics() == {"eval/success": 1.0}
+
+
 def test_tasks_that_fell_are_told_from_chance(results):
     def solved(**losses):  # of 10 episodes each
         outcomes = [

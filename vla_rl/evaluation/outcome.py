@@ -95,6 +95,12 @@ class EvaluationResult:
             tasks.setdefault(outcome.task_id, []).append(outcome)
         return {task: summarise(outcomes) for task, outcomes in tasks.items()}
 
+    def metrics(self) -> dict[str, float]:
+        """Success while RL goes on, as it is logged: ``eval/success``, and that of each task where there are several."""
+        tasks = self.per_task()
+        each = {f"eval/success/{task}": row["rate"] for task, row in tasks.items()} if len(tasks) > 1 else {}
+        return {"eval/success": self.success_rate} | each
+
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dict; `from_dict` inverts it (without the clips)."""
         return {

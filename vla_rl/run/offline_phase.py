@@ -28,7 +28,7 @@ def phase_offline(run: Run) -> dict[str, Any]:
 
     def held_out(number: int) -> dict[str, float]:
         result = evaluate_held_out(run, policy, f"round {number}", video_episodes=0)
-        return {"eval/success": result.success_rate, "eval/episodes": float(result.episodes)}
+        return result.metrics() | {"eval/episodes": float(result.episodes)}
 
     rounds = OfflineRounds(
         c.offline,

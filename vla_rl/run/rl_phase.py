@@ -131,9 +131,7 @@ def phase_rl(run: Run) -> dict[str, Any]:
     def held_out_check(iteration: int) -> dict[str, float]:
         result = evaluate_held_out(run, policy, f"iteration {iteration}", video_episodes=0)
         keep_best(run, policy, iteration, result)
-        tasks = result.per_task()
-        each = {f"eval/success/{task}": row["rate"] for task, row in tasks.items()} if len(tasks) > 1 else {}
-        return {"eval/success": result.success_rate} | each
+        return result.metrics()
 
     with _learning(run, policy) as (learner, collector):
         reward = rl_reward(run, policy)
