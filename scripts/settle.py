@@ -11,14 +11,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 from pathlib import Path
 from typing import Any, cast
 
 from vla_rl import config as configs
-from vla_rl.algorithms.ppo import PPO
 from vla_rl.checkpoint import load_training_state, load_weights, save_checkpoint
-from vla_rl.learning.learners import BatchLearner
 from vla_rl.reporting.progress import Progress
 from vla_rl.run.context import Run
 from vla_rl.run.opening import checked_env
@@ -32,21 +29,19 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=200)
     options = parser.parse_args()
     config = configs.load(options.run / "config.yaml")
+    memory = getattr(config.algorithm, "memory", None)
+    if memory is None or not memory.episodes:
+        parser.error(f"{options.run} keeps no successes: name a run whose algorithm.memory.episodes is above 0")
+    memory.updates, memory.min_learning_rate_fraction = options.updates, 0.02
     config.output_dir, config.name = str(options.run.resolve().parent), options.run.resolve().name
     with contextlib.ExitStack() as resources:
         run = Run(config, cast(Any, None), Progress(), {}, resources)
         run.env = checked_env(config, resources)
         policy, checkpoint = trained_policy(run), options.run / "checkpoints" / "rl"
-        algorithm = cast(PPO, cast(BatchLearner, learner_of(run, policy)).algorithm)
-        if getattr(algorithm, "memory", None) is None:
-            parser.error(f"{options.run} keeps no successes: name a run whose algorithm.memory.episodes is above 0")
-        memory = cast(Any, algorithm.memory)
+        successes = cast(Any, learner_of(run, policy)).algorithm.memory
         load_weights(checkpoint, policy)
-        memory.load_state_dict(load_training_state(checkpoint)["algorithm"]["memory"])
-        memory.config = dataclasses.replace(memory.config, updates=options.updates)
-        imitation = memory._imitation
-        imitation.config = dataclasses.replace(imitation.config, updates=options.updates, min_learning_rate_fraction=0.02)
-        print(memory.learn())
+        successes.load_state_dict(load_training_state(checkpoint)["algorithm"]["memory"])
+        print(successes.learn())
         save_checkpoint(options.out, policy)
 
 

@@ -308,35 +308,35 @@ def compare(a: EvaluationResult, b: EvaluationResult) -> PairedComparison:
             f"The two evaluations used other episodes: split {a.split!r} and seed {a.seed} against split {b.split!r} "
             f"and seed {b.seed}. Evaluate both with the same --split and --seed."
         )
-    shared = [pair for pairs in _pairs(a, b).values() for pair in pairs]
+    shared = same_episodes(a, b)
     if not shared:
         raise UserError(
             f"The two evaluations share no episode: tasks {sorted(a.per_task())} against {sorted(b.per_task())}. "
             f"Evaluate both on the same tasks."
         )
-    return _compared(shared)
+    return compare_outcomes(shared)
 
 
-def _pairs(a: EvaluationResult, b: EvaluationResult) -> dict[str, list[tuple[bool, bool]]]:
-    """Success under ``a`` and under ``b`` of the episodes they share, by task."""
-    of_b, pairs = {o.key: o.success for o in b.outcomes}, defaultdict(list)
-    for o in a.outcomes:
-        if o.key in of_b:
-            pairs[o.task_id].append((o.success, of_b[o.key]))
-    return pairs
+def same_episodes(a: EvaluationResult, b: EvaluationResult) -> list[tuple[EpisodeOutcome, EpisodeOutcome]]:
+    """How the episodes that both saw went in each, in the order of ``a``."""
+    of_a, of_b = ({o.key: o for o in result.outcomes} for result in (a, b))
+    return [(o, of_b[key]) for key, o in of_a.items() if key in of_b]
 
 
-def _compared(pairs: Sequence[tuple[bool, bool]]) -> PairedComparison:
-    return compare_paired([first for first, _ in pairs], [second for _, second in pairs])
+def compare_outcomes(pairs: Sequence[tuple[EpisodeOutcome, EpisodeOutcome]]) -> PairedComparison:
+    """Success of the first of each pair against that of the second."""
+    return compare_paired([first.success for first, _ in pairs], [second.success for _, second in pairs])
 
 
 def fallen_tasks(a: EvaluationResult, b: EvaluationResult) -> dict[str, PairedComparison]:
     """Of several tasks those that ``b`` solves less often than ``a`` does by more than chance explains, on the episodes they
     share: exact McNemar tests of the tasks at 5 % for all of them together (Holm 1979, Scand. J. Statist. 6)."""
-    tasks = {task: _compared(pairs) for task, pairs in _pairs(a, b).items()}
+    pairs: dict[str, list[tuple[EpisodeOutcome, EpisodeOutcome]]] = defaultdict(list)
+    for first, second in same_episodes(a, b):
+        pairs[first.task_id].append((first, second))
+    tasks, fallen = {task: compare_outcomes(found) for task, found in pairs.items()}, {}
     if len(tasks) < 2:
         return {}
-    fallen = {}
     for i, (task, c) in enumerate(sorted(tasks.items(), key=lambda item: item[1].p_value)):
         if c.p_value > (1.0 - c.confidence) / (len(tasks) - i):
             break

@@ -7,7 +7,7 @@ from typing import Any
 
 from vla_rl.algorithms import validation
 from vla_rl.errors import UserError
-from vla_rl.evaluation.outcome import EpisodeOutcome, compare, fallen_tasks, fallen_text, summarise, task_gap
+from vla_rl.evaluation.outcome import EpisodeOutcome, compare, fallen_tasks, fallen_text, same_episodes, summarise, task_gap
 from vla_rl.evaluation.statistics import PairedComparison
 from vla_rl.reporting import words
 from vla_rl.reporting.charts import percent
@@ -179,5 +179,4 @@ def paired_outcomes(run: RunData) -> list[tuple[EpisodeOutcome, EpisodeOutcome]]
     ends = before_after(run)
     if ends is None or paired(run) is None:
         return []
-    second = {o.key: o for o in run.evaluations[ends[1]].outcomes}
-    return [(o, second[o.key]) for o in run.evaluations[ends[0]].outcomes if o.key in second]
+    return same_episodes(run.evaluations[ends[0]], run.evaluations[ends[1]])

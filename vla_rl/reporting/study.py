@@ -15,8 +15,8 @@ from statistics import fmean, median
 from typing import Any
 
 from vla_rl.config import MACHINE_KEYS
-from vla_rl.evaluation.outcome import summarise
-from vla_rl.evaluation.statistics import compare_paired, mean_interval, wilson_interval
+from vla_rl.evaluation.outcome import compare_outcomes, summarise
+from vla_rl.evaluation.statistics import mean_interval, wilson_interval
 from vla_rl.reporting import figures, words
 from vla_rl.reporting.charts import percent
 from vla_rl.reporting.runs import RunData
@@ -208,7 +208,7 @@ def difference(group: Group) -> dict[str, Any] | None:
     if not comparisons or group.ends is None:
         return None
     pairs = [pair for r in group.finished for pair in figures.paired_outcomes(r)]
-    pooled = compare_paired([a.success for a, _ in pairs], [b.success for _, b in pairs])
+    pooled = compare_outcomes(pairs)
     values = [c.difference for c in comparisons]
     row = spread(values, (pooled.difference_low, pooled.difference_high), -1.0, 1.0)
     return figures.named(group.ends, {**row, "above": sum(v > 0 for v in values), "below": sum(v < 0 for v in values)})
