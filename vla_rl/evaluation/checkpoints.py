@@ -14,7 +14,7 @@ from vla_rl.config import RunConfig
 from vla_rl.devices import pick_device
 from vla_rl.evaluation.clips import write_failure_videos, write_videos
 from vla_rl.evaluation.evaluate import evaluate
-from vla_rl.evaluation.outcome import compare, comparison_text, fallen_tasks, fallen_text
+from vla_rl.evaluation.outcome import compare, comparison_text
 from vla_rl.evaluation.robustness import choose, compare_robustness, run_robustness
 from vla_rl.reporting.progress import Progress
 from vla_rl.rollout.engine import RolloutEngine
@@ -75,11 +75,8 @@ def evaluate_checkpoints(
         if len(results) == 1:
             return results[0].to_dict() | ({"robustness": perturbed[0]} if perturbed else {})
         comparison = compare(*results)
-        progress.say(f"{comparison_text(comparison, str(paths[0]), str(paths[1]))} {fallen_text(*results)}".rstrip())
-        document = {
-            "results": [r.to_dict() for r in results], "comparison": comparison.to_dict(),
-            "fallen_tasks": list(fallen_tasks(*results)),
-        }  # fmt: skip
+        progress.say(comparison_text(comparison, str(paths[0]), str(paths[1])))
+        document = {"results": [r.to_dict() for r in results], "comparison": comparison.to_dict()}
         if robust:
             table, figures = compare_robustness(*robust)
             progress.say(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -298,7 +299,7 @@ def jerk_unit(spec: EmbodimentSpec) -> str:
 
 # ------------------------------------------------------------------------------------------------------------ comparing
 def compare(a: EvaluationResult, b: EvaluationResult) -> PairedComparison:
-    """Compare two results on the episodes they share: same task, split, initial state and instruction.
+    """Compare two results on the episodes they share: same task, split, initial state and instruction. Has `fallen_tasks`.
 
     Raises:
         UserError: they share none, because the tasks, splits or seeds differ.
@@ -314,7 +315,7 @@ def compare(a: EvaluationResult, b: EvaluationResult) -> PairedComparison:
             f"The two evaluations share no episode: tasks {sorted(a.per_task())} against {sorted(b.per_task())}. "
             f"Evaluate both on the same tasks."
         )
-    return compare_outcomes(shared)
+    return dataclasses.replace(compare_outcomes(shared), fallen_tasks=fallen_tasks(shared))
 
 
 def same_episodes(a: EvaluationResult, b: EvaluationResult) -> list[tuple[EpisodeOutcome, EpisodeOutcome]]:
@@ -328,13 +329,13 @@ def compare_outcomes(pairs: Sequence[tuple[EpisodeOutcome, EpisodeOutcome]]) -> 
     return compare_paired([first.success for first, _ in pairs], [second.success for _, second in pairs])
 
 
-def fallen_tasks(a: EvaluationResult, b: EvaluationResult) -> dict[str, PairedComparison]:
-    """Of several tasks those that ``b`` solves less often than ``a`` does by more than chance explains, on the episodes they
-    share: exact McNemar tests of the tasks at 5 % for all of them together (Holm 1979, Scand. J. Statist. 6)."""
-    pairs: dict[str, list[tuple[EpisodeOutcome, EpisodeOutcome]]] = defaultdict(list)
-    for first, second in same_episodes(a, b):
-        pairs[first.task_id].append((first, second))
-    tasks, fallen = {task: compare_outcomes(found) for task, found in pairs.items()}, {}
+def fallen_tasks(pairs: Sequence[tuple[EpisodeOutcome, EpisodeOutcome]]) -> dict[str, PairedComparison]:
+    """Of several tasks those that the second of each pair solves less often than the first by more than chance explains:
+    exact McNemar tests of the tasks at 5 % for all of them together (Holm 1979, Scand. J. Statist. 6)."""
+    of_task: dict[str, list[tuple[EpisodeOutcome, EpisodeOutcome]]] = defaultdict(list)
+    for first, second in pairs:
+        of_task[first.task_id].append((first, second))
+    tasks, fallen = {task: compare_outcomes(found) for task, found in of_task.items()}, {}
     if len(tasks) < 2:
         return {}
     for i, (task, c) in enumerate(sorted(tasks.items(), key=lambda item: item[1].p_value)):
@@ -345,17 +346,18 @@ def fallen_tasks(a: EvaluationResult, b: EvaluationResult) -> dict[str, PairedCo
     return fallen
 
 
-def fallen_text(a: EvaluationResult, b: EvaluationResult) -> str:
-    """`fallen_tasks` in a sentence; empty where there are none."""
-    fallen = [f"{task} ({c.successes_a} to {c.successes_b} of {c.trials})" for task, c in fallen_tasks(a, b).items()]
+def fallen_text(c: PairedComparison) -> str:
+    """The tasks that fell, in a sentence; empty where there are none."""
+    fallen = [f"{task} ({t.successes_a} to {t.successes_b} of {t.trials})" for task, t in (c.fallen_tasks or {}).items()]
     return f"Lower than before by more than chance explains: {', '.join(fallen)}." if fallen else ""
 
 
 def comparison_text(c: PairedComparison, name_a: str = "A", name_b: str = "B") -> str:
     """The comparison in one plain sentence or two."""
     verdict = "more than chance explains" if c.significant else "within what chance explains"
-    return (
+    text = (
         f"{name_b} − {name_a}: {c.difference * 100:+.0f} points on the same {c.trials} episodes "
         f"(95 % interval {c.difference_low * 100:+.1f} to {c.difference_high * 100:+.1f}); {name_b} alone solved "
         f"{c.only_b}, {name_a} alone {c.only_a}, which is {verdict} (exact McNemar test, {words.p_value(c.p_value)})."
     )
+    return f"{text} {fallen_text(c)}".rstrip()

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import NormalDist
+from typing import Any
 
 
 def _check_counts(successes: int, trials: int, confidence: float) -> None:
@@ -44,7 +45,8 @@ def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tu
 class PairedComparison:
     """Two policies on the same episodes. Rates and ``difference`` (b − a) lie in 0 … 1 and −1 … 1.
 
-    ``only_a``/``only_b`` count the episodes that one of the two solved alone; ``p_value`` is two-sided.
+    ``only_a``/``only_b`` count the episodes that one of the two solved alone; ``p_value`` is two-sided. ``fallen_tasks``
+    are those of several tasks that b solves less often by more than chance explains; None where nobody asked.
     """
 
     trials: int
@@ -59,13 +61,17 @@ class PairedComparison:
     difference_high: float
     p_value: float
     confidence: float = 0.95
+    fallen_tasks: dict[str, PairedComparison] | None = None
 
     @property
     def significant(self) -> bool:
         return self.p_value < 1 - self.confidence
 
-    def to_dict(self) -> dict[str, float | int]:
-        return asdict(self)
+    def to_dict(self) -> dict[str, Any]:
+        """The fields; of ``fallen_tasks`` the names, where they are known."""
+        figures = asdict(self)
+        del figures["fallen_tasks"]
+        return figures if self.fallen_tasks is None else figures | {"fallen_tasks": list(self.fallen_tasks)}
 
 
 def mcnemar_exact(only_a: int, only_b: int) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 from vla_rl.algorithms import validation
 from vla_rl.errors import UserError
-from vla_rl.evaluation.outcome import EpisodeOutcome, compare, fallen_tasks, fallen_text, same_episodes, summarise, task_gap
+from vla_rl.evaluation.outcome import EpisodeOutcome, compare, fallen_text, same_episodes, summarise, task_gap
 from vla_rl.evaluation.statistics import PairedComparison
 from vla_rl.reporting import words
 from vla_rl.reporting.charts import percent
@@ -102,9 +102,7 @@ def run_summary(run: RunData) -> dict[str, Any]:
     comparison, ends = paired(run), before_after(run)
     return {
         "evaluations": {name: evaluation_summary(run, name) for name in run.names},
-        "comparison": None if comparison is None or ends is None else named(ends, comparison.to_dict() | {
-            "fallen_tasks": list(fallen_tasks(*(run.evaluations[name] for name in ends)))
-        }),
+        "comparison": None if comparison is None or ends is None else named(ends, comparison.to_dict()),
         "learning_curve": [{"episodes": at, "success": rate} for at, rate in learning_curve(run)],
         "image_use": image_use(run),
         "guard": run.guard,
@@ -165,7 +163,7 @@ def _verdict(run: RunData) -> tuple[str, str]:
         f"{words.signed(c.difference * 100)} points on the same episodes (95 % interval "
         f"{words.signed(c.difference_low * 100)} to {words.signed(c.difference_high * 100)}; exact McNemar test, "
         f"{words.p_value(c.p_value)}). {b} alone solved {c.only_b} {words.plural('episode', c.only_b)}, "
-        f"{a} alone {c.only_a}. {fallen_text(*(run.evaluations[name] for name in ends))}"
+        f"{a} alone {c.only_a}. {fallen_text(c)}"
     ).rstrip()
     if not c.significant:
         same = before["successes"] == after["successes"]
