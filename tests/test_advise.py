@@ -101,6 +101,14 @@ def test_image_use(use, verdict, word):
     assert "wrist alone +4%" in check.text
 
 
+@pytest.mark.parametrize(("spread", "verdict", "word"), [(0.004, WATCH, "every picture"), (0.05, GOOD, "")])
+def test_spread_of_the_image_features(spread, verdict, word):
+    image = {"loss": 0.5, "image_use": 0.5}
+    check = one(Figures(image={**image, "image_spread": spread}), "image features")
+    assert check.verdict == verdict and word in check.remedy and check.value == spread
+    assert all(c.name != "image features" for c in checks(Figures(image=image), toy(), RUN))
+
+
 @pytest.mark.parametrize(("use", "verdict", "word"), [(0.024, WATCH, "in the same layouts"), (0.025, GOOD, "")])
 def test_a_policy_that_goes_by_what_it_sees_alone(use, verdict, word):
     image = {"loss": 0.5, "image_use": 0.5, "instruction_use": use}

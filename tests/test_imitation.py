@@ -381,7 +381,10 @@ def test_a_blind_policy_is_called_one():
     assert figures["image_use"] == 0.0
     assert "does not look at its images" in verdict(figures) and "feature_norm" in verdict(figures)
     assert "hardly looks" in verdict({"loss": 1.0, "image_use": 0.1})
-    assert verdict({"loss": 1.0, "image_use": 0.2}) == ""
+    assert verdict({"loss": 1.0, "image_use": 0.2}) == verdict({"loss": 1.0, "image_use": 0.2, "image_spread": 0.05}) == ""
+    flat = verdict({"loss": 1.0, "image_use": 0.2, "image_spread": 0.004})
+    assert "nearly the same for every picture" in flat and "spread is 0.004" in flat and "feature_norm" in flat
+    assert "features is 0.00" in verdict({"loss": 1.0, "image_use": 0.0, "image_spread": 0.004})  # said once
     alone = {"image_use/wrist": 0.2, "image_use/front": -0.01}
     line = described({"loss": 1.0, "image_use": 0.25, **alone, "instruction_use": 0.0})
     assert line.endswith("loss 1.00, +0.25 with the images of other rows (wrist +0.20, front -0.01 alone)")

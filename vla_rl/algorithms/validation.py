@@ -20,8 +20,13 @@ from vla_rl.optional import ImageSpread, TrainingMode
 from vla_rl.types import Observation
 
 BLIND, WEAK = 0.05, 0.15  # of the loss that is lost with the images of other rows: below these SFT warns
+FLAT = 0.05  # spread of the image features below which they hardly differ: collapsed ones had 0.003 to 0.006, others 0.2 to 0.3
 DEAF = 0.05  # the same of other rows' instructions, where there are several tasks
 ROWS = 512  # decisions that a figure is measured on, at most
+_SEE = (
+    "Try sft.augment.proprio=0.5 (it cannot go by its arm then), policy.feature_norm=position (if it is another), more "
+    "demonstrations, more sft.updates, or a lower sft.learning_rate."
+)
 
 
 @contextlib.contextmanager
@@ -113,9 +118,9 @@ def _told_apart(figures: Mapping[str, float]) -> bool:
 
 
 def verdict(figures: Mapping[str, float]) -> str:
-    """A warning with numbers and remedies where the policy hardly uses its images, or, of several ``tasks``, its
-    instruction; empty otherwise."""
-    return " Also, ".join(text for text in (_blind(figures), _deaf(figures)) if text)
+    """A warning with numbers and remedies where the policy hardly uses its images, where their features hardly differ, or
+    where it does not read its instruction (of several ``tasks``); empty otherwise."""
+    return " Also, ".join(text for text in (_blind(figures) or _flat(figures), _deaf(figures)) if text)
 
 
 def _deaf(figures: Mapping[str, float]) -> str:
@@ -142,7 +147,14 @@ def _blind(figures: Mapping[str, float]) -> str:
     spread = f", the spread of its image features is {figures['image_spread']:.2f}" if "image_spread" in figures else ""
     return (
         f"the policy {word}: on held-out demonstrations its loss is {true + use:.3f} with the images of other rows and "
-        f"{true:.3f} with the true ones{spread}. It will act much alike wherever things lie. Try "
-        f"sft.augment.proprio=0.5 (it cannot go by its arm then), policy.feature_norm=position (if it is another), more "
-        f"demonstrations, more sft.updates, or a lower sft.learning_rate."
+        f"{true:.3f} with the true ones{spread}. It will act much alike wherever things lie. {_SEE}"
+    )
+
+
+def _flat(figures: Mapping[str, float]) -> str:
+    if figures.get("image_spread", 1.0) >= FLAT:
+        return ""
+    return (
+        f"the policy's image features are nearly the same for every picture: on held-out demonstrations their spread is "
+        f"{figures['image_spread']:.3f}, where features that tell pictures apart have {4 * FLAT:g} and more. {_SEE}"
     )

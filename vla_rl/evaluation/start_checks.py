@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from vla_rl.algorithms.settings import advantage_of
-from vla_rl.algorithms.validation import BLIND, DEAF, WEAK
+from vla_rl.algorithms.validation import BLIND, DEAF, FLAT, WEAK
 from vla_rl.asked import EnvOptions, PolicyOptions, asked
 from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError
@@ -212,6 +212,10 @@ def _image_use(figures: Figures, config: RunConfig) -> Iterator[Check]:
             f"{better_start(config)}"
         )
     yield Check("image use", share, text, f"at least {WEAK:.0%} of the loss", BAD if remedy else GOOD, remedy)
+    if (spread := figures.image.get("image_spread")) is not None:
+        remedy = f"every picture looks nearly the same to it: {sees_more(config)}{better_start(config)}" if spread < FLAT else ""
+        text = f"the image features of different moments differ by {spread:.3f}"
+        yield Check("image features", spread, text, f"at least {FLAT:g}", WATCH if remedy else GOOD, remedy)
 
 
 def _instruction_use(figures: Figures, config: RunConfig) -> Iterator[Check]:
