@@ -18,7 +18,7 @@ from vla_rl.types import EpisodeSpec
 
 RUNS = sorted(path.stem for path in (config_dir() / "run").glob("*.yaml"))
 ENVS = {name: compose([f"run={name}"]).env_type for name in RUNS}
-SCRIPTED = [name for name in RUNS if ENVS[name] != "robotwin"]  # whose limits are SimpleVLA-RL's, and its demonstrator its own
+SCRIPTED = [name for name in RUNS if ENVS[name] != "robotwin"]  # (the recipe's limits, RoboTwin's own demonstrator)
 
 
 def lengths(config: RunConfig, per_task: int = 3) -> dict[str, tuple[float, int]]:

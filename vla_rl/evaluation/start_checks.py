@@ -213,7 +213,8 @@ def _image_use(figures: Figures, config: RunConfig) -> Iterator[Check]:
         )
     yield Check("image use", share, text, f"at least {WEAK:.0%} of the loss", BAD if remedy else GOOD, remedy)
     if (spread := figures.image.get("image_spread")) is not None:
-        remedy = f"every picture looks nearly the same to it: {sees_more(config)}{better_start(config)}" if spread < FLAT else ""
+        remedy = f"every picture looks nearly the same to it: {sees_more(config)}{better_start(config)}"
+        remedy = remedy if spread < FLAT else ""
         text = f"the image features of different moments differ by {spread:.3f}"
         yield Check("image features", spread, text, f"at least {FLAT:g}", WATCH if remedy else GOOD, remedy)
 
