@@ -1,7 +1,7 @@
 """What is the policy of a run with a memory of successes worth once it has settled?
 
-    python scripts/settle.py outputs/libero_object_rl settled --updates 200
-    vla-rl eval outputs/libero_object_rl/checkpoints/rl --compare settled --episodes-per-task 20
+    python scripts/settle.py outputs/libero_object_nano settled --updates 200
+    vla-rl eval outputs/libero_object_nano/checkpoints/rl --compare settled --episodes-per-task 20
 
 The policy of `checkpoints/rl` imitates what the run's memory holds, and the run's demonstrations, in so many updates more,
 with a learning rate that falls by a cosine to a fiftieth. The result is a checkpoint of its own; the run is only read.

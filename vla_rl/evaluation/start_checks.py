@@ -116,6 +116,7 @@ def checks(figures: Figures, config: RunConfig, folder: Path) -> list[Check]:
         *_tasks(figures),
         *_failures(figures, config),
         *_image_use(figures, config),
+        *_image_features(figures, config),
         *_instruction_use(figures, config),
         *_first_loss(figures, config),
         *_losses(figures, config),
@@ -212,11 +213,16 @@ def _image_use(figures: Figures, config: RunConfig) -> Iterator[Check]:
             f"{better_start(config)}"
         )
     yield Check("image use", share, text, f"at least {WEAK:.0%} of the loss", BAD if remedy else GOOD, remedy)
-    if (spread := figures.image.get("image_spread")) is not None:
+
+
+def _image_features(figures: Figures, config: RunConfig) -> Iterator[Check]:
+    if "image_spread" not in figures.image:
+        return
+    spread, remedy = figures.image["image_spread"], ""
+    if spread < FLAT:
         remedy = f"every picture looks nearly the same to it: {sees_more(config)}{better_start(config)}"
-        remedy = remedy if spread < FLAT else ""
-        text = f"the image features of different moments differ by {spread:.3f}"
-        yield Check("image features", spread, text, f"at least {FLAT:g}", WATCH if remedy else GOOD, remedy)
+    text = f"the image features of different moments differ by {spread:.3f}"
+    yield Check("image features", spread, text, f"at least {FLAT:g}", WATCH if remedy else GOOD, remedy)
 
 
 def _instruction_use(figures: Figures, config: RunConfig) -> Iterator[Check]:
