@@ -70,6 +70,7 @@ class SmallPolicy(Actor):
         """Mean squared error over the control steps that count, in half-ranges."""
         half = (self.high - self.low) / 2.0
         mine = self.to_chunk(self.propose(self.features(observation), {}, None)[0]).actions
+        actions, valid = actions.to(mine.device), valid.to(mine.device)
         error = ((mine - actions) / half).square().mean(-1)
         loss = (error * valid).sum() / valid.sum().clamp(min=1)
         return loss, {"mse": float(loss.detach())}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 import torch
 
+import vla_rl.interfaces
+import vla_rl.optional
 from vla_rl.errors import UserError
 from vla_rl.interfaces import Env, LikelihoodPolicy, Policy, Simulator, ValuePolicy
 from vla_rl.specs import FAILURE_KINDS
@@ -195,10 +198,26 @@ def random_observation(spec: EmbodimentSpec, batch: int, seed: int = 0, instruct
     )
 
 
+def check_offers(thing: object) -> None:
+    """What ``isinstance`` says of it is the same on every Python: from 3.12 on it sees no submodule, weight or buffer."""
+    for module in (vla_rl.interfaces, vla_rl.optional):
+        for asked in vars(module).values():
+            if not getattr(asked, "_is_runtime_protocol", False) or asked.__module__ != module.__name__:
+                continue
+            parts = [part for part in asked.__mro__ if getattr(part, "_is_protocol", False)]
+            names = {name for part in parts for name in (*vars(part), *vars(part).get("__annotations__", ()))}
+            names = {name for name in names if not name.startswith("_") or name == "__call__"}
+            assert names, f"{asked.__name__} asks for nothing, so that everything offers it"
+            hidden = [name for name in names if hasattr(thing, name) and inspect.getattr_static(thing, name, None) is None]
+            offered = {name: getattr(thing, name) for name in hidden}
+            assert not any(value is not None for value in offered.values()), f"{asked.__name__} cannot see {sorted(offered)}"
+
+
 def check_policy(policy: Policy, observation: Observation | None = None, *, tolerance: float = 1e-4) -> None:
     """Shapes, sampling fixed by the seeds whatever the batch, and an evaluation that agrees with what was recorded."""
     spec = policy.embodiment
     check_embodiment(spec)
+    check_offers(policy)
     observation = random_observation(spec, 4) if observation is None else observation
     b = len(observation)
     seeds = [1000 + i for i in range(b)]

@@ -144,6 +144,10 @@ def small(**config) -> SmallPolicy:
     return SmallPolicy(SmallConfig(**{"hidden": [16], "pixels": 2, **config}), SPEC)
 
 
+def test_the_small_policy_keeps_what_every_policy_must():
+    check_policy(small(), Observation.blank(SPEC, 3))
+
+
 def batch_of(rewards: list[float], discounts: list[float], policy: SmallPolicy) -> Transitions:
     n = len(rewards)
     valid = torch.ones(n, 4, dtype=torch.bool)

@@ -170,9 +170,8 @@ def test_successes_of_a_policy_become_demonstrations_and_the_smoothest_are_kept(
 class Corrected(Towards):
     """On top of `Towards`: goes the same way, half as fast."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.base = Towards()
+    def beneath(self):
+        return Towards()
 
     def act(self, observation, **options):
         out = super().act(observation, **options)

@@ -113,6 +113,7 @@ def test_a_learner_takes_what_was_sent_keeps_the_pace_and_publishes(tmp_path):
 
 KILLS = r"""
 import os, signal, sys
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a device is not shared with forks
 from pathlib import Path
 import torch
 torch.set_num_threads(1)

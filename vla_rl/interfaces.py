@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -200,8 +200,9 @@ class ActorPolicy(Policy, Protocol):
 
     latent_dim: int
     stochastic: bool
-    encoder: torch.nn.Module
-    actor: torch.nn.Module
+    if TYPE_CHECKING:  # since Python 3.12 isinstance sees no submodule of a module (it asks inspect.getattr_static)
+        encoder: torch.nn.Module
+        actor: torch.nn.Module
 
     def annotate(self, trajectory: Trajectory) -> dict[str, Tensor]:
         """Frames {name: [t + 1 …]} of an episode: its observations and the final one."""
@@ -268,7 +269,8 @@ class CandidateActor(ActorPolicy, Protocol):
     and differentiable in the actions.
     """
 
-    base: Any
+    if TYPE_CHECKING:  # a submodule: see `ActorPolicy`
+        base: Any
     candidates: str
     judge: Callable[[Tensor, Tensor], Tensor] | None
 

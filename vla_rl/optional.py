@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from torch import Generator, Tensor, nn
 
@@ -108,7 +108,9 @@ class GuidedPolicy(Protocol):
 class StackedPolicy(Protocol):
     """A policy on top of a frozen one, which can act by itself."""
 
-    base: Any
+    def beneath(self) -> Any:
+        """The frozen one."""
+        ...
 
 
 @runtime_checkable
@@ -147,7 +149,8 @@ class ChoosingActor(Protocol):
     ``choices``: features to values, trained by the algorithm; None: the gripper is an action as the others.
     """
 
-    choices: nn.Module | None
+    if TYPE_CHECKING:  # a submodule: see `vla_rl.interfaces.ActorPolicy`
+        choices: nn.Module | None
 
     def choice_values(self, encoded: Tensor, frames: Mapping[str, Tensor], choices: nn.Module | None = None) -> Tensor:
         """[b 3] by ``choices`` (None: its own)."""

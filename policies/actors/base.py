@@ -203,6 +203,9 @@ class FrozenBaseActor(Actor):
         """An untrained actor on ``base``."""
         return cls(config, base).to(next(base.parameters()).device)
 
+    def beneath(self) -> Any:
+        return self.base
+
     def train(self, mode: bool = True) -> Any:
         """The frozen policy stays as it acts."""
         super().train(mode)

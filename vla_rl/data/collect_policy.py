@@ -68,7 +68,7 @@ def _acting(policy: Any, config: CollectConfig, task: TaskSpec) -> Policy:
     """The policy one control step at a time; with ``base_share`` after the one beneath it."""
     if not config.base_share:
         return Stepwise(policy)
-    return Handover(policy.base, policy, round(config.base_share * task.horizon))
+    return Handover(policy.beneath(), policy, round(config.base_share * task.horizon))
 
 
 def _successes(
