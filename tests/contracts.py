@@ -205,7 +205,7 @@ def check_offers(thing: object) -> None:
             if not getattr(asked, "_is_runtime_protocol", False) or asked.__module__ != module.__name__:
                 continue
             parts = [part for part in asked.__mro__ if getattr(part, "_is_protocol", False)]
-            names = {name for part in parts for name in (*vars(part), *vars(part).get("__annotations__", ()))}
+            names = {name for part in parts for name in (*vars(part), *part.__annotations__)}
             names = {name for name in names if not name.startswith("_") or name == "__call__"}
             assert names, f"{asked.__name__} asks for nothing, so that everything offers it"
             hidden = [name for name in names if hasattr(thing, name) and inspect.getattr_static(thing, name, None) is None]
