@@ -115,7 +115,8 @@ def test_results_do_not_change_when_the_slot_goes_on(pool):
 def test_workers_ignore_ctrl_c_and_do_without_torch(pool):
     for worker in pool.worker_stats():
         os.kill(worker.pid, signal.SIGINT)
-        assert "libtorch" not in Path(f"/proc/{worker.pid}/maps").read_text()
+        maps = Path(f"/proc/{worker.pid}/maps").read_text().replace(sys.prefix, "")  # where it is installed may be called so
+        assert "torch" not in maps
     events = ask(pool, range(6), lambda slot: pool.start(slot, _specs(6)[slot]))
     assert all(event.error is None for event in events.values())
     assert pool.restarts == 0

@@ -269,10 +269,12 @@ class CandidateActor(ActorPolicy, Protocol):
     and differentiable in the actions.
     """
 
-    if TYPE_CHECKING:  # a submodule: see `ActorPolicy`
-        base: Any
     candidates: str
     judge: Callable[[Tensor, Tensor], Tensor] | None
+
+    def beneath(self) -> Any:
+        """The policy that proposes."""
+        ...
 
     def improve(self, encoded: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Actions [b n d] moved up the judge's values, and those values [b n]."""

@@ -57,7 +57,8 @@ class PARL(ActorCritic):
         proposals[torch.arange(len(proposals)), worst] = self._taken(batch, frames)[rows]
         chosen = self._choose(*self.policy.improve(encoded[rows], proposals))
         chunk = self.policy.to_chunk(chosen)
-        loss, figures = self.policy.base.imitation_loss(batch.observations[rows], chunk.actions, chunk.valid, features=few)
+        seen, trained = batch.observations[rows], self.policy.beneath()
+        loss, figures = trained.imitation_loss(seen, chunk.actions, chunk.valid, features=few)
         loss.backward()
         self._guard.step(self.optimizer, loss.detach())
         moved = float((chosen - proposals.mean(1)).abs().mean())
