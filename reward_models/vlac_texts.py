@@ -37,7 +37,7 @@ _SLOTS = {
     "reference_frame_template": ("{percent}",),
     "reference_pair_template": ("{task}",),
 }
-_REMEDY = "Write the texts into a YAML file and give that as reward.release (see docs/rewards.md)"
+_REMEDY = "Write the texts into a YAML file and give that as reward.release (see docs/how_to/rewards.md)"
 
 
 def release_texts(path: str) -> dict[str, str]:
@@ -49,7 +49,7 @@ def release_texts(path: str) -> dict[str, str]:
     if not path or not place.exists():
         raise MissingDependency(
             f"reward.release={path!r} does not exist: the texts of the VLAC release are not part of vla_rl. Give the folder "
-            "of its code (the one that holds evo_vlac), or a file with the texts (docs/rewards.md)"
+            "of its code (the one that holds evo_vlac), or a file with the texts (docs/how_to/rewards.md)"
         )
     texts = _from_code(place) if place.is_dir() else _from_file(place)
     missing = sorted(set(_SLOTS) - {name for name, text in texts.items() if text})

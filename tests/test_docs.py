@@ -28,8 +28,8 @@ MADE_ELSEWHERE = {"docs/images/report.png"}  # a screenshot of a real run
 
 @pytest.fixture
 def examples(tmp_path, monkeypatch):
-    """The Python files that README.md and docs/adding_your_own.md print, importable."""
-    for page in (ROOT / "README.md", ROOT / "docs" / "adding_your_own.md"):
+    """The Python files that README.md and docs/how_to/adding_your_own.md print, importable."""
+    for page in (ROOT / "README.md", ROOT / "docs" / "how_to" / "adding_your_own.md"):
         for name, code in re.findall(r"^```python\n# (my_\w+)\.py\n(.*?)^```", page.read_text(), re.M | re.S):
             (tmp_path / f"{name}.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)

@@ -63,7 +63,7 @@ def estimate(
     acting_batch: int = 32,
     offload_optimizer: bool = False,
 ) -> MemoryEstimate:
-    """Memory of a training step and of acting, by count and by these rules (docs/openvla.md):
+    """Memory of a training step and of acting, by count and by these rules (docs/how_to/openvla.md):
 
     A trained parameter costs its gradient in its own type and 8 bytes of moments, 12 where it is kept in bfloat16. A
     transformer layer of width d, key-value width k and MLP width m keeps 7 d + 3 k + 4 m values a token for the backward

@@ -3,7 +3,7 @@
 Each function draws from ``rng`` and returns fields of the MuJoCo model (`sim.libero.backend.Edits`) or a changed
 `sim.libero.backend.Snapshot`; nothing is rebuilt. Ranges follow LIBERO-Plus where its code gives them (camera: the ranges of
 its variant names; robot: 0.1 to 0.5 rad; layout: 3 to 15 cm) and are ours where its values lie in asset files (light,
-background). docs/robustness.md lists both.
+background). docs/how_to/robustness.md lists both.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class Curriculum:
         self.failures *= self.config.decay
 
     def metrics(self) -> dict[str, float]:
-        """``curriculum/…`` figures (``docs/algorithms/metrics.md``)."""
+        """``curriculum/…`` figures (``docs/reference/metrics.md``)."""
         p = self.probabilities()
         seen = [i for i, r in enumerate(self.recent) if r]
         rates = self.success_rates()[seen] if seen else torch.zeros(1)

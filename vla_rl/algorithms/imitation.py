@@ -85,7 +85,7 @@ class Imitation:
         self.updates = 0
 
     def update(self) -> dict[str, float]:
-        """One optimiser step. Returns metrics ``sft/…`` (``docs/algorithms/metrics.md``). Raises `TrainingDiverged`."""
+        """One optimiser step. Returns metrics ``sft/…`` (``docs/reference/metrics.md``). Raises `TrainingDiverged`."""
         config, device = self.config, self.parameters[0].device
         factor = learning_rate_factor(
             self.updates, config.warmup_updates, config.updates, config.min_learning_rate_fraction

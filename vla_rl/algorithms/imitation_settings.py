@@ -92,7 +92,7 @@ class MemoryConfig:
     ``updates`` updates after each iteration of RL, ``batch_size`` decisions at a time. ``demonstration_share`` of those are
     the run's demonstrations, where it has some; ``first_share`` more of them are an episode's first decision. In each
     iteration the learning rate falls by a cosine to ``min_learning_rate_fraction`` of itself (1: it stays), so that the
-    policy that acts next has settled (`docs/algorithms/ppo.md`).
+    policy that acts next has settled (`docs/explanation/ppo.md`).
     """
 
     episodes: int = 0

@@ -120,7 +120,7 @@ class PPO:
 
     # ------------------------------------------------------------------------------------------------------ one update
     def update(self, batch: RolloutBatch, rewards: Tensor | Mapping[str, Tensor] | None = None) -> dict[str, float]:
-        """Learn from one batch of rollouts and return metrics (``docs/algorithms/metrics.md``).
+        """Learn from one batch of rollouts and return metrics (``docs/reference/metrics.md``).
 
         ``rewards`` float32 [n] per decision, or {name: [n]} with `PPOConfig.reward_names`; by default the env's rewards
         summed over each chunk. Raises `TrainingDiverged`, and ConfigError where rewards or a value head are missing.

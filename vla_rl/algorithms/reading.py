@@ -100,7 +100,7 @@ class Reader:
         if value is None:
             raise ConfigError(
                 f"{type(self.policy).__name__}.evaluate returns a value, and it has no value(observation) that does: PPO "
-                "needs one to bootstrap truncated episodes. Add it (see docs/adding_your_own.md), or set "
+                "needs one to bootstrap truncated episodes. Add it (see docs/how_to/adding_your_own.md), or set "
                 "algorithm.bootstrap_truncated=false"
             )
         return value

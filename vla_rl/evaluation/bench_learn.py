@@ -1,7 +1,7 @@
 """`vla-rl bench learn`: how soon runs reached a success rate and where their seconds went; or two settings side by side.
 
 Held-out evaluation is no part of learning: its seconds are counted apart. Seconds come from ``metrics.jsonl`` (see
-``docs/algorithms/metrics.md``), so a run that was interrupted counts only what it kept.
+``docs/reference/metrics.md``), so a run that was interrupted counts only what it kept.
 """
 
 from __future__ import annotations

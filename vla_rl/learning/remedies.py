@@ -1,7 +1,7 @@
 """What to change where a start or a run is found wanting, in the words of the guard and of ``vla-rl advise``.
 
 Every ``key=value`` that `checks` and `advice` name is an override which the run at hand takes and has not. Named first is
-what helped where it was measured (docs/learning.md).
+what helped where it was measured (docs/explanation/learning.md).
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def check_offline_replays(config: RunConfig) -> None:
     if algorithm.updates_per_decision is None:
         raise ConfigError(
             f"{given} needs an algorithm that learns from a replay, and algorithm.type={config.algorithm_type} has none: "
-            f"use algorithm=rlpd, residual, iql or another of docs/algorithms/off_policy.md, or leave it out"
+            f"use algorithm=rlpd, residual, iql or another of docs/explanation/off_policy.md, or leave it out"
         )
     if algorithm.offline_share == 0:
         raise ConfigError(
