@@ -166,7 +166,8 @@ class NanoVLAConfig(TrunkConfig):
     tokens_per_step: bool = True  # one action position per control step instead of one per action dimension
     # loss and sampling
     label_smoothing: float = 0.0
-    soft_label_sigma: float = 1.0  # Gaussian soft labels over neighbouring bins, in bins; 0: hard ones (docs/explanation/learning.md)
+    # Gaussian soft labels over neighbouring bins, in bins; 0: hard ones (docs/explanation/learning.md)
+    soft_label_sigma: float = 1.0
     temperature: float = 1.0  # of sampling and of every reported log-prob
     # of sampling, between the control steps of a chunk (`trunk.chunk_uniforms`); null: 0.8 in parallel decoding, else 0
     noise_correlation: float | None = None

@@ -1,8 +1,8 @@
 """How an episode of pick-and-place failed, told from what a simulator sees at every control step (standard library only).
 
-docs/how_to/evaluation.md says it in the words of users. Both the embedded suite and LIBERO feed the same tracker; what they know
-of an object reaches it through `Facts`. Contacts are asked for only while an object is off its place or in the hand, so
-that most control steps cost a few comparisons.
+docs/how_to/evaluation.md says it in the words of users. Both the embedded suite and LIBERO feed the same tracker;
+what they know of an object reaches it through `Facts`. Contacts are asked for only while an object is off its place
+or in the hand, so that most control steps cost a few comparisons.
 """
 
 from __future__ import annotations

@@ -69,8 +69,8 @@ class ConsoleConfig:
         if not is_loopback(self.host) and not self.tls_key:
             raise ConfigError(
                 f"console.host is {self.host}, which others can reach, and there is no TLS: the token would be readable on "
-                "the network. Set console.tls_certificate and console.tls_key (docs/how_to/real_robots_console.md shows how), or "
-                "leave console.host at 127.0.0.1 and use an SSH tunnel"
+                "the network. Set console.tls_certificate and console.tls_key (docs/how_to/real_robots_console.md shows "
+                "how), or leave console.host at 127.0.0.1 and use an SSH tunnel"
             )
 
     @property

@@ -99,7 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--horizon", type=int, default=0, help="control steps an episode may last; 0: the suite's own")
     parser.add_argument("--split", default="train", choices=["train", "held_out"], help="sampled or official initial states")
     parser.add_argument("--controller", default="fast", choices=["exact", "fast"])
-    parser.add_argument("--perturb", default="", metavar="NAME:LEVEL", help="for instance layout:3; see docs/how_to/robustness.md")
+    parser.add_argument("--perturb", default="", metavar="NAME:LEVEL",
+                        help="for instance layout:3; see docs/how_to/robustness.md")  # fmt: skip
     options = parser.parse_args(arguments)
     config = LiberoConfig(
         suite=options.suite, tasks=options.tasks, look="light", controller=options.controller, cameras=["agentview"],

@@ -3,7 +3,8 @@
 `PerturbedLibero` is `LiberoSimulator` for episodes without a ``perturbation``, byte for byte. With one ("camera:3": factor
 and level) it starts the same initial state changed by that factor; no scene is rebuilt, and slots with other factors share
 it. What is drawn at random follows from task, split, initial state and factor, so an episode repeats exactly, and the levels
-of one episode push in the same direction. docs/how_to/robustness.md says what each level does and what differs from the benchmark.
+of one episode push in the same direction. docs/how_to/robustness.md says what each level does and what
+differs from the benchmark.
 """
 
 from __future__ import annotations

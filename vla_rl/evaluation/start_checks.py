@@ -39,7 +39,8 @@ MIXED = (0.1, 0.3)  # share of groups in which some succeed and some fail: bad b
 SAMPLED = (0.25, 0.5)  # success with sampled actions over that with the most likely ones: bad below, good from
 FIRST = 1.2  # loss of the decisions with which episodes begin over that of all
 OVERFIT = 1.1  # loss on held-out demonstrations at the end of SFT over its least
-SPREAD = 0.06  # half-ranges that sampling moves a chunk by: below 0.05 RL found nothing new (docs/explanation/diffusion_flow.md)
+# half-ranges that sampling moves a chunk by: below 0.05 RL found nothing new (docs/explanation/diffusion_flow.md)
+SPREAD = 0.06
 GROUP = 4  # members of a group where rl.group_size is 1
 
 

@@ -72,7 +72,8 @@ def check_devices(dev: Path, name: str, patterns: tuple[str, ...], group: str, p
         return Check(name, MISSING, f"none ({purpose})", f"connect it; `dmesg` says why there is no {dev}/{patterns[0]}")
     closed = [p for p in found if not os.access(p, os.R_OK | os.W_OK)]
     if closed:
-        way = f"sudo usermod -aG {group} $USER, then log in again" if group else "a udev rule: docs/how_to/real_robots_console.md"
+        rule = "a udev rule: docs/how_to/real_robots_console.md"
+        way = f"sudo usermod -aG {group} $USER, then log in again" if group else rule
         return Check(name, FAIL, f"no permission for {', '.join(closed)} ({purpose})", way)
     return Check(name, OK, ", ".join(found))
 
