@@ -17,15 +17,31 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["WANDB_MODE"] = "offline"
 os.environ["WANDB_SILENT"] = "true"
 
+import hypothesis
 import jaxtyping
 import numpy as np
 import pytest
 import torch
+from costs import Costs
 
 # Every call into these modules has its shape annotations checked; it must precede the first import of vla_rl.types.
 jaxtyping.install_import_hook(["vla_rl.types", "vla_rl.algorithms"], "beartype.beartype").__enter__()
 
 torch.set_num_threads(1)
+hypothesis.settings.register_profile("vla_rl")  # a busy machine is no failure
+hypothesis.settings.load_profile("vla_rl")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Costs())
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A session of Ray is slow, and there is one: its tests go to one worker."""
+    for item in items:
+        if "ray_here" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.xdist_group("ray"))
 
 
 @functools.cache

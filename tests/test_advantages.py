@@ -51,7 +51,7 @@ def naive_gae(rewards, values, final_values, terminated, discounts, lam, lengths
     return torch.tensor(out, dtype=torch.float64)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.floats(0, 1), st.integers(0, 10_000))
 def test_gae_equals_a_naive_loop(lengths, lam, seed):
     g = torch.Generator().manual_seed(seed)
@@ -91,7 +91,7 @@ def test_vtrace_by_hand():
     torch.testing.assert_close(a, t(0.0 + 0.5 * 1.75 - 0.5, 0.75, -0.25))  # r + γ·v' − V
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.floats(0, 1), st.integers(0, 10_000))
 def test_vtrace_equals_the_sum_of_its_definition_and_gae_on_fresh_data(lengths, lam, seed):
     g = torch.Generator().manual_seed(seed)
@@ -229,7 +229,7 @@ def test_rloo_subtracts_the_mean_of_the_others():
     torch.testing.assert_close(a, t(1 - 2.5, 0 - 3.0, 5 - 0.5, -2.0, 2.0, 0.0))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=12), st.floats(-3, 3), st.floats(0.5, 4))
 def test_group_advantages_ignore_a_shift_and_std_ignores_a_scale(scores, shift, scale):
     x, index = torch.tensor(scores, dtype=torch.float64), torch.zeros(len(scores), dtype=torch.long)

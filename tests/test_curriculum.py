@@ -40,7 +40,6 @@ def test_weights_match_hand_computed_values(strategy, temperature, expected):
     torch.testing.assert_close(p, torch.tensor(expected, dtype=torch.float64), atol=6e-5, rtol=0)
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(1e-6, 10.0), min_size=1, max_size=30), st.floats(0.0, 1.0))
 def test_floor_bounds_every_probability_from_below(weights, floor):
     p = with_floor(torch.tensor(weights, dtype=torch.float64), floor)
@@ -48,7 +47,7 @@ def test_floor_bounds_every_probability_from_below(weights, floor):
     assert float(p.min()) >= floor / len(weights) - 1e-12
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 40), st.integers(0, 1000))
 def test_systematic_sampling_rounds_the_expected_counts(n, seed):
     p = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)

@@ -251,7 +251,7 @@ def test_seeds_must_match_the_batch():
 
 
 # ----------------------------------------------------------------------------------------------------------------- bins
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def stats_of(values: np.ndarray) -> VectorStats:
     """Statistics over all leading axes of ``values`` [... d]."""
     flat = values.reshape(-1, values.shape[-1])

@@ -15,7 +15,7 @@ import aiohttp
 import numpy as np
 import pytest
 from console_stub import Session, until
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -484,7 +484,6 @@ def test_a_rate_fills_up_to_its_burst():
     assert sum(rate.allow() for _ in range(9)) == 3
 
 
-@settings(deadline=None)
 @given(st.text(max_size=300) | st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=9),
        lambda x: st.lists(x) | st.dictionaries(st.sampled_from(["k", "c", "n", "t", "d", "a", "g", "keys", "name"]), x),
        max_leaves=20).map(json.dumps))  # fmt: skip

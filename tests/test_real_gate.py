@@ -284,7 +284,7 @@ def requests(rng: np.random.Generator, measured: Measured, kind: int) -> np.ndar
 
 
 @pytest.mark.parametrize("gain", [6.0, 0.0])
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(st.integers(0, 2**32 - 1))
 def test_whatever_is_asked_the_arm_keeps_its_limits(gain, seed):
     """Two hundred ticks each; `vla-rl bench robot` runs 10⁵. Judged by the arm's own log and not by the gate's figures."""
@@ -317,7 +317,7 @@ def test_whatever_is_asked_the_arm_keeps_its_limits(gain, seed):
     assert max(np.linalg.norm(v) for v in velocities) <= limits.speed + 1e-9
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.integers(-3, 3), min_size=5, max_size=40))
 def test_without_a_wall_acceleration_and_jerk_are_kept_at_every_seam(goals):
     """A change of mind at any tick (a takeover is one): along one axis, where speed never needs the last word."""

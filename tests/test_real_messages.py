@@ -7,7 +7,7 @@ import math
 
 import msgpack
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from real import messages as m
@@ -54,20 +54,17 @@ def messages(draw) -> m.Message:
     return m.KINDS[kind](**fields)
 
 
-@settings(deadline=None)
 @given(messages())
 def test_what_is_sent_comes_back(message):
     assert m.decode(m.encode(message)) == message
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_noise_is_one_clear_error(packet):
     with pytest.raises(m.MessageError):
         m.decode(packet)
 
 
-@settings(deadline=None)
 @given(messages(), st.data())
 def test_one_changed_byte_is_a_message_or_one_clear_error(message, data):
     packet = bytearray(m.encode(message))

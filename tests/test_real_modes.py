@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from real.messages import MODE_EVENTS
@@ -78,7 +78,6 @@ def test_only_the_holder_may_ask_for_more():
         )
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(MODE_EVENTS), st.sampled_from([By.ANYONE, By.SUPERVISOR])), max_size=40))
 def test_without_a_holder_nothing_ever_allows_more(requests):
     """The supervisor alone goes from a reset to READY; nobody but a person leaves a latch."""

@@ -172,7 +172,7 @@ BAD = {
 }
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(st.tuples(st.sampled_from(sorted(BAD)), st.integers(0, 12)), min_size=1, max_size=12))
 def test_of_late_duplicated_reordered_expired_and_nan_chunks_none_runs(bad):
     """Marked by an action that no good chunk has: it must never reach the arm, whatever is sent in between and when."""

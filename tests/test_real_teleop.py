@@ -10,7 +10,7 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from real import messages as m
@@ -63,7 +63,6 @@ def test_a_clutch_takes_both_origins_anew():
     assert clutch.update(True, (-3.0, 9.0), (0.5, 0.0)) == (0.5, 0.0), "the hand went back meanwhile"
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.floats(-1, 1)), max_size=60))
 def test_a_clutch_never_jumps(path):
     clutch, robot, before = Clutch(), 0.0, None

@@ -41,7 +41,7 @@ def test_voc_and_nr_of_the_fact_sheet():
 
 
 @given(st.lists(st.floats(-100, 100), max_size=30), st.sampled_from(pm.VALUE_MODES))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_value_curves_stay_finite_and_never_pass_100(critics, mode):
     values = pm.accumulate(critics, mode)
     assert len(values) == len(critics) + 1 and values[0] == 0.0
@@ -169,7 +169,7 @@ def test_channels_are_found_by_name():
 
 # ------------------------------------------------------------------------------------------------------------- quality
 @given(st.lists(st.integers(0, 6), min_size=3, max_size=20))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_spearman_agrees_with_scipy(values):
     from scipy.stats import spearmanr
 

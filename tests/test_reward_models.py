@@ -249,7 +249,7 @@ def test_done_answers_are_parsed(reply, done):
 
 
 @given(st.one_of(st.text(max_size=40), st.binary(), st.none(), st.floats()))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_parsers_never_raise(reply):
     score, done = parse_score(reply), parse_done(reply)
     assert score is None or -100 <= score <= 100

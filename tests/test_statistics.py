@@ -32,7 +32,7 @@ def test_wilson_published(k, n, low, high):
     assert wilson_interval(k, n) == pytest.approx((low, high), abs=5e-5)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 300), st.integers(1, 300), st.sampled_from([0.8, 0.95, 0.99]))
 def test_intervals_hold_the_estimate_and_mirror(k, n, confidence):
     k = min(k, n)
