@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test setup lint test-learning lock clean
+.PHONY: help quickstart test test-all setup lint test-learning lock clean
 ARGS ?=
 
 help: ## what can be made
@@ -17,8 +17,13 @@ lint: setup ## ruff, the import contracts, mypy
 	@.venv/bin/lint-imports
 	@.venv/bin/mypy
 
+PYTEST = .venv/bin/python -m pytest -n logical --maxprocesses 4 --dist loadgroup
+
 test: lint ## set up, lint, then the fast tests (ARGS="-k name" passes options on)
-	@.venv/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
+	@$(PYTEST) -m "not slow" $(ARGS)
+
+test-all: test ## those, then the slow ones: whole runs, sessions of Ray and of robots, LIBERO
+	@$(PYTEST) -m slow $(ARGS)
 
 test-learning: setup ## the whole quickstart for three seeds, a quarter of an hour; fails where one ends below 80 % success
 	@.venv/bin/python scripts/study.py learning --least 0.8 $(ARGS)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import gc
+import hashlib
 import importlib.util
 import os
 import random
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -36,9 +38,20 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Costs())
 
 
+# Modules whose tests share something that takes seconds to make: they go to one worker.
+SHARING = {
+    "test_dualarm", "test_lerobot_policies", "test_libero_demonstrator", "test_libero_perturb", "test_libero_sim",
+    "test_openvla", "test_openvla_checkpoints", "test_quickstart_sim", "test_ranks", "test_real_console_page",
+    "test_reward_models", "test_robot_live", "test_robot_replay", "test_robotwin", "test_tabletop",
+}  # fmt: skip
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A session of Ray is slow, and there is one: its tests go to one worker."""
     for item in items:
+        if item.path.stem in SHARING:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
         if "ray_here" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
             item.add_marker(pytest.mark.xdist_group("ray"))
@@ -95,10 +108,46 @@ def script() -> Callable[[str], ModuleType]:
 
 
 @pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """``finished_run(*overrides)`` is the folder of a run of that config, which the first worker that asks makes for all.
+
+    Each worker has a copy of its own, which all of its tests share: who writes into it copies it once more.
+    """
+    from filelock import FileLock
+
+    from vla_rl.config import compose
+    from vla_rl.run.pipeline import run_pipeline
+
+    mine = tmp_path_factory.mktemp("runs")
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    copies: dict[str, Path] = {}
+
+    def folder_of(*overrides: str) -> Path:
+        key = hashlib.sha256("\n".join(overrides).encode()).hexdigest()[:16]
+        if key not in copies:
+            place = shared / "finished_runs" / key
+            place.mkdir(parents=True, exist_ok=True)
+            with FileLock(place / "lock"):
+                if not (place / "made").exists():
+                    run = run_pipeline(compose([*overrides, f"output_dir={place}"]))
+                    (place / "made").write_text(str(run.relative_to(place)))
+                name = (place / "made").read_text()
+                copies[key] = Path(shutil.copytree(place / name, mine / key / name))
+        return copies[key]
+
+    return folder_of
+
+
+@pytest.fixture(scope="session")
 def ray_here():
     """The one Ray of a test session, started by the first test that asks for it; runs with ``cluster=ray`` join it."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("needs ray")
+    # Ray gives up on its own processes after half a minute, which a busy machine needs
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "240")
+    os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "240")
     from vla_rl.cluster.session import ray_session
     from vla_rl.cluster.settings import RayConfig
 

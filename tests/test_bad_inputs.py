@@ -16,9 +16,7 @@ from pathlib import Path
 import pytest
 
 from vla_rl import cli
-from vla_rl.config import compose
 from vla_rl.run import preflight
-from vla_rl.run.pipeline import run_pipeline
 
 TOY = [
     "run=toy", "collect.episodes_per_task=2", "sft.validation_episodes=1", "sft.updates=4", "slots.slots_per_worker=2",
@@ -28,9 +26,9 @@ TRAIN = ("train", *TOY, "output_dir={out}")
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Path:
+def finished(finished_run) -> Path:
     """A toy run of SFT alone, on a handful of demonstrations."""
-    return run_pipeline(compose([*TOY, "phases=[collect,sft,eval_sft]", f"output_dir={tmp_path_factory.mktemp('bad')}"]))
+    return finished_run(*TOY, "phases=[collect,sft,eval_sft]")
 
 
 @pytest.fixture

@@ -199,10 +199,9 @@ PACE = [
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory) -> Path:
+def start(finished_run) -> Path:
     """A toy policy after a little SFT, in a run folder with its demonstrations."""
-    folder = tmp_path_factory.mktemp("start")
-    return run_pipeline(compose([*TOY, "phases=[collect,sft]", f"output_dir={folder}"])) / "checkpoints" / "sft"
+    return finished_run(*TOY, "phases=[collect,sft]") / "checkpoints" / "sft"
 
 
 def test_methods_run_from_one_start_resume_and_stand_side_by_side(start, tmp_path, capsys):

@@ -19,18 +19,15 @@ from vla_rl import cli
 from vla_rl.errors import UserError
 from vla_rl.rewards.sources import load_source
 from vla_rl.run import pipeline
-from vla_rl.run.pipeline import run_pipeline
 
 TOY = ["run=toy", "slots.slots_per_worker=4"]
 SMALL = ["collect.episodes_per_task=2", "sft.updates=4", "phases=[collect,sft,eval_sft]", "evaluate.episodes_per_task=2"]
 
 
 @pytest.fixture(scope="module")
-def run_folder(tmp_path_factory) -> Path:
+def run_folder(finished_run) -> Path:
     """A toy run of SFT alone, on a handful of demonstrations."""
-    from vla_rl.config import compose
-
-    return run_pipeline(compose([*TOY, *SMALL, f"output_dir={tmp_path_factory.mktemp('cli')}"]))
+    return finished_run(*TOY, *SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +151,7 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys):
     assert "the same command resumes" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_gone_ends_a_command_quietly():
     """``vla-rl ... | head``; through a socket too. Where there is no output at all, nobody was to read it."""
     code = "import sys; from vla_rl.cli import main; sys.exit(main(['train', 'run=toy', '--dry-run']))"

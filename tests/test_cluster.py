@@ -45,12 +45,11 @@ def specs(count: int, first: int = 0) -> list[EpisodeSpec]:
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory) -> Path:
+def start(finished_run) -> Path:
     """A policy that knows little yet."""
-    run = run_pipeline(
-        compose([*TOY, "phases=[collect,sft]", "collect.episodes_per_task=10", "sft.updates=10", "sft.validation_episodes=1",
-                 f"output_dir={tmp_path_factory.mktemp('start')}"])
-    )  # fmt: skip
+    run = finished_run(
+        *TOY, "phases=[collect,sft]", "collect.episodes_per_task=10", "sft.updates=10", "sft.validation_episodes=1"
+    )
     return run / "checkpoints" / "sft"
 
 
@@ -300,12 +299,14 @@ def test_a_ray_that_is_started_here_asks_for_a_token(ray_here):
     assert ray_here.cluster_resources()["object_store_memory"] <= 100 * 2**20
 
 
-def test_a_full_store_is_named(ray_here):
+def test_a_full_store_is_named():
+    exceptions = pytest.importorskip("ray.exceptions")
+
     def put(_):
-        raise ray_here.exceptions.OutOfDiskError("no room")
+        raise exceptions.OutOfDiskError("no room")
 
     with pytest.raises(UserError, match="object store is full"):
-        groups._stored(SimpleNamespace(put=put, exceptions=ray_here.exceptions), b"x")
+        groups._stored(SimpleNamespace(put=put, exceptions=exceptions), b"x")
 
 
 def test_figures_of_lists_that_ran_at_once():

@@ -284,10 +284,8 @@ def test_a_learner_that_hangs_is_noticed_killed_and_started_again(tmp_path, monk
 
 # ------------------------------------------------------------------------------------------------------------- whole runs
 @pytest.fixture(scope="module")
-def start(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("start")
-    run_pipeline(compose(["run=toy_td3", f"output_dir={folder}", "phases=[collect,sft]"]))
-    return f"checkpoint={folder / 'toy_td3' / 'checkpoints' / 'sft'}"
+def start(finished_run) -> str:
+    return f"checkpoint={finished_run('run=toy_td3', 'phases=[collect,sft]') / 'checkpoints' / 'sft'}"
 
 
 def concurrently(start: str, folder: Path, *overrides: str):

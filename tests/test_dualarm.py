@@ -514,6 +514,7 @@ def test_the_simulator_contract(drawing) -> None:
 
 
 @needs_sapien
+@pytest.mark.slow
 def test_the_pool_shows_what_one_process_shows(drawing) -> None:
     make = functools.partial(pictured, tasks=["lift_bar", "ring_red"])
     with ProcessPool(make, 2, 2, max_chunk_length=8) as pool:
@@ -521,6 +522,7 @@ def test_the_pool_shows_what_one_process_shows(drawing) -> None:
 
 
 @needs_sapien
+@pytest.mark.slow
 def test_after_a_workers_crash_episodes_end_as_they_would_have() -> None:
     """State for state: a worker is killed while both of its slots are in mid-episode; its successor runs them again."""
     make, rng = functools.partial(state_only, tasks=["stack_red", "lift_bar"]), np.random.default_rng(0)
@@ -571,6 +573,7 @@ def test_pictures_repeat_and_slots_share_one_renderer(drawing) -> None:
 
 
 @needs_sapien
+@pytest.mark.slow
 def test_a_pack_without_the_table_draws_the_same(drawing) -> None:
     """Against SAPIEN's own pack, in a process each: what the table weighs is black."""
     code = """

@@ -672,6 +672,7 @@ def test_what_it_sees_is_offered_to_small_networks(family: str, vlm: str, tmp_pa
         ImprovedPolicy(ImprovedConfig(), policy)
 
 
+@pytest.mark.slow
 def test_through_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """SFT of a new policy on the toy task, evaluation, export, and evaluation of the exported folder: the same episodes."""
     toy = ToyReach(ToyConfig())

@@ -95,6 +95,7 @@ def run_beside(reference: Reference, simulator: LiberoSimulator, slot: int, acti
 
 
 # ---------------------------------------------------------------------------------------------- equal to LIBERO's own env
+@pytest.mark.slow
 def test_equal_to_liberos_own_env_also_after_a_cached_reset_and_in_a_used_slot(simulator, reference) -> None:
     actions = smooth_actions(3 * CHUNK, seed=0)
     episode = EpisodeSpec(SPATIAL, 7, split="held_out")

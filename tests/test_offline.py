@@ -252,8 +252,8 @@ def test_the_clip_range_falls_over_the_phase(monkeypatch):
 
 
 # --------------------------------------------------------------------------------------------------------- the whole job
-def small(output: Path, **changes: object) -> RunConfig:
-    options = {
+def options(**changes: object) -> list[str]:
+    values = {
         "collect.episodes_per_task": 6, "sft.updates": 3, "sft.validation_episodes": 1, "rl.iterations": 1,
         "rl.episodes_per_iteration": 8, "evaluate.episodes_per_task": 4, "evaluate.video_episodes": 0,
         "evaluate.sampled_too": "false", "policy.student_steps": 1, "offline.rounds": 2, "offline.start_episodes": 4,
@@ -263,13 +263,16 @@ def small(output: Path, **changes: object) -> RunConfig:
         "offline.dynamics.updates": 5, "offline.dynamics.hidden": "[16]", "offline.critics.hidden": "[16]",
         **changes,
     }  # fmt: skip
-    named = [f"{name}={value}" for name, value in options.items()]
-    return configs.compose(["run=toy_flow", "algorithm=rl100_quickstart", f"output_dir={output}", "name=stages", *named])
+    return ["run=toy_flow", "algorithm=rl100_quickstart", "name=stages", *(f"{k}={v}" for k, v in values.items())]
+
+
+def small(output: Path, **changes: object) -> RunConfig:
+    return configs.compose([*options(**changes), f"output_dir={output}"])
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_pipeline(small(tmp_path_factory.mktemp("whole")))
+def whole(finished_run) -> Path:
+    return finished_run(*options())
 
 
 def test_every_stage_leaves_its_result_and_the_report_says_what_the_gate_did(whole):

@@ -66,9 +66,9 @@ def assert_same_weights(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) 
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(finished_run) -> Path:
     """The folder of a run that was never interrupted."""
-    return run_pipeline(small(tmp_path_factory.mktemp("whole")))
+    return finished_run(*SMALL)
 
 
 @pytest.fixture

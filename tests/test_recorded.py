@@ -135,12 +135,10 @@ def test_a_batch_is_shared_out_before_the_first_episode_and_after(online_too, la
 
 
 @pytest.fixture(scope="module")
-def earlier(tmp_path_factory):
+def earlier(finished_run):
     """A short run whose replay is learned from below: its folder."""
-    folder = tmp_path_factory.mktemp("earlier")
     quick = ["rl.iterations=2", "rl.episodes_per_iteration=8", "rl.eval_every=0", "rl.guard=off", "slots.workers=0"]
-    run_pipeline(compose(["run=toy_td3", f"output_dir={folder}", "phases=[collect,sft,rl]", *quick]))
-    return folder / "toy_td3"
+    return finished_run("run=toy_td3", "phases=[collect,sft,rl]", *quick)
 
 
 def test_a_run_learns_from_what_others_did_before_its_own_first_episode(earlier, tmp_path):

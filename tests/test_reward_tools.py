@@ -410,10 +410,9 @@ PAIRWISE = [
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
+def run(finished_run) -> Path:
     """A toy run with a learned reward that is refitted on the way."""
-    folder = tmp_path_factory.mktemp("rewards")
-    return run_pipeline(compose([*TOY, *PAIRWISE, "reward_check.refit_every=2", f"output_dir={folder}"]))
+    return finished_run(*TOY, *PAIRWISE, "reward_check.refit_every=2")
 
 
 def test_a_run_trains_judges_and_refits_its_reward(run):

@@ -233,6 +233,7 @@ def test_a_reward_that_is_fitted_on_the_way_is_shown_from_then_on(tmp_path, rise
     assert "What the reward said at the end" in (tmp_path / "a" / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_reward_that_dies_does_not_end_the_session(tmp_path, riser, classifier):
     command = [sys.executable, "-c", "import sys; from vla_rl.cli import main; sys.exit(main())", "robot", "run"]
     given = [*command, "--headless", "--episodes", "3", *asked_for(tmp_path, riser, classifier)]

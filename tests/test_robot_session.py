@@ -456,6 +456,7 @@ def test_a_session_of_processes_runs_and_ends_by_itself(tmp_path, mover, capsys)
     assert not (tmp_path / "s" / "run" / "s").exists(), "its socket is gone"
 
 
+@pytest.mark.slow
 def test_the_console_is_announced_and_interrupts_end_everything(tmp_path, mover):
     command = [sys.executable, "-c", "import sys; from vla_rl.cli import main; sys.exit(main())", "robot", "run"]
     given = overrides(tmp_path, mover, "console.port=0", "robot.horizon=6")
@@ -508,6 +509,7 @@ def gone(pids) -> bool:
     return not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_ends_a_session_that_is_slow_to_close(tmp_path, mover):
     """Its policy does not end when it is told to, which a session waits ten seconds for."""
     save_checkpoint(tmp_path / "stubborn", Stubborn(PointWorld().embodiment))

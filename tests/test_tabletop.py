@@ -401,6 +401,7 @@ def test_osc_pose_demonstrator_and_proprio() -> None:
 
 
 @real_sim
+@pytest.mark.slow
 def test_bench_compares_both_sides_on_the_same_actions(tmp_path, capsys) -> None:
     from sim.bench import bench_tabletop
 
