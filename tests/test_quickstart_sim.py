@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -45,7 +47,7 @@ def start(folder: Path, *extra: str) -> int:
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("real")
+    folder = tmp_path_factory.mktemp("real") / "outputs"
     assert start(folder) == 0
     return folder / "quickstart"
 
@@ -128,3 +130,50 @@ def test_eval_of_its_checkpoint_meets_the_same_episodes(run_folder, tmp_path):
     assert [(o["task_id"], o["init_state_id"], o["instruction"]) for o in mine] == [
         (o["task_id"], o["init_state_id"], o["instruction"]) for o in recorded[:2]
     ]
+
+
+# What makes each command of the README small enough for a test.
+FEW = ["slots.workers=0", "slots.slots_per_worker=2"]
+README = {
+    "vla-rl train name=first seed=1 rl.iterations=10": SMALL,
+    "vla-rl eval outputs/quickstart/checkpoints/rl --episodes 100 --video grid.mp4": ["--episodes=2", *FEW],
+    "vla-rl advise outputs/quickstart": ["--rollouts=2"],
+    "vla-rl robot doctor": [],
+    "vla-rl robot run --episodes 5": ["--episodes=1", "--lockstep", "robot.horizon=16"],
+    "vla-rl robot learn outputs/quickstart/checkpoints/sft --task lift_cube --out lift": [
+        "--episodes=2", "--lockstep", "robot.horizon=16", "algorithm.start_decisions=4", "algorithm.batch_size=8",
+    ],
+    "vla-rl train run=toy name=calm reward.type=my_reward:CalmSuccess reward.effort=0.001": [
+        "collect.episodes_per_task=2", "sft.updates=2", "rl.iterations=1", "rl.episodes_per_iteration=4",
+        "evaluate.episodes_per_task=2",
+    ],
+    "vla-rl train run=quickstart cluster=ray cluster.rollouts=2": [*SMALL, "name=on_ray"],
+}  # fmt: skip
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def readme_commands() -> list[str]:
+    """Those that need no hardware and no download, as their comments say."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    lines = [line.partition("#") for block in blocks for line in block.splitlines() if line.strip()]
+    return [command.strip() for command, _, comment in lines if "needs " not in comment]
+
+
+def test_every_command_of_the_readme_is_run_by_a_test():
+    elsewhere = {"make quickstart", "make test", "python examples/train_from_python.py"}  # above, CI, test_examples.py
+    assert {c.partition("PYTHONPATH=examples ")[2] or c for c in readme_commands()} == {*README, *elsewhere}
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # Ray forgets the processes that it has ended
+@pytest.mark.parametrize("command", README)
+def test_a_command_of_the_readme_runs(command, run_folder, monkeypatch):
+    if "cluster=ray" in command:
+        pytest.importorskip("ray")
+    monkeypatch.chdir(run_folder.parent.parent)
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    threads = torch.get_num_threads()
+    try:
+        status = cli.main([*shlex.split(command)[1:], *README[command]])
+    finally:
+        torch.set_num_threads(threads)
+    assert status == 0 or command == "vla-rl robot doctor"  # which fails where something is missing
