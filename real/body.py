@@ -83,7 +83,7 @@ class Body:
         self.run.mkdir(parents=True, exist_ok=True)
         robot, options = x.robot, x.options
         if not robot:
-            arm = {"socket": self.arm_socket, "world": x.world, "options": x.options, "defects": x.defects}
+            arm: dict[str, Any] = {"socket": self.arm_socket, "world": x.world, "options": x.options, "defects": x.defects}
             arm |= {
                 "driver": x.driver,
                 "hz": x.arm_hz,
@@ -94,7 +94,7 @@ class Body:
             }
             self.process("arm", "real.robots.server", [self.write_config("arm", arm)])
             robot, options = "real.robots.remote:RemoteRobot", {"address": self.arm_socket}
-        main = {"socket": self.socket, "robot": robot, "robot_options": options, "limits": x.limits}
+        main: dict[str, Any] = {"socket": self.socket, "robot": robot, "robot_options": options, "limits": x.limits}
         needed = {"cameras": [*x.supervisor.get("cameras", ()), *x.cameras]} if x.cameras else {}
         main |= {"supervisor": {**x.supervisor, **needed}, "session": self.folder.name, "real_time": x.real_time}
         main |= {"cameras": [[name, camera.height, camera.width] for name, camera in x.cameras.items()]}

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from real.checks import MessageError
 from real.messages import MAX_BYTES, Beat, Grant, Hello, Message, Writer, decode, encode
@@ -24,6 +24,8 @@ from vla_rl.errors import UserError
 
 _PENDING = 512  # packets that wait for one client
 _RATE = 600  # packets per second that one client may send
+
+_M = TypeVar("_M", bound=Message)
 
 
 class LinkError(UserError):
@@ -115,7 +117,7 @@ class Server:
 
     def _accept(self) -> list[Connection]:
         """All who wait at the door. They are read at once: a guard says one word and waits for the answer."""
-        found = []
+        found: list[Connection] = []
         while True:
             try:
                 sock, _ = self._listener.accept()
@@ -196,7 +198,7 @@ class Client:
         if beat_hz:
             threading.Thread(target=self._beat, args=(beat_hz,), daemon=True, name="beat").start()
 
-    def send(self, kind: type[Message], valid_s: float = math.inf, /, **fields: Any) -> Message:
+    def send(self, kind: type[_M], valid_s: float = math.inf, /, **fields: Any) -> _M:
         """Make a message of this source and send it. Raises `LinkError` where the supervisor is gone."""
         with self._lock:
             message = self.writer.make(kind, valid_s, **fields)

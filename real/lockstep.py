@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from real import limits as limit_files
 from real.acting import Acting, ActingConfig, Decide
 from real.body import BodyConfig
-from real.console.link import Link
+from real.console.link import Line
 from real.episodes import JUDGE, LEADER, SEER, Conductor, Outcome, Plan
 from real.messages import Beat, Chunk, Frame, Hello, Message, Progress, Writer
 from real.modes import Mode
@@ -33,6 +33,8 @@ OPERATOR, _REWARD = "teleop.scripted", "reward"
 _ROLES = {"policy": "policy", LEADER: "launcher", JUDGE: "viewer", SEER: "viewer", "guard": "guard", "recorder": "recorder"}
 _BEAT_S = 0.05
 _INPUT_S = 1.0 / 30.0  # of an operator's device
+
+_M = TypeVar("_M", bound=Message)
 
 
 class Scorer(Protocol):
@@ -159,8 +161,8 @@ class Lockstep:
             self._teleop.step()
         self.supervisor.tick(self._tick, now)
         self._spread(conductor, policy)
-        if self._scorer is not None and self._scorer.due and (fields := self._scorer.score()) is not None:
-            self.send(_REWARD, Progress, **fields)
+        if self._scorer is not None and self._scorer.due and (found := self._scorer.score()) is not None:
+            self.send(_REWARD, Progress, **found)
             self._spread(conductor, policy)
         if policy is not None:
             self._think(conductor, policy)
@@ -200,7 +202,7 @@ class Lockstep:
             )  # fmt: skip
             self.supervisor.see(frame)
 
-    def send(self, source: str, kind: type[Message], valid_s: float = float("inf"), /, **fields: Any) -> Message:
+    def send(self, source: str, kind: type[_M], valid_s: float = float("inf"), /, **fields: Any) -> _M:
         message = self._writers[source].make(kind, valid_s, **fields)
         self.supervisor.receive(source, message, self.now)
         return message
@@ -223,7 +225,7 @@ class Lockstep:
                     hear(message)
 
 
-class _Line(Link):
+class _Line(Line):
     """The operator's connection to the supervisor of the same process."""
 
     source = OPERATOR
@@ -231,5 +233,5 @@ class _Line(Link):
     def __init__(self, session: Lockstep):
         self._session = session
 
-    def send(self, kind: type[Message], valid_s: float = float("inf"), **fields: Any) -> None:
-        self._session.send(OPERATOR, kind, valid_s, **fields)
+    def send(self, kind: type[_M], valid_s: float = float("inf"), **fields: object) -> _M:
+        return self._session.send(OPERATOR, kind, valid_s, **fields)

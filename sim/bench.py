@@ -224,7 +224,8 @@ def run_plain(simulator: TabletopSimulator, envs: dict[str, Any], episodes: Sequ
             for name, part in (("step", "physics"), ("forward", "physics"), ("render", "rendering")):
                 saved.append((env.sim, name))
                 setattr(env.sim, name, watch.wrap(part, getattr(env.sim, name)))
-    seconds, count, parts = 0.0, 0, {}
+    seconds, count = 0.0, 0
+    parts: dict[str, float] = {}
     for episode, actions in episodes:
         env = envs[simulator.scene_of(episode.task_id)]
         same_start(simulator, env, episode)

@@ -60,7 +60,8 @@ class Threads:
     """
 
     def __init__(self, make: Callable[[], Any], anew: bool = True) -> None:
-        self._make, self._anew, self._envs = make, anew, []
+        self._make, self._anew = make, anew
+        self._envs: list[Any] = []
         self._threads = ThreadPoolExecutor(max_workers=SLOTS)
 
     def start(self, episodes: Sequence[EpisodeSpec]) -> list[np.ndarray]:
@@ -207,8 +208,8 @@ def table(document: dict[str, Any]) -> str:
         same = "" if ours else f"   {document['identical'][name]} of {document['decisions']}"
         size = f"{document['mb_per_slot'][name]:.1f}" if name in document["mb_per_slot"] else ""
         lines.append(f"{name:46s}{ms:9.2f}{cells[0]:>8s}{document['ms_reset'][name]:10.1f}{cells[1]:>8s}{size:>9s}{same}")
-    steps, reset, size = WANTED.values()
-    lines.append(f"wanted: {steps:g} x the steps, {reset:g} x the resets, at most {size:g} MB a slot")
+    steps, reset, most = WANTED.values()
+    lines.append(f"wanted: {steps:g} x the steps, {reset:g} x the resets, at most {most:g} MB a slot")
     lines += [f"{name}: {value:.2f}" for name, value in document["more"].items()]
     lines.append(f"MB over {document['resets']} resets: {', '.join(f'{mb:.0f}' for mb in at)}")
     lines += [

@@ -98,12 +98,13 @@ class Calls:
 
     def _answers(self) -> Iterator[tuple[int, bool, Any]]:
         """(number of the call, whether it went well, what it returned or raised) of those that ended meanwhile."""
-        for conn in connection.wait(list(self._workers)):
+        ready = set(connection.wait(list(self._workers)))
+        for conn in [conn for conn in self._workers if conn in ready]:
             try:
-                yield conn.recv()  # type: ignore[union-attr]
+                yield conn.recv()
             except (EOFError, OSError) as error:
                 raise UserError(self._died) from error
-            self._idle.append(conn)  # type: ignore[arg-type]
+            self._idle.append(conn)
 
 
 def _work(conn: connection.Connection, setup: Callable[[], Any]) -> None:

@@ -99,9 +99,7 @@ class SlotGuard:
 
     def step(self, slot: int, actions: np.ndarray) -> np.ndarray:
         """A chunk is requested: ``actions`` as contiguous float32 [h a]; `UserError` where they are no such thing."""
-        episode = self._episodes[slot] if 0 <= slot < len(self._episodes) else None
-        if episode is None:
-            raise UserError(f"Slot {slot} was stepped before an episode was started in it: call start() first.")
+        episode = self.episode(slot)
         actions = np.ascontiguousarray(actions, dtype=np.float32)
         if actions.ndim != 2 or len(actions) == 0 or actions.shape[1] != self._action_dim:
             raise UserError(
@@ -127,7 +125,11 @@ class SlotGuard:
         return self.episode(slot)
 
     def episode(self, slot: int) -> EpisodeSpec:
-        return self._episodes[slot]
+        """What the slot runs, or ran last. Raises `UserError` where nothing was started yet."""
+        episode = self._episodes[slot] if 0 <= slot < len(self._episodes) else None
+        if episode is None:
+            raise UserError(f"Slot {slot} was stepped before an episode was started in it: call start() first.")
+        return episode
 
     def _request(self, slot: int) -> None:
         if not 0 <= slot < len(self._episodes):
@@ -145,23 +147,25 @@ def run_request(
     Raises ``FloatingPointError`` where proprio, privileged state or rewards are not finite (the physics blew up), and
     `UserError` where shapes differ from the simulator's own embodiment, or a failure is none of `FAILURE_KINDS`.
     """
-    result = _begun(simulator, slot, episode) if actions is None else simulator.step(slot, actions)
-    observation = result.observation if isinstance(result, SlotStep) else result
-    _check_observation(observation, simulator.embodiment, simulator.privileged_dim)
-    if isinstance(result, SlotStep):
-        if result.rewards.shape != (len(actions),):
-            raise _broken(f"rewards {result.rewards.shape}, expected ({len(actions)},)")
-        for name, array, shape in (("sent", result.sent, actions.shape), ("human", result.human, actions.shape[:1])):
-            if array is not None and array.shape != shape:
-                raise _broken(f"{name} {array.shape}, expected {shape}")
-        if not np.isfinite(result.rewards).all():
-            raise FloatingPointError(f"rewards are not finite: {result.rewards.tolist()}")
-        if result.failure and (result.success or result.failure not in FAILURE_KINDS):
-            raise UserError(
-                f"The simulator ends an episode of {episode.task_id!r} with success={result.success} and "
-                f"failure={result.failure!r}: leave it empty on success, else use one of {', '.join(FAILURE_KINDS)}."
-            )
-    return result
+    if actions is None:
+        begun = _begun(simulator, slot, episode)
+        _check_observation(begun, simulator.embodiment, simulator.privileged_dim)
+        return begun
+    step = simulator.step(slot, actions)
+    _check_observation(step.observation, simulator.embodiment, simulator.privileged_dim)
+    if step.rewards.shape != (len(actions),):
+        raise _broken(f"rewards {step.rewards.shape}, expected ({len(actions)},)")
+    for name, array, shape in (("sent", step.sent, actions.shape), ("human", step.human, actions.shape[:1])):
+        if array is not None and array.shape != shape:
+            raise _broken(f"{name} {array.shape}, expected {shape}")
+    if not np.isfinite(step.rewards).all():
+        raise FloatingPointError(f"rewards are not finite: {step.rewards.tolist()}")
+    if step.failure and (step.success or step.failure not in FAILURE_KINDS):
+        raise UserError(
+            f"The simulator ends an episode of {episode.task_id!r} with success={step.success} and "
+            f"failure={step.failure!r}: leave it empty on success, else use one of {', '.join(FAILURE_KINDS)}."
+        )
+    return step
 
 
 def _begun(simulator: Simulator, slot: int, episode: EpisodeSpec) -> SlotObservation:
@@ -185,13 +189,12 @@ def _check_observation(observation: SlotObservation, embodiment: EmbodimentSpec,
         image, shape = observation.images[camera.name], (camera.height, camera.width, 3)
         if image.shape != shape or image.dtype != np.uint8:
             raise _broken(f"camera {camera.name!r} {image.dtype} {image.shape}, expected uint8 {shape}")
-    states = {"proprio": (observation.proprio, embodiment.proprio_dim)}
+    states: dict[str, tuple[np.ndarray | None, int]] = {"proprio": (observation.proprio, embodiment.proprio_dim)}
     if privileged_dim:
         states["privileged"] = (observation.privileged, privileged_dim)
     for name, (values, size) in states.items():
-        shape = None if values is None else values.shape
-        if shape != (size,):
-            raise _broken(f"{name} of shape {shape}, expected ({size},)")
+        if values is None or values.shape != (size,):
+            raise _broken(f"{name} of shape {None if values is None else values.shape}, expected ({size},)")
         if not np.isfinite(values).all():
             raise FloatingPointError(f"{name} is not finite: {values.tolist()}")
 

@@ -20,6 +20,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from multiprocessing import resource_tracker, spawn
 from pathlib import Path
+from typing import Any
 
 from vla_rl.errors import ConfigError, first_line
 
@@ -120,7 +121,7 @@ def _main_module_hidden() -> Iterator[None]:
     It would import all that the script does (torch: seconds and 270 MB), and break where a script has no main guard.
     """
     main = sys.modules["__main__"]
-    before = {name: vars(main).pop(name) for name in ("__spec__", "__file__") if name in vars(main)}
+    before: dict[str, Any] = {name: vars(main).pop(name) for name in ("__spec__", "__file__") if name in vars(main)}
     main.__spec__ = None
     try:
         yield

@@ -63,7 +63,8 @@ def _zoom(pixels: np.ndarray, largest: float) -> np.ndarray:
     """The mean of the picture and of enlargements of its middle up to ``largest`` times."""
     height, width = pixels.shape[:2]
     factors = [round(float(f), 6) for f in np.linspace(1.0, largest, _ZOOM_STEPS)]
-    return sum(_apply(pixels, _zoom_matrix(height, f), _zoom_matrix(width, f)) for f in factors) / len(factors)
+    enlarged = (_apply(pixels, _zoom_matrix(height, f), _zoom_matrix(width, f)) for f in factors)
+    return sum(enlarged, np.zeros_like(pixels)) / len(factors)
 
 
 @functools.lru_cache(maxsize=256)
@@ -79,7 +80,7 @@ def _motion(pixels: np.ndarray, radius: float, angle: float) -> np.ndarray:
     height, width = pixels.shape[:2]
     steps = int(np.ceil(radius))
     padded = np.pad(pixels, ((steps, steps), (steps, steps), (0, 0)), mode="edge")
-    total, result = 0.0, np.zeros_like(pixels)
+    total, result = np.float32(0.0), np.zeros_like(pixels)
     for k in range(steps + 1):
         weight = np.float32(np.exp(-0.5 * (k / max(radius / 2, 0.5)) ** 2))
         top, left = steps - round(k * np.sin(angle)), steps - round(k * np.cos(angle))

@@ -133,7 +133,7 @@ class ProcessPool:
         if slot in self._lost:
             self._fail(slot, self._lost[slot], blameless=True)
             return
-        self._block["actions"][slot, : len(actions)] = actions
+        self._records()["actions"][slot, : len(actions)] = actions
         self._request(slot, None, len(actions))
 
     def poll(self, timeout: float | None = None) -> list[SlotEvent]:
@@ -175,9 +175,14 @@ class ProcessPool:
         return [WorkerStats(w.pid, w.busy_seconds, w.control_steps, w.episodes, w.restarts) for w in self._workers]
 
     # --------------------------------------------------------------------------------------------------------- requests
-    def _open(self) -> None:
+    def _records(self) -> np.ndarray:
+        """[num_slots] of the shared block. Raises `UserError` where the pool is closed."""
         if self._block is None:
             raise UserError("This process pool is closed: open a new one.")
+        return self._block
+
+    def _open(self) -> None:
+        self._records()
         if self._failure:
             raise UserError(self._failure)
 
@@ -193,11 +198,11 @@ class ProcessPool:
         """Take in what workers report within ``timeout`` seconds (less where a worker's own limit comes first)."""
         limits = [worker.since + self._limit(worker) for worker in self._workers]
         timeout = max(0.0, min(timeout, min(limits) - time.monotonic()))
-        sources: dict[object, _Worker] = {}
+        sources: list[connection.Connection | int] = []
         for worker in self._workers:
-            sources |= {worker.conn: worker, worker.process.sentinel: worker}
-        ready = connection.wait(list(sources), None if timeout == math.inf else timeout)
-        for worker in {id(sources[r]): sources[r] for r in ready}.values():
+            sources += [worker.conn, worker.process.sentinel]
+        ready = set(connection.wait(sources, None if timeout == math.inf else timeout))
+        for worker in [w for w in self._workers if w.conn in ready or w.process.sentinel in ready]:
             process = worker.process
             try:
                 while worker.conn.poll():
@@ -242,7 +247,7 @@ class ProcessPool:
             return
         instruction, length, executed, *ended = rest
         episode = self._guard.answered(slot, executed)
-        record = self._block[slot]
+        record = self._records()[slot]
         observation = SlotObservation(
             images={name: record[f"image:{name}"].copy() for name in self.embodiment.camera_names},
             proprio=record["proprio"].copy(),
@@ -267,6 +272,7 @@ class ProcessPool:
         worker.ready, worker.since = False, time.monotonic()
         with starting(self._python, main=self._needs_main):
             worker.process.start()
+        assert worker.process.pid is not None, "it was started"
         worker.pid = worker.process.pid
         theirs.close()
 

@@ -78,13 +78,14 @@ def _serve(conn: connection.Connection, simulator: Simulator, block: np.ndarray)
             conn.send(("raised", time.perf_counter() - started, *describe(error)))
             continue
         seconds = time.perf_counter() - started
+        outcome: tuple[object, ...] = (0, 0)
         if isinstance(result, SlotStep):
             observation = result.observation
             block["rewards"][slot, :length] = result.rewards
             ended = (result.terminated, result.truncated, result.success, result.failure)
             outcome = (length, result.executed, *ended, result.sent, result.human, result.label_source)
         else:
-            observation, outcome = result, (0, 0)
+            observation = result
         for name, image in observation.images.items():
             block[f"image:{name}"][slot] = image
         block["proprio"][slot] = observation.proprio
@@ -113,5 +114,7 @@ def raise_user_error(name: str | None, text: str) -> None:
 
 def end_with_parent() -> None:
     """A busy worker must not outlive a parent that was killed (an idle one sees its pipe close)."""
-    connection.wait([parent_process().sentinel])
+    parent = parent_process()
+    assert parent is not None, "a worker process has one"
+    connection.wait([parent.sentinel])
     os._exit(1)

@@ -123,3 +123,10 @@ def test_unknown_types_and_options_are_one_clear_error():
         LeRobotArm("nothing")
     with pytest.raises(ConfigError, match="options of lerobot's paper_arm are wrong"):
         LeRobotArm("paper_arm", {"nonsense": 1})
+
+
+@pytest.mark.parametrize("key", ["speeed", "force"])  # no limit at all, and one that is no speed of a joint
+def test_a_wrong_key_of_speeds_is_named(key, monkeypatch, tmp_path):
+    monkeypatch.setattr("lerobot.robots.utils.make_device_from_device_class", lambda config: PaperArm(config))
+    with pytest.raises(ConfigError, match=f"robot.options.speeds has '{key}': use joint_speed"):
+        LeRobotArm("paper_arm", {"calibration_dir": tmp_path}, speeds={key: 1.0})

@@ -115,8 +115,10 @@ class Display:
         """What is wanted of a person; "" where nothing is: the arm practises again, the policy no longer does what was to be
         shown, or nobody has called for longer than it would."""
         shows = self._call.startswith(SHOW)
-        late = self.state is not None and self.state_at > self._call_at
-        if (late and (self.state.mode == Mode.AUTO.value) != shows) or self.clock() - self._call_at > 1.5 * REMIND_S:
+        later = self.state if self.state_at > self._call_at else None
+        if later is not None and (later.mode == Mode.AUTO.value) != shows:
+            return ""
+        if self.clock() - self._call_at > 1.5 * REMIND_S:
             return ""
         if shows:
             return f"{self._call.replace(SHOW, SHOW.capitalize(), 1)}. Take control and do all of it."

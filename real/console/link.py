@@ -16,14 +16,18 @@ from real.messages import Hello, Message, MessageError, Sequence, Writer, decode
 _M = TypeVar("_M", bound=Message)
 
 
-class Link(Protocol):
-    """Messages of one client of the supervisor."""
+class Line(Protocol):
+    """What one client says to the supervisor."""
 
     source: str
 
     def send(self, kind: type[_M], valid_s: float = ..., **fields: object) -> _M | None:
         """The message that went out, or None where the connection is gone or does not take more."""
         ...
+
+
+class Link(Line, Protocol):
+    """... and what it hears."""
 
     def listen(self, heard: Callable[[Message], None], lost: Callable[[], None]) -> None:
         """Call ``heard`` with every message from now on, in the running event loop; ``lost`` once, when it ends."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,7 +145,7 @@ def _seen(d: dict[str, Any]) -> PageSeen:
     return PageSeen(_whole(d["n"]), _number(d["t"], 0, _CLOCK), _whole(d["camera"], 64), _whole(d["number"]))
 
 
-_KINDS = {
+_KINDS: dict[str, tuple[Callable[[dict[str, Any]], PageMessage], set[str]]] = {  # how to read it, and its own fields
     "input": (_input, {"d", "a", "g", "keys"}),
     "beat": (_beat, {"echo", "seen"}),
     "event": (_event, {"name", "value", "at"}),

@@ -26,8 +26,10 @@ from vla_rl.specs import EmbodimentSpec
 _SLACK = 0.1  # rad that a joint may be measured beyond its model's range
 _LEASH = 0.3  # rad between the joints that are commanded and those that are measured
 _LONGEST = 0.05  # s of motion in one command, however long ago the last one was
-_FAST = {"speed": 1.0, "acceleration": 30.0, "jerk": 10_000.0, "step": 0.1}
-_TURNS = {"rotation_speed": 3.5, "rotation_acceleration": 300.0, "rotation_jerk": 60_000.0, "rotation_step": 0.6}
+_FAST = Limits(speed=1.0, acceleration=30.0, jerk=10_000.0, step=0.1)
+_TURNS = dataclasses.replace(
+    _FAST, rotation_speed=3.5, rotation_acceleration=300.0, rotation_jerk=60_000.0, rotation_step=0.6
+)
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,8 @@ class CartesianArm:
         self.name = f"cartesian_{self.arm.name}"
         self.embodiment = _embodiment(self.name, x, bool(gripper), self.arm.embodiment)
         self.capabilities = Capabilities(kind="cartesian", max_hz=self.arm.capabilities.max_hz)
-        ends = {"joint_low": tuple(map(float, k.low)), "joint_high": tuple(map(float, k.high))}
-        self.limits = Limits(**_FAST, **(_TURNS if x.turn else {}), **ends, joint_speed=x.speed)
+        low, high = tuple(map(float, k.low)), tuple(map(float, k.high))
+        self.limits = dataclasses.replace(_TURNS if x.turn else _FAST, joint_low=low, joint_high=high, joint_speed=x.speed)
         self._seen: Measured | None = None
         self._wanted: np.ndarray | None = None  # the joints that were commanded last (rad)
         self._kept: np.ndarray | None = None  # the hand's turn, where actions have none

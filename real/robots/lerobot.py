@@ -8,6 +8,7 @@ calibrated range (-100 … 100, grippers 0 … 100), which ``low`` and ``high`` 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import pkgutil
 import time
@@ -58,7 +59,7 @@ class LeRobotArm:
             cameras=tuple(CameraSpec(n, s[0], s[1]) for n, s in shapes.items()), proprio_names=self.names,
         )  # fmt: skip
         self.capabilities = Capabilities(kind="joints", max_hz=100.0)
-        self.limits = Limits(joint_low=bounds[0], joint_high=bounds[1], **{**_SPEEDS, **(speeds or {})})
+        self.limits = dataclasses.replace(_fastest(speeds or {}), joint_low=bounds[0], joint_high=bounds[1])
         self._last: Measured | None = None
         self._images: dict[str, np.ndarray] = {}
         self._number = -1
@@ -132,6 +133,14 @@ class LeRobotArm:
             return function(*arguments)
         except _UNPLUGGED as error:
             raise RobotLost(f"{self.name} does not answer: {str(error) or error.__class__.__name__}") from None
+
+
+def _fastest(speeds: Mapping[str, float]) -> Limits:
+    """What the robot can do at most. Raises `ConfigError` for a key that is none of `_SPEEDS`."""
+    if wrong := [name for name in speeds if name not in _SPEEDS]:
+        raise ConfigError(f"robot.options.speeds has {wrong[0]!r}: use {', '.join(_SPEEDS)}")
+    values: dict[str, Any] = {**_SPEEDS, **speeds}
+    return Limits(**values)
 
 
 def make_device(kind: str, options: dict[str, Any], plugins: tuple[str, ...]) -> Any:

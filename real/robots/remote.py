@@ -120,7 +120,7 @@ class Judge:
 
     def news(self) -> list[str]:
         """ "began" for each new start state, "success" once per episode, in order. Raises `RobotLost`."""
-        found = []
+        found: list[str] = []
         while True:
             try:
                 packet = read_packet(self._socket)

@@ -221,7 +221,9 @@ class ArmServer:
         if self._log is None or self.simulated is None:
             return
         log = self.simulated.log
-        for i, (kind, entries) in enumerate((("target", log.targets), ("path", log.path), ("event", log.events))):
+        kinds: list[tuple[str, list[tuple[float, Any]]]]
+        kinds = [("target", log.targets), ("path", log.path), ("event", log.events)]
+        for i, (kind, entries) in enumerate(kinds):
             for t, value in entries:
                 if t > self._logged[i]:
                     text = value if isinstance(value, str) else " ".join(f"{x:.9g}" for x in value)

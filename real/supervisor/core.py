@@ -72,8 +72,8 @@ class Supervisor(Reception):
             else:
                 self._ask("pause", By.SUPERVISOR, f"the robot's state is {age:.2f} s old")
         self._measured = measured
-        for error in self._errors | set(measured.errors):
-            self.modes.condition(error, error in measured.errors)
+        for name in self._errors | set(measured.errors):
+            self.modes.condition(name, name in measured.errors)
         self._errors = set(measured.errors)
         if measured.errors:
             self._fault(measured.errors[0], f"the robot reports {', '.join(measured.errors)}")
@@ -163,12 +163,12 @@ class Supervisor(Reception):
             return None, None, None
         if not self._engaged:
             self._engaged, self._offset = True, self.actions.offset(device, measured)
-        begun = self._steps.human(number, self.ticks_per_step, device)
+        begun, latched = self._steps.human(number, self.ticks_per_step, device)
         origin = self._steps.origin(("human", begun), self.gate.origin(measured))
-        action = self.actions.human(self._steps.device, origin, self._offset, self.gate.grip)
+        action = self.actions.human(latched, origin, self._offset, self.gate.grip)
         self._steps.asked = action
         request = self.actions.request(action, origin, None)
-        return self._in_time(request, begun + self.ticks_per_step - number), None, self._steps.device
+        return self._in_time(request, begun + self.ticks_per_step - number), None, latched
 
     def _in_time(self, request: Request, ticks: int) -> Request:
         """To be there when its control step ends, in ``ticks``."""

@@ -221,8 +221,11 @@ class Reception:
         answer = self.leases.ask(known.source, lease.ask, lease.token, lease.force, now)
         x = self.leases
         mine = answer.granted and lease.ask != "release"
-        fields = {"granted": answer.granted, "holder": x.holder, "until": max(x.until, 0.0), "reason": answer.reason}
-        self._say(client, self._writer.make(Grant, token=x.token if mine else "", **fields))
+        grant = self._writer.make(
+            Grant, granted=answer.granted, holder=x.holder, token=x.token if mine else "", until=max(x.until, 0.0),
+            reason=answer.reason,
+        )  # fmt: skip
+        self._say(client, grant)
         if lease.ask != "renew" and answer.granted:
             self._notice("lease", x.holder, known.source)
 
@@ -280,8 +283,11 @@ class Reception:
 
     def _notice(self, name: str, value: str, by: str) -> None:
         x = self.modes
-        place = {"mode": x.mode.value, "epoch": x.epoch, "tick": max(self.tick_number, 0), "episode": x.episode}
-        self._say(None, self._writer.make(Notice, name=name, value=value[:200], by=by, **place))
+        notice = self._writer.make(
+            Notice, name=name, value=value[:200], by=by, mode=x.mode.value, epoch=x.epoch, tick=max(self.tick_number, 0),
+            episode=x.episode,
+        )  # fmt: skip
+        self._say(None, notice)
 
     def _refuse(self, client: Any, message: Message, reason: str) -> None:
         self._count("refused")

@@ -58,7 +58,8 @@ class SupervisorConfig:
 
 def from_options(options: Mapping[str, Any]) -> SupervisorConfig:
     """Of a file, where lists stand for tuples. Raises `ConfigError` for a key that there is not."""
+    given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
     try:
-        return SupervisorConfig(**{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
+        return SupervisorConfig(**given)
     except TypeError as error:
         raise ConfigError(f"robot.supervisor: {error}") from None

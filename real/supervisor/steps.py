@@ -44,11 +44,11 @@ class Steps:
             self.step += 1
         return self._origin
 
-    def human(self, tick: int, ticks: int, device: Input) -> int:
-        """The tick in which the present step of a person began; a new one latches ``device``."""
+    def human(self, tick: int, ticks: int, device: Input) -> tuple[int, Input]:
+        """The tick in which the present step of a person began, and what is latched for it: a new one latches ``device``."""
         if self.device is None or tick - self._begun >= ticks:
             self.device, self._begun, self._ticks = device, tick, ticks
-        return self._begun
+        return self._begun, self.device
 
     def report(self, passed: Passed, row: Row | None, device: Input | None, tick: int) -> dict[str, Any]:
         """The fields of a `State` that say what was asked for and done in ``tick``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from real.console.link import Link
+from real.console.link import Line
 from real.messages import SILENCE_S, Event, Grant, Input, Lease, Message, State
 from real.modes import Mode
 from real.practice import CALL
@@ -24,7 +24,7 @@ class TeleopClient:
     reason goes out as a note. ``clock`` is that of all messages.
     """
 
-    def __init__(self, device: Device, link: Link, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, device: Device, link: Line, clock: Callable[[], float] = time.monotonic):
         self.device, self.link, self.clock = device, link, clock
         self.state: State | None = None
         self.token, self.problem = "", ""

@@ -12,9 +12,9 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from real.console.link import Link
+from real.console.link import Line
 from real.link import Client, LinkError
 from real.messages import Message
 from real.named import named
@@ -26,6 +26,8 @@ from vla_rl.errors import ConfigError, UserError
 HZ = 30.0
 KINDS = {"spacemouse": "real.teleop.spacemouse:SpaceMouse", "lerobot": "real.teleop.leader:Leader"}  # and CLASSConfig
 _AGAIN_S = 1.0
+
+_M = TypeVar("_M", bound=Message)
 
 
 @dataclass(frozen=True)
@@ -56,13 +58,13 @@ class TeleopConfig:
             raise ConfigError(f"the options of teleop={self.kind} are wrong: {error}") from None
 
 
-class _Line(Link):
+class _Line(Line):
     """The device's side of the connection."""
 
     def __init__(self, client: Client):
         self._client, self.source = client, client.writer.source
 
-    def send(self, kind: type[Any], valid_s: float = math.inf, **fields: Any) -> Message:
+    def send(self, kind: type[_M], valid_s: float = math.inf, **fields: object) -> _M:
         return self._client.send(kind, valid_s, **fields)
 
 

@@ -9,14 +9,26 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from sim import shaders
 from sim.bench import memory_mb
-from sim.bench_ways import SLOTS, Asked, InTurn, Plan, Threads, bench, measure, memory_over_resets, picture, slot_memory
+from sim.bench_ways import (
+    SLOTS,
+    Asked,
+    InTurn,
+    Plan,
+    Threads,
+    Way,
+    bench,
+    measure,
+    memory_over_resets,
+    picture,
+    slot_memory,
+)
 from sim.dualarm.settings import DualArmConfig
 from sim.dualarm.simulator import MAX_STEP, DualArmSimulator
 from vla_rl.errors import ConfigError
@@ -65,7 +77,7 @@ def measured(_: Any, asked: Asked) -> dict[str, Any]:
     more = {"MB of the process without a slot": memory_mb()}
     simulator, more["s CPU to the first picture of a process"] = _first_picture(asked.config)
     more["MB of the process with its first slot"] = memory_mb()
-    others = {
+    others: dict[str, Callable[[], Way]] = {
         name: functools.partial(Threads, functools.partial(Env, asked.config, stride))
         for name, stride in (("objects in threads, a picture a chunk", 0), ("objects in threads, a picture an action", 1))
     }

@@ -7,6 +7,7 @@ from the measured ones (`sim.dualarm.kinematics`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -175,7 +176,7 @@ class PutOn:
         across = float(np.hypot(gap[0], gap[1]))
         if self._released is not None:
             if across < 0.03 and abs(gap[2]) < 0.02:
-                return self._retreat(state, place)
+                return self._retreat(state, place, self._released)
             self._released = None  # it is not where it should be: once more
         if not self._grasp.check(state):
             return self._grasp.act(state)
@@ -188,10 +189,10 @@ class PutOn:
         ahead = np.array([gap[0], gap[1], 0.0]) * (1.0 if across <= 0.03 or up < 0.012 else 0.0)  # up first, then across
         return hand.go(state, place + ahead + above(up), yaw, CLOSE, pace=1.0 if across > 0.03 else 0.6)
 
-    def _retreat(self, state: SceneState, place: np.ndarray) -> np.ndarray:
+    def _retreat(self, state: SceneState, place: np.ndarray, released: np.ndarray) -> np.ndarray:
         hand, apart = self._hands[self._active], state.opening(self._active) > 0.85
         yaw = self._grasp.yaw(state)
-        return hand.go(state, place + above(0.05) if apart else self._released, yaw, OPEN)
+        return hand.go(state, place + above(0.05) if apart else released, yaw, OPEN)
 
 
 class LiftApart:
@@ -267,6 +268,7 @@ class HandOver:
         return hand.go(state, goal, hand.keep(state, np.pi / 2), CLOSE)
 
 
+_EXPERTS: dict[str, Callable[[Task, SceneState, float], Demonstrator]]
 _EXPERTS = {"ring": Ring, "place": PutOn, "stack": PutOn, "hand_over": HandOver}
 
 
@@ -274,5 +276,5 @@ def make_demonstrator(task_id: str, state: SceneState, speed: float = 1.0) -> De
     """A fresh expert for one episode of a task that begins in ``state``; ``speed`` scales its motion."""
     task = TASKS[task_id]
     if task.kind == "lift":
-        return (LiftApart if len(task.targets) > 1 else LiftTogether)(task, state, speed)
+        return LiftApart(task, state, speed) if len(task.targets) > 1 else LiftTogether(task, state, speed)
     return _EXPERTS[task.kind](task, state, speed)

@@ -8,7 +8,6 @@ axis points out of it, its fingers open along its y axis.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -53,7 +52,7 @@ def rotation(axis: str, angle: float) -> np.ndarray:
 _FACING = rotation("z", np.pi / 2)  # from a base's frame to the world's
 
 
-def hand(arm: str, joints: Sequence[float]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def hand(arm: str, joints: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """World position [3] of the grasp point, the hand's rotation [3, 3] and the Jacobian [6, 6] (linear, then angular)."""
     turns = [rotation(axis, float(q)) for axis, q in zip(AXES, joints)]
     frame, axes, places = _FACING, np.empty((6, 3)), np.empty((6, 3))

@@ -36,10 +36,10 @@ class DualArmConfig:
     def __post_init__(self) -> None:
         for key, allowed in (("control", CONTROLS), ("observe", OBSERVE), ("look", LOOKS)):
             _check(key, getattr(self, key), allowed)
-        for key, allowed in (("tasks", tuple(TASKS)), ("cameras", CAMERAS)):
+        for key, known in (("tasks", tuple(TASKS)), ("cameras", CAMERAS)):
             names = getattr(self, key)
             for name in names:
-                _check(key, name, allowed)
+                _check(key, name, known)
             if len(set(names)) < len(names):
                 raise ConfigError(f"env.{key}={names}: name each once")
         if not self.tasks or (self.observe == "pictures" and not self.cameras):

@@ -289,7 +289,8 @@ class TaskScene:
         if not len(pairs):
             return False, False
         a, b = pairs[:, 0], pairs[:, 1]
-        return tuple(bool(((mask[a] & side[b]) | (mask[b] & side[a])).any()) for side in self.pads)
+        left, right = (bool(((mask[a] & side[b]) | (mask[b] & side[a])).any()) for side in self.pads)
+        return left, right
 
     def proprio(self, seen: Any) -> np.ndarray:
         """float32 [8]: hand position (m), its rotation vector (rad), both fingers' joints (m), as evaluations read them."""

@@ -37,7 +37,7 @@ RESETS = 8
 SLOTS = 4  # whose memory is measured
 CHUNKS = (1, 4)  # shown beside the one that is asked for
 LEROBOT_DRAWS = 3  # of openings before lerobot's first episode, see LiberoConfig.opening_draws
-PRESSING = np.float32([0.0, 0.0, -0.25, 0.0, 0.0, 0.0, 0.0])  # added to the actions where physics is compared
+PRESSING = np.array([0.0, 0.0, -0.25, 0.0, 0.0, 0.0, 0.0], np.float32)  # added to the actions where physics is compared
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,8 @@ def bench_libero(
         raise ConfigError(
             f"bench needs chunk, steps and rounds >= 1 and a task, got {chunk}, {steps}, {rounds}, {list(tasks)}"
         )
-    options = {"suite": suite, "tasks": list(tasks), "camera_size": camera_size, "opening_draws": LEROBOT_DRAWS}
+    options: dict[str, Any] = {"suite": suite, "tasks": list(tasks), "camera_size": camera_size}
+    options["opening_draws"] = LEROBOT_DRAWS
     simulators = {name: LiberoSimulator(LiberoConfig(**options | changes)) for name, changes in VARIANTS.items()}
     exact = simulators["exact"]
     episodes = [item for task in exact.tasks for item in record(task.task_id, steps)]
@@ -99,7 +100,9 @@ def bench_libero(
         "mb_per_slot": slot_memory(exact, lerobot, episodes, camera_size),
         "agreement": agreement,
     }  # fmt: skip
-    for each in (*lerobot.values(), *rebuilding.values(), *simulators.values()):
+    opened: list[LerobotEnv | RebuildingEnv | LiberoSimulator]
+    opened = [*lerobot.values(), *rebuilding.values(), *simulators.values()]
+    for each in opened:
         each.close()
     replays = [(item.episode, item.actions) for item in episodes]
     factory = functools.partial(LiberoSimulator, LiberoConfig(**options))
@@ -188,7 +191,7 @@ def run_plain(envs: dict[str, Any], episodes: Sequence[Recorded]) -> float:
     for item in episodes:
         env = envs[item.episode.task_id]
         env.reset(item.episode.init_state_id)
-        seconds += _timed(lambda env=env, item=item: [env.step(action) for action in item.actions])
+        seconds += _timed(_steps, env, item)
     return seconds
 
 
@@ -197,8 +200,13 @@ def run_ours(simulator: LiberoSimulator, episodes: Sequence[Recorded], chunk: in
     seconds = 0.0
     for item in episodes:
         simulator.start(0, item.episode)
-        seconds += _timed(lambda item=item: _chunks(simulator, 0, item.actions, chunk))
+        seconds += _timed(_chunks, simulator, 0, item.actions, chunk)
     return seconds
+
+
+def _steps(env: Any, item: Recorded) -> None:
+    for action in item.actions:
+        env.step(action)
 
 
 def _chunks(simulator: LiberoSimulator, slot: int, actions: np.ndarray, chunk: int) -> None:
@@ -214,21 +222,25 @@ def control_cost(
     item = episodes[0]
     env = lerobot[item.episode.task_id]
     env.reset(item.episode.init_state_id)
-    blind = np.zeros((1, 1, 3), dtype=np.uint8)
     for name, observable in env.plain.env._observables.items():
         if name.endswith("_image"):
-            observable._sensor = _as_sensor(lambda _: blind)
-    result = {"robosuite": _timed(lambda: [env.plain.step(a) for a in item.actions])}
+            observable._sensor = _Blind()
+    result = {"robosuite": _timed(_steps, env.plain, item)}
     for name, simulator in (("exact", exact), ("fast", fast)):
         simulator.start(0, item.episode)
-        result[name] = _timed(lambda simulator=simulator: _unseen(simulator, item.actions))
+        result[name] = _timed(_unseen, simulator, item.actions)
     result["mj_step"] = _physics(exact, item)
     return {f"ms_{name}": 1e3 * seconds / len(item.actions) for name, seconds in result.items()}
 
 
-def _as_sensor(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    function.__modality__ = "image"
-    return function
+class _Blind:
+    """A camera of robosuite's that sees nothing."""
+
+    __modality__ = "image"
+    picture = np.zeros((1, 1, 3), dtype=np.uint8)
+
+    def __call__(self, _: Any) -> np.ndarray:
+        return self.picture
 
 
 def _unseen(simulator: LiberoSimulator, actions: np.ndarray) -> None:
@@ -285,15 +297,15 @@ def resets(
     specs = [EpisodeSpec(task, n, split="held_out") for n in range(begin, begin + RESETS)]
 
     def median(start: Callable[[Any], Any], items: Sequence[Any]) -> float:
-        return 1e3 * float(np.median([_timed(lambda item=item: start(item)) for item in items]))
+        return 1e3 * float(np.median([_timed(start, item) for item in items]))
 
     result = {
         "lerobot": median(lerobot[task].reset, range(begin, begin + RESETS // 2)),
-        "rebuilding": 1e3 * _timed(lambda: rebuilding[task].reset(begin, rebuild=True)),
+        "rebuilding": 1e3 * _timed(rebuilding[task].reset, begin, True),
     }
     for name, simulator in (("ours", exact), ("light", light)):
-        result[name] = median(lambda spec, simulator=simulator: simulator.start(0, spec), specs)
-        result[f"{name} cached"] = median(lambda spec, simulator=simulator: simulator.start(0, spec), specs)
+        result[name] = median(functools.partial(simulator.start, 0), specs)
+        result[f"{name} cached"] = median(functools.partial(simulator.start, 0), specs)
     look = 1e3 * _look(exact)
     unseen = EpisodeSpec(task, begin + RESETS, split="held_out")
     return result | {"limit": look + 1e3 * _stepping(exact, lambda: exact.start(0, unseen))}
@@ -308,13 +320,9 @@ def task_change(exact: LiberoSimulator, size: int) -> dict[str, float]:
     suite = exact.config.suite
     simulator = LiberoSimulator(LiberoConfig(suite=suite, tasks=["0", "1"], camera_size=size, assets=exact.config.assets))
     names = [task.task_id for task in simulator.tasks]
-    first = {name: _timed(lambda name=name: simulator.start(0, EpisodeSpec(name, 0, split="held_out"))) for name in names}
+    first = {name: _timed(simulator.start, 0, EpisodeSpec(name, 0, split="held_out")) for name in names}
     fresh, cached = (
-        [
-            _timed(lambda n=n, name=name: simulator.start(0, EpisodeSpec(name, n, split="held_out")))
-            for n in (1, 2)
-            for name in names
-        ]
+        [_timed(simulator.start, 0, EpisodeSpec(name, n, split="held_out")) for n in (1, 2) for name in names]
         for _ in range(2)
     )
     simulator.close()
@@ -322,7 +330,7 @@ def task_change(exact: LiberoSimulator, size: int) -> dict[str, float]:
     env = LerobotEnv(exact, names[1], size)
     env.reset(0)
     theirs = time.perf_counter() - start
-    again = [_timed(lambda n=n: env.reset(n)) for n in (1, 2)]
+    again = [_timed(env.reset, n) for n in (1, 2)]
     env.close()
     return {
         "lerobot builds": 1e3 * theirs, "ours builds": 1e3 * max(first.values()), "lerobot": 1e3 * float(np.median(again)),
@@ -355,7 +363,7 @@ def _step_lerobot(conn: Any, options: dict[str, Any], item: Recorded) -> None:
     env.reset(item.episode.init_state_id)
     conn.send("ready")
     conn.recv()
-    conn.send(_timed(lambda: [env.step(action) for action in item.actions]))
+    conn.send(_timed(_steps, env, item))
     env.close()
 
 
@@ -411,7 +419,7 @@ def compare(exact: LiberoSimulator, fast: LiberoSimulator, item: Recorded, chunk
     }
 
 
-def _timed(function: Callable[[], Any]) -> float:
+def _timed(function: Callable[..., Any], *arguments: Any) -> float:
     start = time.perf_counter()
-    function()
+    function(*arguments)
     return time.perf_counter() - start

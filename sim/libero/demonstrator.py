@@ -131,6 +131,7 @@ def plan_grasp(shapes: Shapes, body: int, points: np.ndarray, rest_axis: np.ndar
             cost = fit + 0.6 * abs(float(angle)) + 3.0 * _blocked(shapes, body, point, axis)
             if best is None or cost < best[0] - 1e-9:
                 best = cost, point, axis, bool(abs(angle) > 1e-6)
+    assert best is not None, "every direction has a place"
     _, place, axis, turned = best
     return Grasp((place - position) @ rotation, axis @ rotation, turned)
 

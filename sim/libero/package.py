@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from vla_rl.errors import MissingDependency, MissingPackage, UserError
 
@@ -138,7 +139,7 @@ def load(assets: str = "") -> ModuleType:
     place = find_assets(assets)
     try:
         with quiet():
-            package = importlib.import_module("libero.libero")
+            package: Any = importlib.import_module("libero.libero")
             package._assets_path_cache = str(place)
             return importlib.import_module("libero.libero.envs")
     except ImportError as error:

@@ -10,7 +10,7 @@ replacement ends with a preposition, for one may follow it ("the bowl from table
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -140,9 +140,9 @@ def paraphrase(instruction: str, level: int, rng: np.random.Generator, things: C
     return pad.format(text) if level == 1 or text == instruction else text
 
 
-def _replacer(table: Mapping[str, Sequence[str]], rng: np.random.Generator):
+def _replacer(table: Mapping[str, Sequence[str]], rng: np.random.Generator) -> Callable[[str], str]:
     """A function that replaces each phrase of ``table`` by one alternative, the same wherever it occurs."""
-    chosen = {phrase: words[rng.integers(len(words))] for phrase, words in table.items()}
+    chosen = {phrase: words[int(rng.integers(len(words)))] for phrase, words in table.items()}
     pattern = re.compile(r"\b(" + "|".join(sorted(map(re.escape, table), key=len, reverse=True)) + r")(s?)\b")
     return lambda text: pattern.sub(lambda m: chosen[m[1]] + m[2], text)
 

@@ -91,6 +91,7 @@ def find_tasks(suite: str, wanted: Sequence[str]) -> tuple[Task, ...]:
 def _names(folder: Path) -> dict[str, list[str]]:
     path = folder / "benchmark" / "libero_suite_task_map.py"
     spec = importlib.util.spec_from_file_location("libero_suite_task_map", path)
+    assert spec is not None and spec.loader is not None, "a .py file has a loader"
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.libero_task_map

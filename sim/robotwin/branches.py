@@ -6,6 +6,7 @@ import copy
 import importlib
 import sys
 import types
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,7 @@ class _Main(Branch):
             sys.modules[name] = _Nothing(name)
 
     def fix(self) -> None:
-        module = importlib.import_module("envs.robot.robot")
+        module: Any = importlib.import_module("envs.robot.robot")
         module.CuroboPlanner, set_planner = Planner, module.Robot.set_planner
 
         def with_mplib(robot: Any, scene: Any = None) -> None:
@@ -121,7 +122,8 @@ class Way:
 
     def __init__(self, planner: Any, gripper: float, targets: np.ndarray) -> None:
         self.planner, self.plain, self.length = planner, planner.TOPP, _STILL
-        self._arm, self._gripper, self._openings = targets[:, :-1], [gripper, *targets[:, -1]], None
+        self._arm, self._gripper = targets[:, :-1], [gripper, *targets[:, -1]]
+        self._openings: Iterator[float] | None = None
 
     def timed(self, path: np.ndarray, step: float, **options: Any) -> tuple:
         """mplib's ``TOPP`` of a path that starts where ``path`` does and leads through all targets but those that repeat.

@@ -42,7 +42,7 @@ ARCHIVES = {
 }
 _NEEDED = ("sapien", "mplib", "toppra", "torch", "transforms3d", "gymnasium", "trimesh", "yaml", "cv2", "h5py", "imageio")
 _STAND_INS = ("open3d",)  # imported at the top of its camera module, used for point clouds alone
-_NO_OBJECTS = {"item_names": [], "list_of_items": {}, "z_max": {}, "radius": {}, "z_offset": {}}
+_NO_OBJECTS: dict[str, Any] = {"item_names": [], "list_of_items": {}, "z_max": {}, "radius": {}, "z_offset": {}}
 
 
 class Checkout:

@@ -53,8 +53,9 @@ class RoboTwinSimulator:
         official = self.checkout.official_limits()
         self._limit = {name: config.horizon or step_limit(name, config.limit, official) for name in config.tasks}
         self._seeds = SeedFile.read(Path(config.seeds)) if config.seeds else None
-        for name in config.tasks if self._seeds else ():
-            self._seeds.require(name, self.checkout.fingerprint(name))
+        if self._seeds is not None:
+            for name in config.tasks:
+                self._seeds.require(name, self.checkout.fingerprint(name))
         self.tasks = tuple(TaskSpec(name, *_templates(self.checkout.root, name), self._limit[name]) for name in config.tasks)
         self.embodiment = _embodiment(config, self.options, self.checkout.camera_size)
         self._low, self._high = np.array(self.embodiment.action_low), np.array(self.embodiment.action_high)
@@ -259,14 +260,25 @@ def _templates(root: Path, task: str) -> tuple[tuple[str, ...], tuple[str, ...]]
     return tuple(texts["seen"]), tuple(texts["unseen"])
 
 
+def _end(limit: ElementTree.Element | None, bound: str, place: str) -> float:
+    """``bound`` "lower" or "upper" of a URDF's joint (rad); `UserError` that names ``place`` where it has none."""
+    text = None if limit is None else limit.get(bound)
+    if text is None:
+        raise UserError(f"{place} has no {bound} limit, which actions need: give it one, or choose another env.embodiment")
+    return float(text)
+
+
 def _embodiment(config: RoboTwinConfig, options: dict[str, Any], size: tuple[int, int]) -> EmbodimentSpec:
-    described, names, low, high = options["left_embodiment_config"], [], [], []
+    described = options["left_embodiment_config"]
+    names: list[str] = []
+    low: list[float] = []
+    high: list[float] = []
     file = Path(options["left_robot_file"]) / described["urdf_path"]
     limits = {joint.get("name"): joint.find("limit") for joint in ElementTree.parse(file).getroot().iter("joint")}
     for side, joints in zip(("left", "right"), described["arm_joints_name"]):
         names += [f"{side}_joint_{i}" for i in range(1, len(joints) + 1)] + [f"{side}_gripper"]
         for bound, values, end in (("lower", low, 0.0), ("upper", high, 1.0)):
-            values += [float(limits[joint].get(bound)) for joint in joints] + [end]
+            values += [_end(limits.get(joint), bound, f"joint {joint} of {file}") for joint in joints] + [end]
     units = ["share" if name.endswith("gripper") else "rad" for name in names]
     actions, poses = names, config.control == "ee"
     if poses:

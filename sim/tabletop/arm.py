@@ -65,6 +65,7 @@ class TabletopArm:
             for t in self._simulator.tasks
         }
         self._count = 0
+        self._expert: Demonstrator | None = None
         self.reset({})
         low, high = self._osc.model.jnt_range[self._osc.model.dof_jntid[self._osc.dofs]].T
         self.own: dict[str, Any] = {
@@ -94,8 +95,7 @@ class TabletopArm:
         self._scene = self._simulator._scene(self._task.scene)
         self._osc, self._data = self._scene.controller, self._simulator.physics(0)
         self._control = self._simulator._slots[0].control
-        self._held = 0
-        self._expert: Demonstrator | None = None
+        self._held, self._expert = 0, None
         self._limp = False
         self._grip = 0.0
         self._braking = True

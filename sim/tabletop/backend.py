@@ -224,13 +224,21 @@ class CompiledScene:
         """How far (m) the object's origin is above its place when it stands on the table."""
         return float(data.xpos[self.body[name], 2]) - TABLE_HEIGHT - OBJECTS[name].rest_height
 
+    @property
+    def zone(self) -> tuple[float, float, float]:
+        """x, y and half-width (m) of the square that things are placed in."""
+        if self.spec.zone is None:
+            raise ValueError(f"scene {self.spec.name} has no zone: nothing can be placed there")
+        return self.spec.zone
+
     def goal(self, task: Task, data: mujoco.MjData) -> np.ndarray | None:
         """Where the target's origin should come to rest (m), or None for lifting tasks."""
         rest = OBJECTS[task.target].rest_height
-        if task.kind == "stack":
+        if task.goal is not None:
             return data.xpos[self.body[task.goal]] + np.array([0.0, 0.0, OBJECTS[task.goal].top + rest])
         if task.kind == "place":
-            return np.array([self.spec.zone[0], self.spec.zone[1], TABLE_HEIGHT + rest])
+            x, y, _ = self.zone
+            return np.array([x, y, TABLE_HEIGHT + rest])
         return None
 
     def success(self, task: Task, data: mujoco.MjData) -> bool:
@@ -241,10 +249,11 @@ class CompiledScene:
 
     def at_goal(self, task: Task, data: mujoco.MjData) -> bool:
         """Whether the target is high enough, or within reach of its goal."""
-        if task.kind == "lift":
+        goal = self.goal(task, data)
+        if goal is None:
             return self.height(data, task.target) >= LIFT_HEIGHT
-        offset = np.abs(self.goal(task, data) - data.xpos[self.body[task.target]])
-        reach = self.spec.zone[2] if task.kind == "place" else 0.025
+        offset = np.abs(goal - data.xpos[self.body[task.target]])
+        reach = self.zone[2] if task.kind == "place" else 0.025
         return bool(max(offset[0], offset[1]) <= reach and offset[2] <= 0.008)
 
     def at_rest(self, data: mujoco.MjData, name: str) -> bool:

@@ -45,6 +45,8 @@ class Look:
             return xml
         root = ElementTree.fromstring(xml)
         assets = root.find("asset")
+        if assets is None:
+            raise ValueError("a scene's model has no assets: it cannot be drawn light")
         meshes = {mesh.get("name"): mesh for mesh in assets.findall("mesh")}
         materials = {material.get("name"): material for material in assets.findall("material")}
         textures = {texture.get("name"): texture for texture in assets.findall("texture")}
@@ -54,7 +56,7 @@ class Look:
         for geom in root.iter("geom"):
             material = materials.get(geom.get("material"))
             if geom.get("name", "").startswith(FLAT_PREFIXES) and material is not None and material.get("texture"):
-                color = _mean_color(textures[material.attrib.pop("texture")].get("file")) * DIM_FLAT
+                color = _mean_color(textures[material.attrib.pop("texture")].attrib["file"]) * DIM_FLAT
                 material.set("rgba", " ".join(f"{value:.4f}" for value in color))
         for kind, attribute, holders in (
             ("mesh", "mesh", "geom"), ("material", "material", "geom"), ("texture", "texture", "material"),
@@ -78,7 +80,7 @@ class Look:
             total += weight * np.array([*rgba, 1.0])
             body.remove(geom)
         if total[4]:
-            self.colors[body.get("name")] = total[:4] / total[4]
+            self.colors[body.attrib["name"]] = total[:4] / total[4]
 
     def edit_model(self, model: mujoco.MjModel) -> None:
         """Set what rendering reads off the compiled ``model``; call it before the model's `MjrContext` is made."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sim.failures import FailureTracker
 from sim.gl import ensure_backend, free_context, make_context, require_packages
 from sim.slots import checked_actions, instruction, lasting, running, task_named
 from sim.tabletop.demonstrator import Demonstrator, make_demonstrator
@@ -231,6 +232,7 @@ class _Slot:
     def __init__(self) -> None:
         self._data: dict[str, mujoco.MjData] = {}
         self.control: Any = None
+        self.tracker: FailureTracker  # once the scene is put into the episode's state
 
     def begin(self, task: Task, episode: EpisodeSpec, scene: Any) -> None:
         self.task, self.episode, self.scene = task, episode, scene
