@@ -57,6 +57,10 @@ def _total(evaluation: dict[str, Any]) -> dict[str, Any]:
     return {**next(iter(tasks.values())), **evaluation} if isinstance(tasks, dict) and len(tasks) == 1 else evaluation
 
 
+def number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
 def failures(evaluation: dict[str, Any]) -> str:
     kinds = evaluation.get("failures") or {}
     return ", ".join(f"{n} {kind.replace('_', ' ')}" for kind, n in kinds.items())
@@ -117,7 +121,7 @@ def table_of_pairs(document: dict[str, Any]) -> dict[str, Any]:
         return f"{found['median']:.2f} ({found['quarter']:.2f} to {found['three_quarters']:.2f})"
 
     rows = [
-        [case, *(f"{ms:.4g}" for ms in f["cpu_ms"]), ratio(f["cpu_ratio"]), ratio(f["wall_ratio"]), f["same_results"]]
+        [case, *map(number, f["cpu_ms"]), ratio(f["cpu_ratio"]), ratio(f["wall_ratio"]), f["same_results"]]
         for case, f in document["cases"].items()
     ]
     columns = ["work", "before, ms of CPU", "after", "CPU, after over before", "wall", "same results"]
@@ -134,9 +138,9 @@ def scalars(found: Any, path: str = "") -> Iterator[list[Any]]:
         if isinstance(value, dict):
             yield from scalars(value, name)
         elif isinstance(value, list) and len(value) <= 6 and all(isinstance(v, int | float) for v in value):
-            yield [name, ", ".join(f"{v:.4g}" for v in value)]
+            yield [name, ", ".join(map(number, value))]
         elif isinstance(value, int | float):
-            yield [name, f"{value:.4g}" if isinstance(value, float) else value]
+            yield [name, value if isinstance(value, bool) else number(value)]
         elif isinstance(value, str) and len(value) <= WIDTH and (path or key not in ABOUT):
             yield [name, value]
 
@@ -173,14 +177,26 @@ def table_text(table: dict[str, Any]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def nested(found: Any, key: str) -> list[str]:
+    """What the parts of a document, but its tables, say under ``key``, once each."""
+    if isinstance(found, list):
+        parts = found
+    else:
+        parts = [value for name, value in found.items() if name != "tables"] if isinstance(found, dict) else []
+    own = [found[key]] if isinstance(found, dict) and isinstance(found.get(key), str) else []
+    return list(dict.fromkeys(own + [text for part in parts for text in nested(part, key)]))
+
+
 def origin(found: dict[str, Any], whole: bool, file: str = "") -> str:
     """Commands in a block, then commit, machine and seeds; of a table only what it says of its own."""
-    command = found.get("command") or found.get("commands") or []
+    command = found.get("command") or found.get("commands") or (nested(found, "command") if whole else [])
     commands = [command] if isinstance(command, str) else command
     seeds = found.get("seeds") or ([found["seed"]] if "seed" in found else [])
     parts = {
         "command": "" if commands or not whole else "not recorded",
-        "commit": found.get("commit") or " and ".join(found[side] for side in ("a", "b") if found.get(side)),
+        "commit": found.get("commit")
+        or " and ".join(found[side] for side in ("a", "b") if found.get(side))
+        or ", ".join(nested(found, "commit") if whole else []),
         "machine": found.get("machine") or found.get("hardware") or _hardware(found),
         "seeds": seeds if isinstance(seeds, str) else ", ".join(map(str, seeds)),
         "date": "" if whole else found.get("date"),
@@ -190,7 +206,7 @@ def origin(found: dict[str, Any], whole: bool, file: str = "") -> str:
     line = re.sub(r"\b([0-9a-f]{7})[0-9a-f]{33}\b", r"\1", "; ".join(said))
     block = "```sh\n" + "\n".join(commands) + "\n```\n" if commands else ""
     raw = f" Raw data: [{file}](../../benchmarks/results/{file})." if file else ""
-    return block + (wrapped(line[:1].upper() + line[1:].rstrip(".") + "." + raw) if line else "")
+    return (block + (wrapped(line[:1].upper() + line[1:].rstrip(".") + "." + raw) if line else "")).rstrip("\n")
 
 
 def _hardware(found: dict[str, Any]) -> str:

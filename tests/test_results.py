@@ -77,5 +77,8 @@ def test_what_is_not_recorded_is_said(results):
     assert results.origin({"command": ["a", "b"], "commit": "c" * 40, "seeds": [1, 2]}, whole=True).splitlines() == [
         "```sh", "a", "b", "```", "Commit ccccccc; seeds 1, 2; machine not recorded.",
     ]  # fmt: skip
-    assert results.origin({}, whole=True) == "Command not recorded; commit not recorded; machine not recorded; seeds not recorded."
+    nothing = "; ".join(f"{name} not recorded" for name in ("Command", "commit", "machine", "seeds"))
+    assert results.origin({}, whole=True) == f"{nothing}."
+    of_parts = {"runs": [{"command": "a", "commit": "1"}, {"command": "a", "commit": "2"}], "tables": [{"command": "b"}]}
+    assert results.origin(of_parts, whole=True).startswith("```sh\na\n```\nCommit 1, 2;")
     assert results.origin({}, whole=False) == ""
