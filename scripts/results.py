@@ -179,39 +179,35 @@ def table_text(table: dict[str, Any]) -> str:
 
 def nested(found: Any, key: str) -> list[str]:
     """What the parts of a document, but its tables, say under ``key``, once each."""
-    if isinstance(found, list):
-        parts = found
-    else:
-        parts = [value for name, value in found.items() if name != "tables"] if isinstance(found, dict) else []
-    own = [found[key]] if isinstance(found, dict) and isinstance(found.get(key), str) else []
-    return list(dict.fromkeys(own + [text for part in parts for text in nested(part, key)]))
+    items = found.items() if isinstance(found, dict) else enumerate(found) if isinstance(found, list) else ()
+    texts = []
+    for name, value in items:
+        texts += [value] if name == key and isinstance(value, str) else nested(value, key) if name != "tables" else []
+    return list(dict.fromkeys(texts))
 
 
 def origin(found: dict[str, Any], whole: bool, file: str = "") -> str:
     """Commands in a block, then commit, machine and seeds; of a table only what it says of its own."""
-    command = found.get("command") or found.get("commands") or (nested(found, "command") if whole else [])
-    commands = [command] if isinstance(command, str) else command
-    seeds = found.get("seeds") or ([found["seed"]] if "seed" in found else [])
+
+    def said(*keys: str) -> list[str]:
+        own = [found[key] for key in keys if found.get(key) not in (None, "")]
+        own = own or [nested(found, key) for key in keys if whole]
+        return [str(text) for value in own for text in ([value] if isinstance(value, str | int) else value)]
+
+    commands = said("command", "commands")
     parts = {
         "command": "" if commands or not whole else "not recorded",
-        "commit": found.get("commit")
-        or " and ".join(found[side] for side in ("a", "b") if found.get(side))
-        or ", ".join(nested(found, "commit") if whole else []),
-        "machine": found.get("machine") or found.get("hardware") or _hardware(found),
-        "seeds": seeds if isinstance(seeds, str) else ", ".join(map(str, seeds)),
-        "date": "" if whole else found.get("date"),
+        "commit": " and ".join(said("commit") or said("a", "b")),
+        "machine": "; ".join(said("machine", "hardware")),
+        "seeds": ", ".join(said("seeds") or said("seed")),
+        "date": "" if whole else "".join(said("date")),
     }
-    said = [f"{name} {value}" for name, value in parts.items() if value]
-    said += [f"{name} not recorded" for name in ("commit", "machine", "seeds") if whole and not parts[name]]
-    line = re.sub(r"\b([0-9a-f]{7})[0-9a-f]{33}\b", r"\1", "; ".join(said))
+    shown = [f"{name} {value}" for name, value in parts.items() if value]
+    shown += [f"{name} not recorded" for name in ("commit", "machine", "seeds") if whole and not parts[name]]
+    line = re.sub(r"\b([0-9a-f]{7})[0-9a-f]{33}\b", r"\1", "; ".join(shown))
     block = "```sh\n" + "\n".join(commands) + "\n```\n" if commands else ""
     raw = f" Raw data: [{file}](../../benchmarks/results/{file})." if file else ""
     return (block + (wrapped(line[:1].upper() + line[1:].rstrip(".") + "." + raw) if line else "")).rstrip("\n")
-
-
-def _hardware(found: dict[str, Any]) -> str:
-    runs = found.get("runs")
-    return str(runs[0].get("hardware", "")) if isinstance(runs, list) and runs and isinstance(runs[0], dict) else ""
 
 
 def section(name: str, document: dict[str, Any]) -> str:

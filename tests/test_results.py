@@ -80,5 +80,7 @@ def test_what_is_not_recorded_is_said(results):
     nothing = "; ".join(f"{name} not recorded" for name in ("Command", "commit", "machine", "seeds"))
     assert results.origin({}, whole=True) == f"{nothing}."
     of_parts = {"runs": [{"command": "a", "commit": "1"}, {"command": "a", "commit": "2"}], "tables": [{"command": "b"}]}
-    assert results.origin(of_parts, whole=True).startswith("```sh\na\n```\nCommit 1, 2;")
+    assert results.origin(of_parts, whole=True).startswith("```sh\na\n```\nCommit 1 and 2;")
     assert results.origin({}, whole=False) == ""
+    assert "seeds 0;" in results.origin({"seed": 0}, whole=True)
+    assert "seeds 6, 7;" in results.origin({"seeds": {"6": {}, "7": {}}}, whole=True)  # what a bench keeps of each
