@@ -43,6 +43,7 @@ def test_what_cannot_be_compared_is_refused(words, message):
         bench_overlap(words, rounds=0)
 
 
+@pytest.mark.slow
 def test_the_command_sleeps_as_asked_and_keeps_the_work_equal(tmp_path, capsys):
     pytest.importorskip("ray")
     target = tmp_path / "out.json"
