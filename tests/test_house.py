@@ -242,7 +242,7 @@ AROUND = {
     ],
     "build.py": ["entry", "config_class", "implementation", "attribute"],
     "run/preflight.py": [
-        "check", "threads", "_check_workers", "read_phases", "_is_record", "_is_number", "pending", "_check_inputs",
+        "check", "threads", "read_phases", "_is_record", "_is_number", "pending", "_check_inputs",
         "check_run", "_check_values", "_check_rewards", "_check_places", "_check_space",
     ],
     "run/pipeline.py": ["run_pipeline", "_run_phases"],

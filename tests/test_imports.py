@@ -109,7 +109,7 @@ for group, entries in build.REGISTRY.items():
             try:
                 resolve(group, name)
             except MissingPackage as error:
-                assert "pip install 'vla-rl[" in str(error), error
+                assert "Install it with: pip install -e '" in str(error), error
             print(group, name)
 """
     )
