@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from vla_rl.errors import ConfigError
+from vla_rl.errors import ConfigError, require_packages
 
 BIN_RANGES = ("bounds", "minmax", "quantile")
 BIN_SPACINGS = ("uniform", "power")
@@ -258,6 +258,11 @@ class LeRobotConfig:
             wrong = [text for text in getattr(self, name) if ":" not in text]
             if wrong:
                 raise ConfigError(f"policy.{name} has {wrong[0]!r}, write each entry as name:value")
+
+    def check_machine(self) -> None:
+        """Raise `MissingPackage` where lerobot is not installed, or what it imports only once it builds this family."""
+        words = ("num2words",) if self.family == "smolvla" and not self.checkpoint else ()
+        require_packages("lerobot", *words, extra="lerobot", purpose=f"policy=lerobot policy.family={self.family}")
 
     def option_values(self) -> dict[str, Any]:
         """``options`` with their values read as JSON where they are JSON, else as text."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from reward_models.settings import EncoderConfig
 from vla_rl.devices import pick_device
-from vla_rl.errors import ConfigError, MissingDependency, MissingPackage
+from vla_rl.errors import ConfigError, MissingDependency
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 ImageFeatures = Callable[[Tensor], Tensor]  # uint8 [n H W 3] → float32 [n d]
@@ -140,7 +140,9 @@ class VJEPA2Encoder:
         try:
             from transformers import VJEPA2Model
         except ImportError:
-            raise MissingPackage("transformers>=4.53", "lerobot", "reward.encoder.type=vjepa2") from None
+            raise MissingDependency(
+                "reward.encoder.type=vjepa2 needs a newer transformers: pip install 'transformers>=4.53'"
+            ) from None
         if not (Path(config.checkpoint) / "config.json").is_file():
             raise MissingDependency(
                 f"reward.encoder.checkpoint={config.checkpoint!r} is no V-JEPA 2 folder (no config.json). Download one, "

@@ -30,7 +30,7 @@ from reward_models.settings import VLACConfig
 from reward_models.shaping import ShapedProgress
 from reward_models.vlac_texts import IMAGE, release_texts
 from vla_rl.devices import pick_device
-from vla_rl.errors import ConfigError, MissingDependency, MissingPackage
+from vla_rl.errors import ConfigError, MissingDependency
 from vla_rl.types import Trajectory
 
 # As float() reads them: 12, 12., .5, 1e2; ASCII digits alone. What follows must not go on as a number.
@@ -102,10 +102,8 @@ class InternVLBackend:
     START, CONTEXT, END = "<img>", "<IMG_CONTEXT>", "</img>"
 
     def __init__(self, config: VLACConfig):
-        try:
-            import transformers
-        except ImportError:
-            raise MissingPackage("transformers", "all", "The reward model vlac") from None
+        import transformers
+
         path = Path(config.checkpoint)
         if not config.checkpoint or not (path / "config.json").is_file():
             raise MissingDependency(

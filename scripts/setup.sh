@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 
 profile=${1:-full}
 case $profile in
-quickstart) extras=sim,lerobot,wandb ;;
+quickstart) extras=sim,wandb ;;
 full) extras=all,dev ;;
 *) echo "usage: $0 [quickstart|full], got '$profile'" >&2 && exit 2 ;;
 esac

@@ -8,14 +8,13 @@ broken GL driver may end the process that loads it.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import multiprocessing
 import os
 import subprocess
 import sys
 from typing import Any
 
-from vla_rl.errors import MissingDependency, MissingPackage
+from vla_rl.errors import MissingDependency
 
 CANDIDATES = ("egl", "osmesa")
 PACKAGES = {"egl": "libegl1", "osmesa": "libosmesa6"}
@@ -130,17 +129,6 @@ def ensure_backend() -> str:
     if backend in CANDIDATES:
         os.environ.setdefault("PYOPENGL_PLATFORM", backend)
     return backend
-
-
-def require_packages(*names: str, extra: str, purpose: str) -> None:
-    """Raise `MissingPackage` for the first of the packages that is not installed; imports none."""
-    for name in names:
-        try:
-            found = importlib.util.find_spec(name)
-        except (ImportError, ValueError):
-            found = None
-        if found is None:
-            raise MissingPackage(name, extra, purpose)
 
 
 def make_context(size: int) -> Any:

@@ -19,7 +19,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from vla_rl.errors import MissingDependency, MissingPackage
+from vla_rl.errors import MissingDependency, install_command, require_packages
 
 _PLACE = Path("share") / "vla-rl" / "vulkan" / "lvp_icd.json"
 # Where `scripts/vulkan.sh` puts it; a simulator under another Python (``slots.python``) takes the checkout's.
@@ -58,8 +58,7 @@ if "draw" in sys.argv:
 
 def require_sapien(purpose: str) -> None:
     """Raise `MissingPackage` where sapien is not installed; imports nothing."""
-    if importlib.util.find_spec("sapien") is None:
-        raise MissingPackage("sapien", "dualarm", purpose)
+    require_packages("sapien", extra="dualarm", purpose=purpose)
 
 
 def quiet_import(purpose: str) -> Any:
@@ -136,7 +135,7 @@ def ensure_driver(instead: str = "") -> str:
 def check() -> tuple[str, str, str]:
     """For ``vla-rl doctor``: (status, detail, fix) of SAPIEN and of a picture drawn with it."""
     if importlib.util.find_spec("sapien") is None:
-        return "missing", "sapien is not installed (the dual-arm suite, RoboTwin)", "pip install 'vla-rl[dualarm]'"
+        return "missing", "sapien is not installed (the dual-arm suite, RoboTwin)", install_command("dualarm", "sapien")
     problem, with_driver = probe(draw=True), ""
     if problem is not None and not any(os.environ.get(name) for name in CHOICES) and own_driver():
         problem, with_driver = probe(own_driver(), draw=True), " with a software driver of its own"

@@ -625,5 +625,34 @@ def test_a_report_shows_what_is_damaged_beside_it(finished, tmp_path, capsys):
         assert part in page
 
 
+FILES: list[tuple[bytes | None, str, tuple[str, ...]]] = [
+    (None, "run=./mine.yaml", ("run=mine.yaml: ", "no such file")),
+    (None, "run={out}", ("run={out}: ", "folder")),
+    (b"", "run=mine.yaml", ("mine.yaml is empty", "seed: 1")),
+    (b"- seed: 1\n", "run=mine.yaml", ("mine.yaml holds a sequence, not a mapping",)),
+    (b"name: \xe4\n", "run=mine.yaml", ("mine.yaml is no text in UTF-8 (byte 6)",)),
+    (b"seed: 1\nrl:\n  iteration: 3\n", "run=mine.yaml", ("mine.yaml, line 3", "'rl.iteration'", "'rl.iterations'")),
+    (b"rl: [\n", "run=mine.yaml", ("mine.yaml, line 2 is no YAML",)),
+    (b"seed: ${nope}\n", "run=mine.yaml", ("nope",)),
+    (b"defaults: [mine]\n", "run=mine.yaml", ("run=mine does not exist", "mine.yaml, line 1")),
+    (b"defaults: [{env: moon}]\n", "run=mine.yaml", ("env=moon does not exist", "mine.yaml, line 1")),
+    (b"# @package _global_\ndefaults: [mine]\n", "run=mine", ("in a circle",)),
+    (b"seed: 1\n", "run=toy --config-dir {missing}", ("--config-dir {missing} is no folder",)),
+    (b"seed: 1\n", "run=toy --config-dir {out}", ("--config-dir {out} holds no configs", "{out}/run/mine.yaml")),
+]
+
+
+@pytest.mark.parametrize(("content", "words", "parts"), FILES, ids=[f"{words}-{text!r}"[:60] for text, words, _ in FILES])
+def test_config_files_of_ones_own(content, words, parts, places, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own" / "run").mkdir(parents=True)
+    if content is not None:
+        (tmp_path / "mine.yaml").write_bytes(content)
+        (tmp_path / "own" / "run" / "mine.yaml").write_bytes(content)
+    where = ["--config-dir", "own"] if words == "run=mine" else []
+    text = refused(capsys, ["train", *filled(words, places).split(), *where], tmp_path)
+    holds(text, tuple(filled(part, places) for part in parts))
+
+
 def test_more_than_150_rows():
     assert len(VALUES) + len(COMMANDS) + len(DAMAGE) + len(STATES) + len(SYSTEM) >= 150

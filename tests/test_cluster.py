@@ -277,7 +277,7 @@ def test_without_ray_or_with_an_algorithm_that_needs_its_critics(monkeypatch):
     with pytest.raises(ConfigError, match="chooses actions by its critics"):
         check_run(compose(["run=parl_quickstart", "cluster=ray"]))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingPackage, match=r"cluster=ray needs the package 'ray'.*vla-rl\[ray\]"):
+    with pytest.raises(MissingPackage, match=r"cluster=ray needs the package 'ray'.*\[ray\]"):
         check_run(compose(["run=toy", "cluster=ray"]))
 
 

@@ -36,7 +36,7 @@ from vla_rl.types import ActionChunk, EpisodeSpec, PolicyOutput
 @pytest.mark.parametrize(
     "simulator, error, text",
     [
-        ("WithoutPackage", MissingPackage, r"env.type=rocket needs the package 'rocket'.*vla-rl\[moon\]"),
+        ("WithoutPackage", MissingPackage, r"env.type=rocket needs the package 'rocket'.*\[moon\]"),
         ("Dies", UserError, "a collecting worker process died"),
     ],
 )

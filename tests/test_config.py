@@ -15,6 +15,7 @@ from vla_rl import build
 from vla_rl.commands.evaluate import config_of_checkpoint
 from vla_rl.config import RunConfig, compose, from_tree, load, override, save, to_tree
 from vla_rl.errors import ConfigError
+from vla_rl.own_configs import searching
 from vla_rl.paths import config_dir
 from vla_rl.run.preflight import check_run
 
@@ -291,3 +292,130 @@ def test_policy_overrides_beside_a_checkpoint_are_changes_of_its_policy(tmp_path
     of_run = tmp_path / "checkpoints" / "rl"
     assert config_of_checkpoint(of_run, None, []).policy_changes == {}  # its checkpoints hold the changes already
     assert config_of_checkpoint(of_run, None, ["policy.temperature=0.7"]).policy_changes == {"temperature": 0.7}
+
+
+# ------------------------------------------------------------------------------------------------- a user's own files
+MINE = """
+defaults:
+  - env: toy
+  - policy: nano_toy
+  - override /algorithm: ppo_toy
+
+wandb: false
+tasks: [reach_red]
+rl:
+  iterations: 7
+sft:
+  learning_rate: 2e-3
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(MINE)
+    return tmp_path
+
+
+@pytest.mark.parametrize("named", ["./mine.yaml", "mine.yaml", "{}/mine.yaml", "'mine.yaml'"])
+def test_a_file_of_ones_own_is_a_run(mine, named):
+    config = compose([f"run={named.format(mine)}", "seed=3"])
+    assert (config.env_type, config.policy, config.rl.iterations) == ("toy", compose(["run=toy"]).policy, 7)
+    assert (config.name, config.seed, config.wandb.mode, config.sft.learning_rate) == ("mine", 3, "off", 2e-3)
+    assert config.rl.episodes_per_iteration == compose(["~run"]).rl.episodes_per_iteration  # nothing of another run
+    assert compose(["run=toy"]).rl.iterations == 20  # and no trace of it is left
+
+
+def test_a_file_of_ones_own_can_start_from_a_run_and_have_any_name(mine):
+    folder = mine / "配置 (neu), v=1"
+    folder.mkdir()
+    (folder / "grüße.yml").write_text("defaults: [{run: toy}, {policy: nano}]\nname: other\nrl: {iterations: 2}\n")
+    config = compose([f"run={folder}/grüße.yml"])
+    assert (config.env_type, config.rl.iterations, config.rl.episodes_per_iteration) == ("toy", 2, 128)
+    assert config.name == "other" and config.policy == compose(["~run"]).policy
+    (mine / "short.yaml").write_text("# @package _global_\ndefaults:\n  - toy\n  - _self_\nseed: 5\n")
+    assert (compose(["run=short.yaml"]).seed, compose(["run=short.yaml"]).name) == (5, "short")
+
+
+def test_a_folder_of_ones_own_adds_to_the_groups(mine):
+    folder = mine / "a 'quoted' \"folder\""
+    for name, text in {
+        "run/study": "defaults: [{run: base}, {algorithm: mine}]\nseed: 4\n",
+        "run/base": "# @package _global_\ndefaults: [toy, _self_]\nrl: {iterations: 3}\n",
+        "algorithm/mine": "defaults: [ppo_toy]\nclip_low: 0.125\n",
+    }.items():
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
+        (folder / f"{name}.yaml").write_text(text)
+    config = compose(["run=study"], folders=[folder])
+    assert (config.name, config.seed, config.rl.iterations, config.algorithm.clip_low) == ("study", 4, 3, 0.125)
+    with searching([folder]):
+        assert compose(["run=toy", "algorithm=mine"]).algorithm.clip_low == 0.125
+        with pytest.raises(ConfigError, match=r"algorithm=miine does not exist. Did you mean algorithm=mine\?"):
+            compose(["algorithm=miine"])
+    with pytest.raises(ConfigError, match="algorithm=mine does not exist"):
+        compose(["algorithm=mine"])
+
+
+def test_the_record_of_a_run_is_a_file_of_ones_own(mine):
+    config = compose(["run=mine.yaml", "algorithm=td3", "policy=small_toy", "critic=none", "name=first"])
+    save(config, mine / "config.yaml")
+    assert compose([f"run={mine}/config.yaml"]) == config
+    again = compose([f"run={mine}/config.yaml", "algorithm.learning_rate=0.5", "name=second"])
+    assert again.algorithm.learning_rate == 0.5 and again.name == "second"
+    with pytest.raises(ConfigError, match="record of a whole run, so that algorithm=ppo would change nothing"):
+        compose([f"run={mine}/config.yaml", "algorithm=ppo"])
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("seed: 1\nrl:\n  iterrations: 3\n", ["mine.yaml, line 3: ", "'rl.iterrations'", "Did you mean 'rl.iterations'"]),
+        ("sft:\n  updates: many\n", ["mine.yaml, line 2: ", "sft.updates = 'many'"]),
+        ("seed: 1\nsede: 2\n", ["mine.yaml, line 2: ", "'sede'"]),
+        ("rl: {iterations: -1}\n", ["mine.yaml, line 1: ", "rl.iterations"]),
+        ("defaults:\n  - env: moon\n", ["mine.yaml, line 2: ", "env=moon does not exist", "toy"]),
+        ("seed: 1\ndefaults: toy\n", ["mine.yaml, line 2: defaults must be a list"]),
+        ("defaults: [[toy]]\n", ["mine.yaml, line 1: defaults has ['toy']"]),
+        ("defaults: [other.yaml]\n", ["mine.yaml, line 1", "--config-dir"]),
+        ("a: [1\nb: 2\n", ["mine.yaml, line 2 is no YAML"]),
+        ("seed: 1\nseed: 2\n", ["mine.yaml", "seed", "duplicate"]),
+        ("a: &a\n  b: *a\n", ["mine.yaml"]),
+        ("", ["mine.yaml is empty"]),
+        ("- seed\n", ["mine.yaml holds a sequence, not a mapping"]),
+        ("seed\n", ["mine.yaml holds a scalar, not a mapping"]),
+    ],
+)
+def test_what_is_wrong_in_a_file_of_ones_own_is_said_with_its_place(mine, text, parts):
+    (mine / "mine.yaml").write_text(text)
+    with pytest.raises(ConfigError) as told:
+        compose(["run=./mine.yaml"])
+    assert all(part in str(told.value) for part in parts), told.value
+
+
+def test_an_override_that_is_wrong_is_not_laid_to_the_file(mine):
+    with pytest.raises(ConfigError, match=r"^unknown config key 'rl.iterrations'"):
+        compose(["run=./mine.yaml", "rl.iterrations=3"])
+    with pytest.raises(ConfigError, match=r"^rl.iterations"):  # which the file sets too
+        compose(["run=./mine.yaml", "rl.iterations=-3"])
+
+
+def test_folders_that_hold_no_configs_of_ones_own(mine):
+    with pytest.raises(ConfigError, match=r"--config-dir .*mine.yaml is no folder"):
+        compose([], folders=[mine / "mine.yaml"])
+    with pytest.raises(ConfigError, match=r"holds no configs: .*run/mine.yaml"):
+        compose([], folders=[mine])
+    (mine / "run").mkdir()
+    (mine / "run" / "toy.yaml").write_text("seed: 1\n")
+    with pytest.raises(ConfigError, match=r"run/toy.yaml has the name of a config of vla-rl .*rename it"):
+        compose([], folders=[mine])
+    (mine / "run" / "toy.yaml").rename(mine / "run" / "one.yaml")
+    for name, text in {"one": "defaults: [two]\n", "two": "defaults: [three]\n", "three": "defaults: [two]\n"}.items():
+        (mine / "run" / f"{name}.yaml").write_text(f"# @package _global_\n{text}")
+    with pytest.raises(ConfigError, match="lead in a circle"):
+        compose(["run=one"], folders=[mine])
+    (mine / "run" / "two.yaml").write_bytes(b"a: \xff\n")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        compose(["run=one"], folders=[mine])
+    (mine / "run" / "two.yaml").write_text("a: [1\n")
+    with pytest.raises(ConfigError, match=r"cannot be read: .*two.yaml"):
+        compose(["run=one"], folders=[mine])

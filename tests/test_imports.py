@@ -109,7 +109,7 @@ for group, entries in build.REGISTRY.items():
             try:
                 resolve(group, name)
             except MissingPackage as error:
-                assert "pip install 'vla-rl[" in str(error), error
+                assert "Install it with: pip install -e '" in str(error), error
             print(group, name)
 """
     )
@@ -134,3 +134,28 @@ def test_config_dir_missing_names_both_places(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "__file__", str(tmp_path / "vla_rl" / "paths.py"))
     with pytest.raises(MissingDependency, match=r"neither in .*vla_rl/configs nor in .*Install"):
         paths.config_dir()
+
+
+@pytest.mark.parametrize("name", ["sim.py", "policies.py", "reward_models/__init__.py", "real.py"])
+def test_a_module_of_ones_own_that_hides_one_of_ours_is_named(tmp_path, name):
+    """``PYTHONPATH=.`` puts a user's folder first."""
+    own = tmp_path / name
+    own.parent.mkdir(exist_ok=True)
+    own.write_text("raise SystemExit('it is not even imported')\n")
+    package = name.removesuffix(".py").partition("/")[0]
+    code = f"""
+from vla_rl import build
+from vla_rl.errors import ConfigError
+targets = {{"sim": "sim.toy:ToyConfig", "policies": "policies.settings:SmallConfig"}}
+try:
+    build.attribute(targets.get({package!r}, "{package}.anything:At.all"))
+except ConfigError as error:
+    print(error)
+"""
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parent.parent)])
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": path}
+    )
+    place = own.parent if own.name == "__init__.py" else own
+    assert done.stdout.startswith(f"{place} hides the package '{package}' of vla-rl"), done.stdout + done.stderr
+    assert f"such as my_{place.name}" in done.stdout

@@ -524,7 +524,7 @@ def test_missing_lerobot_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "lerobot.policies.factory", None)
-    with pytest.raises(MissingPackage, match=r"pip install 'vla-rl\[lerobot\]'"):
+    with pytest.raises(MissingPackage, match=r"pip install -e '.*\[lerobot\]'"):
         LeRobotPolicy.from_published(LeRobotConfig(checkpoint="somewhere"), SPEC)
 
 

@@ -200,7 +200,7 @@ def test_a_failed_download_is_one_clear_error(fake_package, tmp_path, monkeypatc
 
 def test_without_the_package_the_extra_to_install_is_named(monkeypatch) -> None:
     monkeypatch.setattr(package.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingPackage, match=r"vla-rl\[libero\]"):
+    with pytest.raises(MissingPackage, match=r"\[libero\]"):
         package.root()
 
 

@@ -297,7 +297,7 @@ def test_pillows_bicubic_by_integers():
 
 def test_without_the_jpeg_decoder_nothing_stands_in(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "simplejpeg", None)
-    with pytest.raises(MissingPackage, match=r"jpeg_lanczos needs .*'simplejpeg'.*vla-rl\[openvla\]"):
+    with pytest.raises(MissingPackage, match=r"jpeg_lanczos needs .*'simplejpeg'.*\[openvla\]"):
         load(folder)
     load(folder, image_path="bicubic").act(observe())
 

@@ -17,6 +17,7 @@ from vla_rl.errors import ConfigError, MissingPackage
 from vla_rl.reporting import sinks as module
 from vla_rl.reporting.metrics import MetricsLogger
 from vla_rl.reporting.sinks import WandbConfig, sinks, wandb_mode
+from vla_rl.run import preflight
 
 REACHABLE = module.reachable
 
@@ -76,9 +77,16 @@ def test_tensorboard_reads_the_events_of_a_resumed_run(tmp_path):
 
 
 def test_tensorboard_that_is_asked_for_and_missing_is_named_at_once(tmp_path, monkeypatch):
+    """Before the run begins; wandb only where its mode is chosen and nothing switches it off."""
+    monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingPackage, match=r"tensorboard=true.*vla-rl\[tensorboard\]"):
-        logger(tmp_path, tensorboard=True)
+    with pytest.raises(MissingPackage, match=r"tensorboard=true.*\[tensorboard\]"):
+        preflight.check(compose(["run=toy", "tensorboard=true", f"output_dir={tmp_path}"]))
+    with pytest.raises(MissingPackage, match=r"wandb.mode=offline.*\[wandb\]"):
+        preflight.check(compose(["run=toy", "wandb.mode=offline", f"output_dir={tmp_path}"]))
+    preflight.check(compose(["run=toy", "wandb=true", f"output_dir={tmp_path}"]))
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    preflight.check(compose(["run=toy", "wandb.mode=online", f"output_dir={tmp_path}"]))
 
 
 # ---------------------------------------------------------------------------------------------------------------- wandb

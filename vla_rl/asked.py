@@ -252,7 +252,7 @@ class ChecksCameras(Protocol):
 
 @runtime_checkable
 class ChecksMachine(Protocol):
-    """The config of an env that not every machine can run."""
+    """The config of a component that not every machine can run, or that needs packages which are optional."""
 
     def check_machine(self) -> None:
         """Raise `UserError` where packages, files or OpenGL are missing."""

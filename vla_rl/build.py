@@ -6,9 +6,12 @@ An entry maps (group, name) to where the implementation and its config dataclass
 
 from __future__ import annotations
 
+import functools
 import importlib
+import importlib.util
 import operator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from vla_rl.asked import ComponentClass, asked
@@ -72,6 +75,8 @@ class EnvEntry(Entry):
     suites: tuple[str, ...] = ()
     suite_overrides: tuple[str, ...] = ()
 
+
+_OUR_PACKAGES = ("sim", "real", "policies", "reward_models")  # top-level names that others may have as well
 
 REGISTRY: dict[str, dict[str, Entry]] = {
     "policy": {
@@ -220,6 +225,8 @@ def names(group: str) -> list[str]:
 def attribute(path: str) -> Any:
     """Import "module:attribute" ("module:Class.method" too)."""
     module, _, name = path.partition(":")
+    if (package := module.partition(".")[0]) in _OUR_PACKAGES:
+        _require_ours(package)
     try:
         return operator.attrgetter(name)(importlib.import_module(module))
     except ModuleNotFoundError as error:
@@ -228,6 +235,20 @@ def attribute(path: str) -> Any:
         raise
     except AttributeError as error:
         raise ConfigError(f"'{path}' cannot be imported: {module} has no attribute {name!r}") from error
+
+
+@functools.cache
+def _require_ours(package: str) -> None:
+    """Raise `ConfigError` where a user's module of that name comes first (with ``PYTHONPATH=.``, say)."""
+    found = importlib.util.find_spec(package)
+    ours = Path(__file__).resolve().parent.parent / package / "__init__.py"
+    if found is not None and found.origin and Path(found.origin).resolve() != ours:
+        theirs = Path(found.origin)
+        place = theirs.parent if theirs.name == "__init__.py" else theirs
+        raise ConfigError(
+            f"{place} hides the package {package!r} of vla-rl ({ours.parent}), which has the same name and comes later in "
+            f"sys.path: give yours another name, such as my_{place.name}"
+        )
 
 
 def entry(group: str, name: str) -> Entry:

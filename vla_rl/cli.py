@@ -16,6 +16,7 @@ from typing import Any
 from vla_rl import __version__
 from vla_rl.commands import bench, cluster, evaluate, look, policy, reward, robot, robotwin, run
 from vla_rl.errors import ConfigError, UserError
+from vla_rl.own_configs import searching
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here may reach for a hub or an account by itself
     try:
-        with _terminable():
+        folder = vars(arguments).get("config_dir")
+        with _terminable(), searching([folder] if folder else []):
             _check_numbers(arguments)
             _check_targets(arguments)
             status = arguments.function(arguments) or 0

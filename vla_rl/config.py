@@ -24,6 +24,7 @@ from vla_rl.algorithms.settings import CurriculumConfig
 from vla_rl.asked import CorrectsStaleness
 from vla_rl.cluster.settings import WHAT_A_CLUSTER_LEARNS_FROM, RayConfig
 from vla_rl.errors import ConfigError
+from vla_rl.own_configs import COMPONENTS, own_configs
 from vla_rl.paths import config_dir
 from vla_rl.reporting.sinks import WandbConfig
 from vla_rl.run.phases import PHASES, USUAL_PHASES
@@ -39,7 +40,6 @@ MACHINE_KEYS = (
     *(f"cluster.{f.name}:" for f in dataclasses.fields(RayConfig) if f.name not in WHAT_A_CLUSTER_LEARNS_FROM),
 )  # fmt: skip
 _EXAMPLE = "Overrides look like run=quickstart seed=1 algorithm.learning_rate=1e-4"
-_GROUPS = ("policy", "env", "reward", "algorithm", "critic", "actor", "collector", "cluster")
 # Schemas that stand in several places: (where this one is, what its messages say, what they should say; *: that place).
 _MOVED = (
     ("reward.parts.", "reward", "*"),
@@ -134,27 +134,32 @@ class RunConfig:
         return Path(self.output_dir) / self.name
 
 
-def compose(overrides: Sequence[str] = (), directory: Path | None = None) -> RunConfig:
+def compose(overrides: Sequence[str] = (), directory: Path | None = None, folders: Sequence[Path] = ()) -> RunConfig:
     """Compose ``configs/config.yaml`` with Hydra overrides (``run=quickstart seed=1 algorithm.learning_rate=3e-4``).
 
-    Raises `ConfigError` naming the key, the value and what would fit.
+    ``run=./mine.yaml`` names a file of one's own; ``folders`` hold groups besides those here, as ``--config-dir`` names them
+    (`vla_rl.own_configs`). Raises `ConfigError` naming the key, the value and what would fit.
     """
     import hydra
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
 
     directory = (directory or config_dir()).resolve()
+    own, words = own_configs(overrides, directory, folders)
     GlobalHydra.instance().clear()
     try:
-        with hydra.initialize_config_dir(str(directory), version_base="1.3"):
-            tree = OmegaConf.to_container(hydra.compose("config", _forced(overrides, directory)), resolve=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(_explain(error, directory)) from error
+        with own.known(), hydra.initialize_config_dir(str(directory), version_base="1.3"):
+            tree = OmegaConf.to_container(hydra.compose("config", _forced(words, directory)), resolve=True)
+        config = from_tree(cast(dict[str, Any], tree))
+    except (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(own.located(_explain(error, (directory, *own.folders)))) from error
+    except ConfigError as error:
+        raise ConfigError(own.located(str(error))) from error
     finally:
         GlobalHydra.instance().clear()
-    config = from_tree(cast(dict[str, Any], tree))
     return with_policy_changes(config, overrides) if config.checkpoint else config
 
 
@@ -182,6 +187,7 @@ def _forced(overrides: Sequence[str], directory: Path) -> list[str]:
     """Let value overrides set keys that no YAML lists: the schemas know the keys and refuse the others with a hint."""
     _require_key_value(overrides)
     groups = {d.name for d in directory.iterdir() if d.is_dir()}
+    groups |= {"hydra.searchpath"}
     return [o if o[:1] in "+~" or o.partition("=")[0] in groups else f"++{o}" for o in _long(overrides)]
 
 
@@ -203,7 +209,7 @@ def from_tree(tree: dict[str, Any]) -> RunConfig:
     if isinstance(tree.get("wandb"), bool | str):  # as a YAML file may say it, and older runs do
         tree["wandb"] = {"mode": tree["wandb"]}
     groups: dict[str, Any] = {}
-    for group in _GROUPS:
+    for group in COMPONENTS:
         if f"{group}_type" in tree:
             raise ConfigError(f"unknown config key '{group}_type'. Did you mean '{group}.type'?")
         values = tree.pop(group, None) or {}
@@ -228,7 +234,7 @@ def from_tree(tree: dict[str, Any]) -> RunConfig:
 def to_tree(config: RunConfig) -> dict[str, Any]:
     """The plain tree that `from_tree` reads: exact record of a run."""
     tree = dataclasses.asdict(config)
-    for group in _GROUPS:
+    for group in COMPONENTS:
         tree[group] = {"type": tree.pop(f"{group}_type"), **(tree[group] or {})}
     return tree
 
@@ -391,11 +397,19 @@ def _refuse_unknown(schema: type, values: dict[str, Any], where: str) -> None:
             _refuse_unknown(factory, value, path)
 
 
-def _explain(error: Exception, directory: Path) -> str:
+def _explain(error: Exception, folders: Sequence[Path]) -> str:
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
     text = str(error).strip()
     first = text.splitlines()[0] if text else type(error).__name__
-    groups = {d.name: sorted(p.stem for p in d.glob("*.yaml")) for d in sorted(directory.iterdir()) if d.is_dir()}
-    missing = re.search(r"[Cc]ould not find '(\w+)/([^']+)'", first)
+    if isinstance(error, RecursionError):
+        return "the defaults of the config files lead in a circle: let none of them name one that names it"
+    if not isinstance(error, HydraException | OmegaConfBaseException):
+        return f"a file in {' or '.join(map(str, folders[1:]))} cannot be read: {' '.join(text.split())}"
+    groups = {d.name: sorted(p.stem for f in folders for p in (f / d.name).glob("*.yaml"))
+              for d in sorted(folders[0].iterdir()) if d.is_dir()}  # fmt: skip
+    missing = re.search(r"[Cc]ould not (?:find|load) '(\w+)/([^']+)'", first)
     if missing and missing[1] in groups:
         group, name = missing.groups()
         close = difflib.get_close_matches(name, groups[group], n=1)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vla_rl import build
+from vla_rl.errors import install_command
 from vla_rl.reporting.machine import available_cores, cpu_name, total_memory_bytes
 
 OK, FAIL, MISSING = "ok", "fail", "missing"
@@ -96,9 +97,7 @@ def doctor(timeout_s: float = 120.0) -> list[Check]:
         backends = [f.result() for f in gl]
         robosuite, *envs, realsense = (f.result() for f in others)
     packages = [
-        check_package("lerobot", "lerobot", "LIBERO and Hugging Face datasets"),
-        check_package("pyarrow", "lerobot", "demonstration datasets"),
-        check_package("av", "lerobot", "videos"),
+        check_package("lerobot", "lerobot", "LIBERO, policies and robots of lerobot"),
         check_package("ray", "ray", "training on several machines"),
         check_package("wandb", "wandb", "logging to Weights & Biases"),
     ]
@@ -179,7 +178,7 @@ def check_gl_backend(backend: str, timeout_s: float = 120.0) -> Check:
     """Render a tiny MuJoCo scene with ``MUJOCO_GL=backend`` in a child process and time it."""
     name = f"gl:{backend}"
     if importlib.util.find_spec("mujoco") is None:
-        return Check(name, MISSING, "mujoco is not installed", "pip install 'vla-rl[sim]'")
+        return Check(name, MISSING, "mujoco is not installed", install_command("sim", "mujoco"))
     environment = {"MUJOCO_GL": backend, "PYOPENGL_PLATFORM": backend if backend != "glfw" else ""}
     if backend == "glfw" and not os.environ.get("DISPLAY"):
         return Check(name, MISSING, "no display", _GL_FIX["glfw"])
@@ -205,10 +204,10 @@ def check_gl(backends: Sequence[Check]) -> Check:
 
 def check_robosuite(timeout_s: float = 120.0) -> Check:
     if importlib.util.find_spec("robosuite") is None:
-        return Check("robosuite", FAIL, "not installed", "pip install 'vla-rl[sim]'", core=True)
+        return Check("robosuite", FAIL, "not installed", install_command("sim", "robosuite"), core=True)
     result, error = run_child(_ROBOSUITE, timeout_s)
     if result is None:
-        return Check("robosuite", FAIL, error, "pip install --force-reinstall 'vla-rl[sim]'", core=True)
+        return Check("robosuite", FAIL, error, "pip install --force-reinstall robosuite", core=True)
     if not result["assets"]:
         return Check("robosuite", FAIL, "its assets are missing", "pip install --force-reinstall robosuite", core=True)
     return Check("robosuite", OK, f"{result['version']}, with its assets", core=True)
@@ -223,7 +222,8 @@ def check_env(name: str) -> Check:
 def check_realsense(timeout_s: float = 60.0) -> Check:
     if importlib.util.find_spec("pyrealsense2") is None:
         return Check(
-            "realsense", MISSING, "pyrealsense2 is not installed (real-robot cameras)", "pip install 'vla-rl[real]'"
+            "realsense", MISSING, "pyrealsense2 is not installed (real-robot cameras)",
+            install_command("real", "pyrealsense2"),
         )
     result, error = run_child(_REALSENSE, timeout_s)
     if result is None:
@@ -239,7 +239,7 @@ def check_realsense(timeout_s: float = 60.0) -> Check:
 def check_package(package: str, extra: str, purpose: str) -> Check:
     version = _version(package)
     if version is None:
-        return Check(package, MISSING, f"not installed ({purpose})", f"pip install 'vla-rl[{extra}]'")
+        return Check(package, MISSING, f"not installed ({purpose})", install_command(extra, package))
     return Check(package, OK, version)
 
 

@@ -1,5 +1,11 @@
 """Errors a user can act on. The CLI prints them as one message, without a traceback."""
 
+from __future__ import annotations
+
+import importlib.util
+import shlex
+from pathlib import Path
+
 
 class UserError(Exception):
     """Bad input or a missing piece of the machine. The message names the value, the place and the remedy."""
@@ -19,7 +25,7 @@ class MissingPackage(UserError):
     def __init__(self, package: str, extra: str, purpose: str):
         super().__init__(
             f"{purpose} needs the package '{package}', which is not installed. "
-            f"Install it with: pip install 'vla-rl[{extra}]'"
+            f"Install it with: {install_command(extra, package)}"
         )
         self.package, self.extra, self.purpose = package, extra, purpose
 
@@ -46,6 +52,45 @@ class DiskFull(UserError):
 
 class TrainingDiverged(UserError):
     """Too many updates in a row had a loss that was not finite."""
+
+
+def install_command(extra: str, package: str) -> str:
+    """What installs the packages of an extra, ``package`` among them, for the way in which this vla-rl is installed.
+
+    A checkout is installed again with the extra. PyPI has no vla-rl to name, and the file of a wheel may be gone: then the
+    packages themselves are named.
+    """
+    checkout = Path(__file__).resolve().parent.parent
+    if (checkout / "pyproject.toml").is_file():
+        return f"pip install -e {shlex.quote(f'{checkout}[{extra}]')}"
+    return f"pip install {' '.join(map(shlex.quote, _requirements(extra) or [package]))}"
+
+
+def _requirements(extra: str) -> list[str]:
+    """What the installed distribution asks for with this extra, on this machine."""
+    from importlib import metadata
+
+    from packaging.requirements import Requirement
+
+    try:
+        every = [Requirement(text) for text in metadata.requires("vla-rl") or ()]
+    except metadata.PackageNotFoundError:
+        return []
+    chosen = [r for r in every if r.marker and "extra" in str(r.marker) and r.marker.evaluate({"extra": extra})]
+    for requirement in chosen:
+        requirement.marker = None
+    return [str(requirement) for requirement in chosen]
+
+
+def require_packages(*names: str, extra: str, purpose: str) -> None:
+    """Raise `MissingPackage` for the first of the packages that is not installed; imports none."""
+    for name in names:
+        try:
+            found = importlib.util.find_spec(name)
+        except (ImportError, ValueError):
+            found = None
+        if found is None:
+            raise MissingPackage(name, extra, purpose)
 
 
 def first_line(error: BaseException) -> str:

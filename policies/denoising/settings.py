@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from policies.settings import TrunkConfig, correlated_axes, require_choices, require_correlation, require_positive
-from vla_rl.errors import ConfigError
+from vla_rl.errors import ConfigError, require_packages
 
 FLOWS = ("flow_sde", "flow_noise", "flow_cps")
 DIFFUSIONS = ("ddim", "ddpm")
@@ -123,6 +123,11 @@ class DenoisingVLAConfig(DenoisingConfig):
             raise ConfigError(
                 "policy.freeze_untrained freezes the steps before policy.trained_steps: set that too (1 or more)"
             )
+
+    def check_machine(self) -> None:
+        """Raise `MissingPackage` where the sampler's package is not installed."""
+        if self.sampler in DIFFUSIONS:
+            require_packages("diffusers", extra="diffusion", purpose=f"policy.sampler={self.sampler}")
 
     @property
     def correlated_axes(self) -> tuple[str, ...]:

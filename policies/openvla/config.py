@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from policies.settings import correlated_axes, require_choices, require_correlation
-from vla_rl.errors import ConfigError, UserError
+from vla_rl.errors import ConfigError, UserError, require_packages
 
 DIALECTS = ("official", "rlinf")
 ACTION_BINS, LLAMA_VOCABULARY = 256, 32000
@@ -101,6 +101,13 @@ class OpenVLAConfig:
             raise ConfigError("policy.attention=bidirectional does not go with decoding=autoregressive: leave it at auto")
         if self.save_trained_only and not self.checkpoint:
             raise ConfigError("policy.save_trained_only needs policy.checkpoint: the frozen weights are read from there")
+
+    def check_machine(self) -> None:
+        """Raise `MissingPackage` for an optional package that these options need."""
+        if self.lora_rank:
+            require_packages("peft", extra="peft", purpose=f"LoRA (policy.lora_rank={self.lora_rank})")
+        if self.chosen_image_path == "jpeg_lanczos":
+            require_packages("simplejpeg", extra="openvla", purpose="the JPEG step of policy.image_path=jpeg_lanczos")
 
     @property
     def correlated_axes(self) -> tuple[str, ...]:

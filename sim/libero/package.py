@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from vla_rl.errors import MissingDependency, MissingPackage, UserError
+from vla_rl.errors import MissingDependency, MissingPackage, UserError, install_command
 
 ASSET_FOLDERS = (
     "articulated_objects", "scenes", "stable_hope_objects", "stable_scanned_objects", "textures", "turbosquid_objects",
@@ -164,7 +164,7 @@ def check() -> tuple[str, str, str]:
     standard input, so nothing of it is imported."""
     versions = [version for name in ("hf-libero", "libero") if (version := _version(name))]
     if not versions or importlib.util.find_spec("libero") is None:
-        return "missing", "not installed (LIBERO benchmark suites)", "pip install 'vla-rl[libero]'"
+        return "missing", "not installed (LIBERO benchmark suites)", install_command("libero", "hf-libero")
     try:
         package = root()
     except MissingPackage:

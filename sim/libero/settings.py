@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sim.gl import ensure_backend, require_packages
+from sim.gl import ensure_backend
 from sim.libero import package
 from sim.libero.tasks import HORIZONS, SUITES
 from vla_rl import splits
-from vla_rl.errors import ConfigError
+from vla_rl.errors import ConfigError, require_packages
 
 CAMERAS = ("agentview", "robot0_eye_in_hand", "frontview", "galleryview", "sideview", "birdview")
 _CHOICES = {

@@ -32,7 +32,7 @@ try:
     logging.disable(_level)
 except ImportError as error:
     logging.disable(_level)
-    raise MissingPackage("robosuite", "sim", "The tabletop suite") from error
+    raise MissingPackage(error.name or "robosuite", "sim", "The tabletop suite") from error
 
 CONTROLLERS = {"osc_position": "OSC_POSITION", "osc_pose": "OSC_POSE"}
 _XML_OBJECTS = {"can": CanObject, "milk": MilkObject, "bread": BreadObject, "cereal": CerealObject}

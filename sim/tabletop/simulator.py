@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.failures import FailureTracker
-from sim.gl import ensure_backend, free_context, make_context, require_packages
+from sim.gl import ensure_backend, free_context, make_context
 from sim.slots import checked_actions, instruction, lasting, running, task_named
 from sim.tabletop.demonstrator import Demonstrator, make_demonstrator
 from sim.tabletop.tasks import PRIVILEGED_DIM, SCENES, TASKS, Task, place_objects
 from vla_rl import splits
-from vla_rl.errors import ConfigError
+from vla_rl.errors import ConfigError, require_packages
 from vla_rl.specs import CameraSpec, EmbodimentSpec, EpisodeSpec, Mirror, SlotObservation, SlotStep
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import logging
 import os
 import secrets
@@ -14,7 +13,7 @@ from typing import Any
 
 from vla_rl.cluster.placement import Amount
 from vla_rl.cluster.settings import RayConfig
-from vla_rl.errors import MissingPackage, UserError, first_line
+from vla_rl.errors import UserError, first_line, require_packages
 from vla_rl.reporting.machine import available_cores
 
 _TOKEN_FILE = Path("~/.ray/auth_token")
@@ -23,8 +22,7 @@ _LOG_LINES = 15
 
 def require_ray() -> None:
     """Raise `MissingPackage` where Ray is not installed, without importing it."""
-    if importlib.util.find_spec("ray") is None:
-        raise MissingPackage("ray", "ray", "cluster=ray")
+    require_packages("ray", extra="ray", purpose="cluster=ray")
 
 
 @contextlib.contextmanager

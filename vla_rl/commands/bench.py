@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.asked import AlgorithmOptions, PolicyOptions, asked
-from vla_rl.commands.shared import Add, Names, write_result
+from vla_rl.commands.shared import Add, Names, add_overrides, write_result
 from vla_rl.errors import ConfigError
 
 WAYS = ("none", "coupled", "truncate", "mask", "vtrace")  # of `vla_rl.evaluation.bench_staleness`
@@ -28,13 +28,13 @@ def add(command: Add) -> None:
     sim.add_argument("--chunk", type=int, help="control steps per decision (8; 25 of dualarm and robotwin)")
     sim.add_argument("--steps", type=int, help="control steps per measurement (160; 50 of dualarm and robotwin)")
     sim.add_argument("--workers", type=int, nargs="+", help="worker processes of the pool to measure (1 2; LIBERO: 1 2 4)")
-    sim.add_argument("overrides", nargs="*", metavar="key=value", help="of dualarm and robotwin: env.root=FOLDER ...")
+    add_overrides(sim, "of dualarm and robotwin: env.root=FOLDER ...")
     sim.add_argument("--json", type=Path, metavar="FILE")
 
     _add_learning(kinds)
     scoring = kinds.add_parser("reward", help="frames/s of reward models, and their share of a run's iterations")
     scoring.set_defaults(function=run_bench_reward)
-    scoring.add_argument("overrides", nargs="*", metavar="key=value", help="reward=NAME ... (default: the usual ones)")
+    add_overrides(scoring, "reward=NAME ... (default: the usual ones)")
     scoring.add_argument("--episodes", type=int, default=64)
     scoring.add_argument("--decisions", type=int, default=6, help="decisions per episode")
     scoring.add_argument("--size", type=int, default=84, help="pixels of the camera")
@@ -48,7 +48,7 @@ def add(command: Add) -> None:
     policy.add_argument("--compile", action="store_true", help="measure the heads with torch.compile too (minutes)")
     policy.add_argument("--dry-run", action="store_true", help="only estimate an OpenVLA's memory (preset or run)")
     policy.add_argument("--json", type=Path, metavar="FILE")
-    policy.add_argument("overrides", nargs="*", metavar="key=value", help="with --dry-run: the run, e.g. run=NAME")
+    add_overrides(policy, "with --dry-run: the run, e.g. run=NAME")
 
     replay = kinds.add_parser("replay", help="batches/s of the replay against shuffled tuples in RAM")
     replay.set_defaults(function=run_bench_replay)
@@ -66,7 +66,7 @@ def add(command: Add) -> None:
 def _add_learning(kinds: Any) -> None:
     learn = kinds.add_parser("learn", help="how soon runs reached a success rate, and where their seconds went")
     learn.set_defaults(function=run_bench_learn)
-    learn.add_argument("overrides", nargs="*", metavar="RUN|key=value", help="run folders; with --against, a config")
+    add_overrides(learn, "run folders; with --against, a config", "RUN|key=value")
     learn.add_argument("--start", type=Path, metavar="CKPT", help="run methods from this policy, then compare them")
     learn.add_argument("--methods", metavar="A,B", help="of --start: ppo, residual, steer, rlpd, wsrl, parl")
     learn.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="N", help="of --start, for each method")
@@ -80,7 +80,7 @@ def _add_learning(kinds: Any) -> None:
 
     stale = kinds.add_parser("staleness", help="success after RL on episodes that an older policy played")
     stale.set_defaults(function=run_bench_staleness)
-    stale.add_argument("overrides", nargs="*", metavar="key=value", help="default: run=toy and settings that move it fast")
+    add_overrides(stale, "default: run=toy and settings that move it fast")
     stale.add_argument("--lags", type=int, nargs="+", default=[0, 8], metavar="N", help="iterations that episodes are old")
     stale.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="to learn from them (default: all)")
     stale.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], metavar="N")
@@ -88,14 +88,14 @@ def _add_learning(kinds: Any) -> None:
 
     update = kinds.add_parser("update", help="ms of an update from a replay: kept features, images encoded anew, own eyes")
     update.set_defaults(function=run_bench_update)
-    update.add_argument("overrides", nargs="*", metavar="key=value", help="default: run=residual_quickstart")
+    add_overrides(update, "default: run=residual_quickstart")
     update.add_argument("--batch", type=int, default=256, metavar="N", help="decisions")
     update.add_argument("--size", type=int, default=84, help="pixels of each of two cameras")
     update.add_argument("--json", type=Path, metavar="FILE")
 
     rhythm = kinds.add_parser("rhythm", help="control steps/s of an actor and a learner at once against by turns")
     rhythm.set_defaults(function=run_bench_rhythm)
-    rhythm.add_argument("overrides", nargs="*", metavar="key=value", help="a config that learns from a replay")
+    add_overrides(rhythm, "a config that learns from a replay")
     rhythm.add_argument("--iterations", type=int, default=20, metavar="N", help="of RL, per side and round")
     rhythm.add_argument("--rounds", type=int, default=2, metavar="N")
     rhythm.add_argument("--as-given", action="store_true", help="keep algorithm.updates_per_decision, else balanced")
@@ -103,14 +103,14 @@ def _add_learning(kinds: Any) -> None:
 
     overlap = kinds.add_parser("overlap", help="episodes/s of rolling out while learning on Ray, against by turns")
     overlap.set_defaults(function=run_bench_overlap)
-    overlap.add_argument("overrides", nargs="*", metavar="key=value", help="default: run=toy, which sleeps")
+    add_overrides(overlap, "default: run=toy, which sleeps")
     overlap.add_argument("--iterations", type=int, default=20, metavar="N", help="of RL, per side and round")
     overlap.add_argument("--rounds", type=int, default=2, metavar="N")
     overlap.add_argument("--json", type=Path, metavar="FILE")
 
     faults = kinds.add_parser("faults", help="a run on two Ray nodes whose processes are killed, against one in peace")
     faults.set_defaults(function=run_bench_faults)
-    faults.add_argument("overrides", nargs="*", metavar="key=value", help="default: run=toy with rollout actors and ranks")
+    add_overrides(faults, "default: run=toy with rollout actors and ranks")
     faults.add_argument("--kills", type=int, default=24, metavar="N")
     faults.add_argument("--kinds", nargs="+", default=[], metavar="KIND", help="default: all that the run has")
     faults.add_argument("--seed", type=int, default=0, help="of what is killed, and when")
@@ -143,7 +143,7 @@ def _add_robot(kinds: Any) -> None:
 
     acting = kinds.add_parser("acting", help="jumps where chunks meet: synchronous, asynchronous, ensemble, rtc")
     acting.set_defaults(function=run_bench_acting)
-    acting.add_argument("overrides", nargs="*", metavar="key=value", help="checkpoint=CKPT robot.KEY=... (a toy flow)")
+    add_overrides(acting, "checkpoint=CKPT robot.KEY=... (a toy flow)")
     acting.add_argument("--episodes", type=int, default=5, metavar="N", help="in each way")
     acting.add_argument("--thinking", type=float, default=0.12, metavar="SECONDS", help="that a decision takes, virtually")
     acting.add_argument("--seed", type=int, default=0)
@@ -161,7 +161,7 @@ def _add_hil(kinds: Any) -> None:
     hil.add_argument("--out", type=Path, default=Path("outputs/bench_hil"), metavar="FOLDER", help="the runs' place")
     hil.add_argument("--figure", type=Path, metavar="FILE", help="an HTML page with the curves")
     hil.add_argument("--json", type=Path, metavar="FILE")
-    hil.add_argument("overrides", nargs="*", metavar="key=value", help="dataset=DEMOS robot.KEY=... operator.KEY=... ...")
+    add_overrides(hil, "dataset=DEMOS robot.KEY=... operator.KEY=... ...")
 
 
 def run_bench_hil(arguments: argparse.Namespace) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from vla_rl.commands.shared import Add, write_result
+from vla_rl.commands.shared import Add, add_overrides, write_result
 from vla_rl.errors import ConfigError
 
 
@@ -21,7 +21,7 @@ def add(command: Add) -> None:
     plan.add_argument("--staleness", type=int, default=1, metavar="N", help="cluster.max_staleness (default 1)")
     plan.add_argument("--mtbf", type=float, default=0.0, metavar="HOURS", help="mean time between failures of one GPU")
     plan.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON")
-    plan.add_argument("overrides", nargs="*", metavar="key=value", help="the run, e.g. run=quickstart")
+    add_overrides(plan, "the run, e.g. run=quickstart")
 
     status = kinds.add_parser("status", help="who does what in a run with cluster=ray")
     status.set_defaults(function=run_status)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.asked import DescribesConditions, DescribesStarts, TaskChoice
-from vla_rl.commands.shared import Add, Names, write_result
+from vla_rl.commands.shared import Add, Names, add_overrides, write_result
 from vla_rl.errors import ConfigError
 
 
@@ -41,7 +41,7 @@ def add(command: Add) -> None:
     )
     evaluate.add_argument("--video", type=Path, metavar="FILE", help="write a grid of episodes as mp4")
     evaluate.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
-    evaluate.add_argument("overrides", nargs="*", metavar="key=value", help="config overrides, e.g. slots.workers=1")
+    add_overrides(evaluate, "config overrides, e.g. slots.workers=1")
 
 
 EVAL_EPISODES = 100  # of a checkpoint outside of its run

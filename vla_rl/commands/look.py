@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from vla_rl.commands.shared import Add, write_result
+from vla_rl.commands.shared import Add, add_overrides, write_result
 from vla_rl.errors import ConfigError
 
 
@@ -26,7 +26,7 @@ def add(command: Add) -> None:
     advise.add_argument("run", type=Path)
     advise.add_argument("--rollouts", type=int, default=0, metavar="N", help="also run N episodes with sampled actions")
     advise.add_argument("--json", type=Path, metavar="FILE", help="write figures and verdicts as JSON")
-    advise.add_argument("overrides", nargs="*", metavar="key=value", help="what if: config overrides, e.g. env.horizon=90")
+    add_overrides(advise, "what if: config overrides, e.g. env.horizon=90")
 
     doctor = command("doctor", run_doctor, "what works on this machine, and how to fix what does not")
     doctor.add_argument("--json", type=Path, metavar="FILE", help="write the checks as JSON")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from vla_rl.commands.evaluate import config_of_checkpoint
-from vla_rl.commands.shared import Add, write_result
+from vla_rl.commands.shared import Add, add_overrides, write_result
 
 
 def add(command: Add) -> None:
@@ -22,7 +22,7 @@ def add(command: Add) -> None:
     distill.add_argument("--seed", type=int, default=0)
     distill.add_argument("--out", type=Path, metavar="FOLDER", help="default: CHECKPOINT_student<steps>, beside it")
     distill.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
-    distill.add_argument("overrides", nargs="*", metavar="key=value", help="config overrides, e.g. slots.workers=1")
+    add_overrides(distill, "config overrides, e.g. slots.workers=1")
 
     export = command("export", run_export, "write a checkpoint in the form that its policy's own project loads")
     export.add_argument("checkpoint", type=Path)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from vla_rl.commands.shared import Add
+from vla_rl.commands.shared import Add, add_overrides
 from vla_rl.errors import UserError
 
 
@@ -22,7 +22,7 @@ def add(command: Add) -> None:
     ):
         sub = actions.add_parser(name, help=text, description=text)
         sub.set_defaults(function=function)
-        sub.add_argument("overrides", nargs="*", metavar="SOURCE|key=value", help="dataset, run, rollouts; reward=NAME ...")
+        add_overrides(sub, "dataset, run, rollouts; reward=NAME ...", "SOURCE|key=value")
         sub.add_argument("--out", type=Path, metavar="FOLDER", help="where to write (default: outputs/reward_<name>)")
         sub.add_argument("--episodes", type=int, default=64, help="rollouts of a run's policy (kept in <run>/rollouts)")
         sub.add_argument("--limit", type=int, default=0, help="demonstrations per dataset (0: all)")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vla_rl.commands.shared import Add
+from vla_rl.commands.shared import Add, add_overrides
 from vla_rl.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,12 +24,12 @@ def add(command: Add) -> None:
     run.add_argument("--no-policy", action="store_true", help="nobody but a person drives")
     run.add_argument("--headless", action="store_true", help="without console: a simulated arm goes on by itself")
     run.add_argument("--lockstep", action="store_true", help="in virtual time, as fast as it computes; no console")
-    run.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. robot=fake checkpoint=PATH")
+    add_overrides(run, "e.g. robot=fake checkpoint=PATH")
 
     teach = kinds.add_parser("teach", help="record demonstrations: a person drives in the browser")
     teach.set_defaults(function=run_teach)
     teach.add_argument("--episodes", type=int, default=None, metavar="N", help="end after N episodes; default: at Ctrl-C")
-    teach.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. robot=lerobot robot.limits=FILE")
+    add_overrides(teach, "e.g. robot=lerobot robot.limits=FILE")
 
     _add_learn(kinds)
     doctor = kinds.add_parser("doctor", help="what this machine lacks for a session, and how to get it")
@@ -46,7 +46,7 @@ def add(command: Add) -> None:
     again.add_argument("--episode", type=int, default=None, metavar="N", help="default: the last that succeeded")
     again.add_argument("--headless", action="store_true", help="without console: simulated arms only")
     again.add_argument("--lockstep", action="store_true", help="in virtual time; no console")
-    again.add_argument("overrides", nargs="*", metavar="key=value", help="the robot of that session, e.g. robot=fake")
+    add_overrides(again, "the robot of that session, e.g. robot=fake")
 
     export = kinds.add_parser("export", help="write a session as a LeRobotDataset, or as FILE.rrd for the Rerun viewer")
     export.set_defaults(function=run_export)
@@ -68,7 +68,7 @@ def _add_learn(kinds: Any) -> None:
     learn.add_argument("--lockstep", action="store_true", help="by turns in virtual time, with operator=stuck as the person")
     learn.add_argument("--evaluate", type=int, default=0, metavar="N", help="of --lockstep: judge on N held-out episodes")
     learn.add_argument("--every", type=int, default=20, metavar="N", help="episodes between judgements")
-    learn.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. run=hil_serl robot.KEY=...")
+    add_overrides(learn, "e.g. run=hil_serl robot.KEY=...")
 
 
 def run_learn(arguments: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from vla_rl import build
-from vla_rl.commands.shared import Add
+from vla_rl.commands.shared import Add, add_overrides
 from vla_rl.errors import UserError
 
 
@@ -21,7 +21,7 @@ def add(command: Add) -> None:
     seeds.add_argument("--held-out", type=int, default=100, metavar="N", help="and for evaluation, from another range")
     seeds.add_argument("--workers", type=int, default=1, metavar="N", help="processes that try seeds")
     seeds.add_argument("--file", type=Path, required=True, help="what is there of other tasks is kept")
-    seeds.add_argument("overrides", nargs="*", metavar="key=value", help="env.root=FOLDER env.setting=demo_randomized ...")
+    add_overrides(seeds, "env.root=FOLDER env.setting=demo_randomized ...")
     convert = actions.add_parser("convert", help="make a dataset of RoboTwin's own HDF5 demonstrations, for dataset=FOLDER")
     convert.set_defaults(function=run_convert)
     convert.add_argument("source", type=Path, help="the folder of one task and setting, with data and instructions in it")
@@ -29,7 +29,7 @@ def add(command: Add) -> None:
     convert.add_argument("--task", required=True)
     convert.add_argument("--limit", type=int, default=0, metavar="N", help="demonstrations (0: all)")
     convert.add_argument("--video", action="store_true", help="pictures as H.264 instead of PNG")
-    convert.add_argument("overrides", nargs="*", metavar="key=value", help="env.root=FOLDER env.embodiment=... ...")
+    add_overrides(convert, "env.root=FOLDER env.embodiment=... ...")
 
 
 def run_seeds(arguments: argparse.Namespace) -> None:

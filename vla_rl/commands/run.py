@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from vla_rl.commands.shared import Add
+from vla_rl.commands.shared import Add, add_overrides
 from vla_rl.errors import ConfigError
 
 
@@ -19,7 +19,7 @@ def add(command: Add) -> None:
 
 
 def _add_options(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("overrides", nargs="*", metavar="key=value", help="config overrides, e.g. seed=1 rl.iterations=10")
+    add_overrides(sub, "config overrides, e.g. seed=1 rl.iterations=10")
     sub.add_argument("--fresh", action="store_true", help="start over; an earlier run folder is kept aside")
     sub.add_argument("--dry-run", action="store_true", help="print the config and what would run; write nothing")
 

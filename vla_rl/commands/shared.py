@@ -18,6 +18,14 @@ class Names(argparse.Action):
         setattr(namespace, self.dest, [name for value in values or () for name in value.split(",") if name])
 
 
+def add_overrides(sub: argparse.ArgumentParser, text: str, metavar: str = "key=value") -> None:
+    """The overrides of a config, and where else its files may lie."""
+    sub.add_argument("overrides", nargs="*", metavar=metavar, help=text)
+    sub.add_argument(
+        "--config-dir", type=Path, metavar="DIR", help="your own configs besides ours: DIR/run/NAME.yaml, DIR/algorithm/..."
+    )
+
+
 def write_result(path: Path | None, document: Any) -> None:
     if path is not None:
         from vla_rl.reporting.metrics import write_json

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vla_rl.errors import MissingPackage, UserError
+from vla_rl.errors import UserError
 from vla_rl.types import EmbodimentSpec
 
 STATE_KEY, ACTION_KEY, IMAGE_PREFIX = "observation.state", "action", "observation.images."
@@ -33,19 +33,15 @@ def image_key(camera: str) -> str:
 
 
 def pyarrow_package() -> Any:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise MissingPackage("pyarrow", "lerobot", "Reading and writing demonstration datasets") from None
+    import pyarrow
+    import pyarrow.parquet
+
     return pyarrow
 
 
 def av_package() -> Any:
-    try:
-        import av
-    except ImportError:
-        raise MissingPackage("av", "lerobot", "A dataset that stores its cameras as video") from None
+    import av
+
     return av
 
 

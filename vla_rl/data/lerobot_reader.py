@@ -26,7 +26,7 @@ from vla_rl.data.lerobot_format import (
     image_key,
     pyarrow_package,
 )
-from vla_rl.errors import EmbodimentMismatch, MissingPackage, first_line
+from vla_rl.errors import EmbodimentMismatch, first_line
 from vla_rl.files import read_embodiment as read_embodiment_file
 from vla_rl.files import read_json
 from vla_rl.rollout.handover import BY_BASE
@@ -261,10 +261,7 @@ def _vector_column(table: Any, key: str, pa: Any) -> np.ndarray:
 
 def _decode_images(chunks: Sequence[Any], path: Path, camera: str) -> Tensor:
     """Images [n H W 3] of a column's chunks (taken one by one: joined, they might pass Arrow's 2 GiB limit)."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise MissingPackage("pillow", "lerobot", "Reading images from a demonstration dataset") from None
+    from PIL import Image
 
     def decode(chunk: Any, row: int) -> np.ndarray:
         raw = chunk.field("bytes")[row].as_py()

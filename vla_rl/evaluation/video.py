@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.errors import MissingPackage
-
 RUNNING, SUCCESS, FAILURE = (110, 116, 124), (38, 166, 91), (214, 69, 65)
 _BACKGROUND, _TEXT = (24, 26, 30), (235, 237, 240)
 _BORDER, _GAP, _CAPTION, _FONT = 8, 8, 30, 20
@@ -115,14 +113,9 @@ def grid(
 
 
 def write_mp4(path: str | Path, frames: Iterator[np.ndarray], hz: float, crf: int = 27) -> Path:
-    """Write uint8 RGB frames (even height and width) as H.264 with the index first, so that browsers start at once.
+    """Write uint8 RGB frames (even height and width) as H.264 with the index first, so that browsers start at once."""
+    import av
 
-    Raises `MissingPackage` without PyAV.
-    """
-    try:
-        import av
-    except ImportError:
-        raise MissingPackage("av", "lerobot", "Writing videos") from None
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")

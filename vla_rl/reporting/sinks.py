@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import SplitResult, urlsplit
 
-from vla_rl.errors import ConfigError, MissingPackage
+from vla_rl.errors import ConfigError, require_packages
 from vla_rl.reporting.machine import process_tree
 from vla_rl.run.phases import PHASES
 
@@ -73,18 +73,21 @@ class WandbConfig:
 def sinks(
     folder: Path, name: str, wandb: WandbConfig, tensorboard: bool, tree: Mapping[str, Any], say: Callable[[str], None]
 ) -> list[Callable[[], Sink | None]]:
-    """What opens each sink of a run (None: it is not to be had); ``tree`` is its config, ``say`` prints a line.
-
-    Raises `MissingPackage` where TensorBoard is asked for and not installed.
-    """
+    """What opens each sink of a run (None: it is not to be had); ``tree`` is its config, ``say`` prints a line."""
     found: list[Callable[[], Sink | None]] = [functools.partial(CsvSink, folder)]
     if tensorboard:
-        if importlib.util.find_spec("tensorboard") is None:
-            raise MissingPackage("tensorboard", "tensorboard", "tensorboard=true")
         found.append(functools.partial(TensorBoardSink, folder / TENSORBOARD))
     if wandb.mode != "off":
         found.append(functools.partial(start_wandb, folder, name, wandb, tree, say))
     return found
+
+
+def require_sinks(wandb: WandbConfig, tensorboard: bool) -> None:
+    """Raise `MissingPackage` for what is asked for by name and not installed (wandb.mode=auto takes what there is)."""
+    if tensorboard:
+        require_packages("tensorboard", extra="tensorboard", purpose="tensorboard=true")
+    if wandb.mode in ("online", "offline") and wandb_mode(wandb.mode) != "disabled":
+        require_packages("wandb", extra="wandb", purpose=f"wandb.mode={wandb.mode}")
 
 
 def numbers(record: Mapping[str, Any]) -> dict[str, float]:

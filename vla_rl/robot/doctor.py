@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vla_rl.doctor import FAIL, MISSING, OK, Check, check_package, listed
-from vla_rl.errors import UserError
+from vla_rl.errors import UserError, install_command
 from vla_rl.reporting.machine import available_cores
 from vla_rl.robot.session import default_checkpoint
 
@@ -61,7 +61,7 @@ def check_system() -> Check:
 
 def _package(name: str, extra: str, purpose: str, core: bool) -> Check:
     if core and importlib.util.find_spec(name) is None:
-        return Check(name, FAIL, f"not installed ({purpose})", f"pip install 'vla-rl[{extra}]'", core=True)
+        return Check(name, FAIL, f"not installed ({purpose})", install_command(extra, name), core=True)
     return check_package(name, extra, purpose)
 
 

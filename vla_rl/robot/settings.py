@@ -13,6 +13,7 @@ from typing import Any
 
 from vla_rl.diagnostics import Diagnostic
 from vla_rl.errors import ConfigError
+from vla_rl.own_configs import searched
 from vla_rl.paths import config_dir
 
 # What a learning session logs: {phase of its lines: (what a line stands for, what the report draws)}.
@@ -226,13 +227,14 @@ def compose(overrides: Sequence[str]) -> SessionSettings:
 
 
 def _robot_file(name: str) -> Path:
-    folder = config_dir() / "robot"
-    known = sorted(p.stem for p in folder.glob("*.yaml"))
+    if name.endswith(".yaml") and Path(name).is_file():
+        return Path(name)
+    known = {p.stem: p for folder in (*searched(), config_dir()) for p in sorted((folder / "robot").glob("*.yaml"))}
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1)
         hint = f" Did you mean {close[0]}?" if close else ""
-        raise ConfigError(f"there is no robot {name!r}: use one of {', '.join(known)}.{hint}")
-    return folder / f"{name}.yaml"
+        raise ConfigError(f"there is no robot {name!r}: use one of {', '.join(sorted(known))}, or a file.{hint}")
+    return known[name]
 
 
 def limits_file(name: str) -> Path:

@@ -20,7 +20,6 @@ from vla_rl.asked import (
     ActorOptions,
     AlgorithmClass,
     AlgorithmOptions,
-    ChecksMachine,
     ChecksPolicy,
     EnvOptions,
     PolicyOptions,
@@ -35,13 +34,13 @@ from vla_rl.devices import check_device
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.reporting.machine import available_cores, default_threads
 from vla_rl.run.data_checks import check_demonstrations, check_offline_replays
+from vla_rl.run.machine_checks import check_machine, check_workers
 from vla_rl.run.phases import PHASES, with_followers
 from vla_rl.settings import refuse_potential_in_groups
 
 _MEGABYTE = 10**6
 _LEAST_SPACE = 100 * _MEGABYTE  # of any run: small checkpoints, videos and a report
 _FRAMES = 50  # of a demonstration, roughly; a pixel takes about a byte, as three of them compress
-_WORKERS_PER_CORE, _MANY_WORKERS = 8, 64
 # Keys of component configs that name files or folders which exist already, by the group that they are in.
 _PLACES = {
     "reward": ("checkpoint", "reference", "release", "comparisons", "backbone_checkpoint"),
@@ -56,7 +55,7 @@ def check(config: RunConfig, *, fresh: bool = False) -> None:
     check_run(config)
     threads(config)
     check_device(config.device)
-    _check_workers(config)
+    check_workers(config)
     files.require_writable(config.run_dir, f"output_dir={config.output_dir} name={config.name}")
     open_phases = pending(config, fresh)
     _check_inputs(config, open_phases, fresh)
@@ -67,8 +66,8 @@ def check(config: RunConfig, *, fresh: bool = False) -> None:
     if open_phases:
         _check_places(config)
         _check_space(config, open_phases)
-        if isinstance(config.env, ChecksMachine):  # packages and OpenGL
-            build.attribute("sim.calls:check_machine")(config.env, config.slots.python)
+        acting = [] if config.checkpoint or open_phases == ["collect"] else [config.policy]
+        check_machine(config, [*acting, *(part for _, _, part in reward_parts(config))])
     if "rl" in open_phases and config.cluster_type == "ray":
         check_room(config)
 
@@ -79,17 +78,6 @@ def threads(config: RunConfig) -> int:
     if config.threads > cores:
         raise ConfigError(f"threads={config.threads} is more than the {cores} cores here: threads=0 takes all")
     return config.threads or default_threads()
-
-
-def _check_workers(config: RunConfig) -> None:
-    most = max(_MANY_WORKERS, _WORKERS_PER_CORE * available_cores())
-    if config.slots.workers > most:
-        raise ConfigError(
-            f"slots.workers={config.slots.workers} starts that many simulator processes on {available_cores()} cores: at "
-            f"most {most} are allowed here, and as many as there are cores are enough"
-        )
-    if config.slots.python:
-        build.attribute("sim.interpreter:check_python")(config.slots.python)
 
 
 # ---------------------------------------------------------------------------------------------------------------- phases
@@ -396,7 +384,7 @@ def check_start(config: RunConfig, path: Path) -> None:
     """Raise `UserError` unless a policy could be read at ``path``: a checkpoint of this project, or a published one that
     ``config.policy`` says how to read; and unless ``config`` could run it here."""
     check_device(config.device)
-    _check_workers(config)
+    check_workers(config)
     if isinstance(config.policy, PublishedStart) and path.is_dir() and not (path / files.EMBODIMENT).exists():
         return
     files.check_checkpoint(path)
