@@ -183,8 +183,7 @@ class NanoVLAConfig(TrunkConfig):
     decoding: str = "parallel"  # parallel | autoregressive
     tokens_per_step: bool = True  # one action position per control step instead of one per action dimension
     # loss and sampling
-    # share of the target that is spread over all bins
-    label_smoothing: float = 0.0
+    label_smoothing: float = 0.0  # share of the target that is spread over all bins
     # Gaussian soft labels over neighbouring bins, in bins; 0: hard ones (docs/explanation/learning.md)
     soft_label_sigma: float = 1.0
     temperature: float = 1.0  # of sampling and of every reported log-prob
