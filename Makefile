@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test setup lint test-learning lock clean
+.PHONY: help quickstart test setup lint test-learning docs lock clean
 ARGS ?=
 
 help: ## what can be made
@@ -22,6 +22,13 @@ test: lint ## set up, lint, then the fast tests (ARGS="-k name" passes options o
 
 test-learning: setup ## the whole quickstart for three seeds, a quarter of an hour; fails where one ends below 80 % success
 	@.venv/bin/python scripts/study.py learning --least 0.8 $(ARGS)
+
+docs: ## write the generated reference, check the docs, build the site into build/site
+	@scripts/setup.sh docs
+	@.venv/bin/python scripts/reference.py
+	@.venv/bin/python -m pytest -q tests/test_reference.py tests/test_docs.py
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet --strict
+	@echo "build/site/index.html"
 
 lock: setup ## resolve constraints.txt again (ARGS="--upgrade" moves the versions)
 	@scripts/lock.sh $(ARGS)

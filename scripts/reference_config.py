@@ -284,7 +284,7 @@ def _config_index() -> str:
     lines = [
         "A run's config is composed of YAML by Hydra and checked by a dataclass per component. `vla-rl train` takes",
         "overrides: `run=NAME` chooses a named run, `GROUP=PRESET` a component's preset, `KEY=VALUE` sets one value, as in",
-        "`vla-rl train run=quickstart seed=1 algorithm.learning_rate=3e-4`. An unknown key is refused, with the nearest one.",
+        "`vla-rl train run=quickstart seed=1 algorithm.learning_rate=3e-4`. An unknown key is refused with a hint.",
         "", *table(("page", "keys of"), rows),
     ]  # fmt: skip
     return page("Config keys", "where each key of a config is described", lines)

@@ -84,3 +84,23 @@ def test_an_option_without_help_is_named(reference):
     below = parser.add_subparsers().add_parser("go")
     below.add_argument("--far", type=int, metavar="N")
     assert reference.mute(parser) == ["vla-rl go `--far N`", "vla-rl go"]
+
+
+def test_the_site_has_a_section_for_each_heading_of_the_index(script):
+    index = (
+        "# Docs\n\n## Look up\n| page | for |\n|---|---|\n| [Keys](a.md) | all: [run](b.md), [words](a.md#w) |\n\n## Read\n"
+    )
+    assert script("site_hooks").menu(index + "| [Why](c.md) | [how](https://x.org) |\n") == [
+        {"Look up": [{"Keys": [{"Overview": "a.md"}, {"Run": "b.md"}]}]},
+        {"Read": [{"Why": "c.md"}]},
+    ]
+
+
+def test_links_out_of_the_docs_become_text_on_the_site(script, tmp_path, caplog):
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (tmp_path / "code.py").touch()
+    text = "[`code.py`](../code.py#L3), [page](other.md#part), [web](https://x.org), [lost](../gone.py)"
+    seen = script("site_hooks").without_outside_links(text, docs / "page.md", docs)
+    assert seen == "`code.py`, [page](other.md#part), [web](https://x.org), lost"
+    assert [r.getMessage() for r in caplog.records] == ["page.md links to ../gone.py, which does not exist"]

@@ -117,8 +117,11 @@ class RobotSettings:
     steps: int = 0
     # seconds after it was sent by which a chunk must have begun, or it is void
     valid_s: float = 0.3
+    # m of the weights exp(-m i) of an ensemble's chunks
     ensemble_decay: float = 0.01
+    # largest factor of the guidance of rtc
     rtc_guidance: float = 5.0
+    # how the weights of that guidance fall: see `real.acting`
     rtc_schedule: str = "exp"
     horizon: int = 0
     tasks: list[str] = field(default_factory=list)
