@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-all setup lint test-learning lock clean
+.PHONY: help quickstart test test-all setup lint test-learning docs lock clean
 ARGS ?=
 
 help: ## what can be made
@@ -27,6 +27,14 @@ test-all: test ## those, then the slow ones: whole runs, sessions of Ray and of 
 
 test-learning: setup ## the whole quickstart for three seeds, a quarter of an hour; fails where one ends below 80 % success
 	@.venv/bin/python scripts/study.py learning --least 0.8 $(ARGS)
+
+docs: ## write the generated pages (reference, results), check the docs, build the site into build/site
+	@scripts/setup.sh docs
+	@.venv/bin/python scripts/reference.py
+	@.venv/bin/python scripts/results.py
+	@.venv/bin/python -m pytest -q tests/test_reference.py tests/test_results.py tests/test_docs.py
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet --strict
+	@echo "build/site/index.html"
 
 lock: setup ## resolve constraints.txt again (ARGS="--upgrade" moves the versions)
 	@scripts/lock.sh $(ARGS)

@@ -52,18 +52,26 @@ def correlated_axes(config: Any) -> tuple[str, ...]:
 class TrunkConfig:
     """Sizes and choices of a `VisionLanguageTrunk`. Lengths are counts; nothing here depends on the robot."""
 
+    # control steps that one decision predicts
     chunk_length: int = 8
     cameras: list[str] = field(default_factory=list)  # which of the embodiment's cameras to read; empty: all
+    # read proprioception
     use_proprio: bool = True
     # vision
     stem_channels: list[int] = field(default_factory=lambda: [32, 64])  # convs before the one to vit_width; empty: patches
+    # pixels of each conv's kernel, one more than stem_channels
     stem_kernels: list[int] = field(default_factory=lambda: [8, 3, 3])
+    # pixels of each conv's stride
     stem_strides: list[int] = field(default_factory=lambda: [4, 2, 2])
     stem_norm: str = "layer"  # layer | none: over channels, after each conv
     patch_size: int = 14  # used where stem_channels is empty
+    # channels of an image token
     vit_width: int = 128
+    # transformer layers
     vit_depth: int = 1
+    # attention heads
     vit_heads: int = 4
+    # width of its MLP, in vit_width
     vit_mlp_ratio: float = 2.0
     merge: int = 2  # merge x merge neighbouring image tokens become one
     share_vision: bool = True  # one vision tower for all cameras
@@ -74,17 +82,25 @@ class TrunkConfig:
     instruction_length: int = 16  # words read of an instruction
     instruction_tokens: int = 4  # tokens that the words are pooled into; 0: one per word, padding included
     hash_buckets: int = 128  # for words outside the vocabulary
+    # channels of a token
     llm_width: int = 128
+    # transformer layers
     llm_depth: int = 3
+    # attention heads
     llm_heads: int = 4
+    # width of its MLP
     llm_mlp: int = 352
+    # base of the rotary embedding
     rope_theta: float = 10000.0
+    # share of activations that training drops
     dropout: float = 0.0
     # heads
-    value_head: bool = True
+    value_head: bool = True  # predict the value of a state, for algorithms without a critic
     value_gradient: bool = True  # the value loss reaches the trunk
     precision: str = "auto"  # auto: bfloat16 autocast where the hardware multiplies it natively, else float32
+    # torch.compile the forward pass: the first calls take minutes
     compile: bool = False
+    # compute activations again in the backward: less memory, slower
     gradient_checkpointing: bool = False
 
     def __post_init__(self) -> None:
@@ -157,15 +173,17 @@ _NANO_CHOICES = {
 class NanoVLAConfig(TrunkConfig):
     """Sizes and choices of a `NanoVLA`: those of its trunk and those of the action tokens."""
 
+    # bins of each action dimension
     action_bins: int = 33
     bin_range: str = "bounds"  # bounds | minmax | quantile: what the end bins stand for
     bin_spacing: str = "uniform"  # uniform | power: power is finer around the middle
+    # exponent of the spacing power
     bin_power: float = 2.0
     binary_gripper: bool = False  # gripper dimensions get two bins, the ends of their range
     decoding: str = "parallel"  # parallel | autoregressive
     tokens_per_step: bool = True  # one action position per control step instead of one per action dimension
     # loss and sampling
-    label_smoothing: float = 0.0
+    label_smoothing: float = 0.0  # share of the target that is spread over all bins
     # Gaussian soft labels over neighbouring bins, in bins; 0: hard ones (docs/explanation/learning.md)
     soft_label_sigma: float = 1.0
     temperature: float = 1.0  # of sampling and of every reported log-prob
@@ -220,6 +238,7 @@ class LeRobotConfig:
     """
 
     checkpoint: str = ""
+    # family of a new policy, such as act, diffusion, smolvla
     family: str = "act"
     options: list[str] = field(default_factory=list)
     chunk_length: int = 8
@@ -228,7 +247,9 @@ class LeRobotConfig:
     denoising_steps: int = 0
     sampler: str = "flow_sde"
     noise_level: float | None = None
+    # least standard deviation of a step, in normalised units; 0: no limit
     min_std: float = 0.05
+    # largest one; 0: no limit
     max_std: float = 0.0
     trained_steps: int = 0
     advantage_discount: float = 1.0
@@ -279,7 +300,9 @@ class LeRobotConfig:
 class SmallConfig:
     """``pixels`` per side that every camera is pooled to; ``noise``: std of the Gaussian when acting, in half-ranges."""
 
+    # control steps that one decision predicts
     chunk_length: int = 4
+    # widths of the layers
     hidden: list[int] = field(default_factory=lambda: [256, 256])
     pixels: int = 16
     noise: float = 0.2

@@ -91,19 +91,25 @@ class SRPOConfig:
     """
 
     coefficient: float = 1.0
+    # minmax | zscore
     normalise: str = "minmax"
     scale: float = 0.6
     slope: float = 10.0
+    # mean | dbscan | kmeans | nearest
     cluster: str = "dbscan"
     clusters: int = 3
     eps: float = 0.0
     eps_quantile: float = 0.9
     min_samples: int = 2
+    # raw | standardised | cosine: where distances are measured
     space: str = "raw"
+    # group | task_local | task_global | buffer: whose successes are references
     reference_scope: str = "task_local"
+    # binary | buffer: what failures get where nothing succeeded
     all_fail: str = "binary"
     buffer_size: int = 64
     demonstrations: int = 0
+    # the camera that is compared; empty: the first
     camera: str = ""
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
 
@@ -184,6 +190,7 @@ class NetworkConfig:
     backbone: str = "conv"
     backbone_checkpoint: str = ""
     image_size: int = 64
+    # channels of its features
     width: int = 96
     use_proprio: bool = False
     use_text: bool = True
@@ -205,9 +212,12 @@ class LearnedConfig:
     updates: int = 600
     refit_updates: int = 150
     batch_size: int = 64
+    # of AdamW
     learning_rate: float = 1e-3
+    # of AdamW
     weight_decay: float = 0.01
     device: str = "auto"
+    # of its first weights and its batches; 0: the run's seed
     seed: int = 0
     network: NetworkConfig = field(default_factory=NetworkConfig)
     shaping: ShapingConfig = field(default_factory=ShapingConfig)
@@ -235,13 +245,16 @@ class PairwiseConfig(LearnedConfig):
 
     curve: str = "anchored"
     value_mode: str = "mixed"
+    # percent up to which a rise counts as nothing
     positive_dead_zone: float = 0.0
+    # percent up to which a fall counts as nothing
     negative_dead_zone: float = 0.0
     done_weight: float = 0.5
     wrong_instruction_share: float = 0.05
     wrong_instructions: list[str] = field(
         default_factory=lambda: ["pour the water into the cup", "close the top drawer", "fold the towel in half"]
     )
+    # failed rollouts must not show progress from any frame to their end
     failure_pairs: bool = True
     shaping: ShapingConfig = field(default_factory=lambda: ShapingConfig(mode="delta"))
 
@@ -303,6 +316,7 @@ class ValueProgressConfig(LearnedConfig):
 
     bins: int = 51
     end_value: float = 0.2
+    # share of samples in which a success that is cut off early counts as a failure
     hindsight_share: float = 0.1
     drop_window: int = 4
     drop_threshold: float = 0.1
@@ -357,7 +371,9 @@ class VLACConfig:
     reference_frames: int = 9
     frame_skip: int = 1
     value_mode: str = "mixed"
+    # percent up to which a rise counts as nothing
     positive_dead_zone: float = 0.0
+    # percent up to which a fall counts as nothing
     negative_dead_zone: float = 0.0
     done_weight: float = 0.0
     done_threshold: float = 0.0
@@ -367,27 +383,38 @@ class VLACConfig:
     lanczos_size: int = 0
     image_newline: bool = False
     bos: bool = False
+    # tokens of a reply
     max_new_tokens: int = 12
     max_invalid: float = 0.3
+    # run code that the checkpoint brings
     trust_remote_code: bool = False
+    # transformers' name of the attention: sdpa, eager, flash_attention_2
     attention: str = "sdpa"
     precision: str = "bfloat16"  # on CUDA; float32 on a CPU
+    # auto | cpu | cuda
     device: str = "auto"
     texts: str = "own"  # own | release
     release: str = ""
+    # the system's turn, before each question
     system: str = "You judge images of robots at work: where things are, and how far a task has come."
+    # question about two frames
     pair_template: str = (
         "Image-1: <image>\nImage-2: <image>\nCompare the two images: is the second one closer to the goal of the task? "
         "Answer with a signed percentage of what was left, + if the second is closer, - if the first is.\n"
         "<task> {task} </task> <score>"
     )
+    # question whether a frame shows the task completed
     done_template: str = "Image-1: <image>\nIs the task completed? Answer 1 for yes, 0 for no.\n<task> {task} </task> <done>"
+    # the example that is shown first
     reference_template: str = "<trajectory> <task> {task} </task>:\n{frames}</trajectory>\n0% <image>\n"
+    # each further frame of it
     reference_frame_template: str = " {percent}% <image>\n"
     reference_pair_template: str = ""
+    # how system and question become one text
     chat_template: str = (
         "<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
     )
+    # text that ends a reply
     stop: str = "<|im_end|>"
     shaping: ShapingConfig = field(default_factory=lambda: ShapingConfig(mode="delta"))
 

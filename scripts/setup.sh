@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes .venv ready: `scripts/setup.sh quickstart` for the main job, `scripts/setup.sh full` for tests and everything else.
+# Makes .venv ready: `scripts/setup.sh quickstart` for the main job, `full` for tests and everything else, `docs` for the
+# docs' site as well.
 # Does nothing when nothing changed, never asks a question, and names what is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -8,7 +9,8 @@ profile=${1:-full}
 case $profile in
 quickstart) extras=sim,wandb ;;
 full) extras=all,dev ;;
-*) echo "usage: $0 [quickstart|full], got '$profile'" >&2 && exit 2 ;;
+docs) extras=all,dev,docs ;;
+*) echo "usage: $0 [quickstart|full|docs], got '$profile'" >&2 && exit 2 ;;
 esac
 
 say() { printf '\033[1m[setup]\033[0m %s\n' "$*" >&2; }
@@ -18,9 +20,10 @@ python=${PYTHON:-python3}
 state=$(cat pyproject.toml setup.py constraints.txt scripts/overrides.txt scripts/setup.sh scripts/vulkan.sh | sha256sum | cut -c1-16)
 state="$state $PWD" # a moved checkout has a stale venv
 
-ready() { # a full environment serves the quickstart as well
-    local stamp
-    for stamp in ".venv/.ready-$profile" .venv/.ready-full; do
+ready() { # an environment that has more serves as well
+    local stamp more=.venv/.ready-docs
+    [ "$profile" = quickstart ] && more=".venv/.ready-full $more"
+    for stamp in ".venv/.ready-$profile" $more; do
         [ -x .venv/bin/python ] && [ "$(cat "$stamp" 2>/dev/null)" = "$state" ] && return 0
     done
     return 1
@@ -73,7 +76,7 @@ if ! problem=$(renders 2>&1); then
     problem=$(renders 2>&1) || stop "Off-screen rendering does not work: ${problem##*$'\n'}"
 fi
 # RealSense cameras need libusb of the system; who has none can do without.
-if [ "$profile" = full ] && [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null &&
+if [ "$profile" != quickstart ] && [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null &&
     ! "$python" -c "from ctypes.util import find_library as f; raise SystemExit(not f('usb-1.0'))"; then
     env DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends libusb-1.0-0 </dev/null >&2 ||
         say "RealSense cameras cannot be used: libusb-1.0-0 could not be installed"

@@ -42,12 +42,15 @@ class ToyConfig:
     at their start); with ``fault_marker``, a file name, only while that file does not exist, which it then creates.
     """
 
+    # pixels per side
     image_size: int = 16
+    # control steps that end an episode
     horizon: int = 20
     max_step: float = 0.02
     success_radius: float = 0.012
     step_seconds: float = 0.0
     step_tail: float = 0.0
+    # what goes wrong: one of `FAULTS`; none: nothing
     fault: str = "none"
     fault_init_state_id: int = -1
     fault_control_step: int = 0

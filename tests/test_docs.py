@@ -22,7 +22,11 @@ from vla_rl.specs import EpisodeSpec
 from vla_rl.types import Observation, Trajectory
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+INDEX = ROOT / "docs" / "README.md"
+PURPOSEFUL = sorted({*(ROOT / "docs").rglob("*.md")} - {INDEX})
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", INDEX, *PURPOSEFUL]
+KINDS = {"tutorials": "Tutorial", "how_to": "How-to guide", "reference": "Reference", "explanation": "Explanation",
+         "results": "Results", "architecture.md": "Explanation"}  # fmt: skip
 MADE_ELSEWHERE = {"docs/images/report.png"}  # a screenshot of a real run
 
 
@@ -143,6 +147,22 @@ def test_links_lead_somewhere(page):
             continue
         path = (page.parent / target).resolve()
         assert path.exists() or str(path.relative_to(ROOT)) in MADE_ELSEWHERE, f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PURPOSEFUL, ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_head_says_what_the_page_is_for(page):
+    """Right below the title, by the kind of page that its folder holds."""
+    title, blank, purpose, after = [*page.read_text().split("\n", 3), "", "", ""][:4]
+    kind = KINDS[page.relative_to(ROOT / "docs").parts[0]]
+    assert title.startswith("# ") and not blank and (not after or after.startswith("\n")), (
+        f"{title}: one line, between blanks"
+    )
+    assert re.fullmatch(rf"\*{kind}: .+\.\*", purpose), f"{title}: *{kind}: what it is for.*"
+
+
+def test_the_index_leads_to_every_page():
+    found = {(INDEX.parent / target).resolve() for target in re.findall(r"\]\(([^)#\s]+)", INDEX.read_text())}
+    assert {page for page in PURPOSEFUL if page not in found} == set()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -53,13 +53,19 @@ _MOVED = (
 class RunConfig:
     """One run. Component groups are already their own dataclasses here; ``*_type`` keeps the name they came from."""
 
+    # the run's folder inside output_dir; may be a path such as study/seed_1
     name: str = "run"
+    # of everything that is drawn at random
     seed: int = 0
+    # the folder that runs are kept in
     output_dir: str = "outputs"
     threads: int = 0  # torch threads of the main process; 0: all cores, or OMP_NUM_THREADS
+    # of the policy and what learns: "auto" (the first GPU, else the CPU), "cpu", "cuda", "cuda:1"
     device: str = "auto"
     tasks: list[str] = field(default_factory=list)  # empty: all tasks of the env
+    # tasks that nothing is trained on; evaluations count them apart
     held_out_tasks: list[str] = field(default_factory=list)
+    # what is run, in this order: see `vla_rl.run.phases`
     phases: list[str] = field(default_factory=lambda: list(USUAL_PHASES))
     checkpoint: str = ""  # start from this policy instead of phases collect and sft
     policy_changes: dict[str, Any] = field(default_factory=dict)  # of that policy's own config: its policy.* overrides

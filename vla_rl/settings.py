@@ -59,9 +59,13 @@ class EvaluateConfig:
     policy's decision is a chain of denoising steps, whose noise can cost success).
     """
 
+    # episodes of each task
     episodes_per_task: int = 100
+    # which initial states: held_out | train
     split: str = "held_out"
+    # of the episodes that are chosen
     seed: int = 0
+    # the policy takes its most likely action instead of a sample
     deterministic: bool = True
     sampled_too: bool | None = None
     video_episodes: int = 12

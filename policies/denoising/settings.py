@@ -20,12 +20,17 @@ _BASE_CHOICES = {"action_range": ("zscore", "bounds", "quantile"), "deterministi
 class DenoisingConfig(TrunkConfig):
     """What every denoising policy has: trunk, expert, and how actions are normalised."""
 
+    # predict the value of a state, for algorithms without a critic
     value_head: bool = False
     precision: str = "float32"  # of the trunk; the expert and the chain always compute in float32
+    # channels of the action expert
     expert_width: int = 128
+    # width of its MLP
     expert_mlp: int = 256
+    # its layers
     expert_depth: int = 6
     action_range: str = "zscore"  # zscore | bounds | quantile: what ±1 stands for; grippers use their bounds
+    # steps from noise to an action
     denoising_steps: int = 10
     deterministic_start: str = "seeded"  # seeded | zero: first noise where no step noise is drawn
 
@@ -61,12 +66,16 @@ class DenoisingVLAConfig(DenoisingConfig):
     eta: float = 1.0  # of DDIM's noise
     noise_level: float = 0.5  # a of flow_sde and flow_cps
     learned_std_low: float = 0.08  # of flow_noise
+    # upper end of flow_noise's standard deviation
     learned_std_high: float = 0.16
     clip_action: bool = False  # clip x̂0 to the robot's bounds at every step
+    # all | one
     stochastic_steps: str = "all"
     stochastic_window: int = 0
+    # last stochastic steps that RL trains; 0: all
     trained_steps: int = 0
     freeze_untrained: bool = False
+    # draw noise at the last step too
     last_step_noise: bool = True
     min_std: float = 0.0
     max_std: float = 0.0
@@ -74,6 +83,7 @@ class DenoisingVLAConfig(DenoisingConfig):
     noise_clip: float = 0.0  # limit of |z| of the step noise
     noise_correlation: float = 0.0  # of the step noise z, between the control steps of a chunk; see `chunk_normals`
     log_prob_low: float | None = None  # clamp of each entry's log-prob
+    # upper end of that clamp; null: none
     log_prob_high: float | None = None
     advantage_discount: float = 1.0
     clip_base: float = 1.0
@@ -148,11 +158,15 @@ _STUDENT_CHOICES = {"method": METHODS, "prediction": ("velocity", "sample")}
 class ConsistencyConfig(DenoisingConfig):
     """A student's steps (as `consistency.Grid`; empty: a straight grid of ``denoising_steps``) and parametrisation."""
 
+    # steps from noise to an action
     denoising_steps: int = 1
     prediction: str = "velocity"  # velocity | sample
     method: str = "same_noise"  # same_noise | lcm: how it learns
+    # time at which each step starts, 1 (noise) to 0; empty: evenly spaced
     step_times: list[float] = field(default_factory=list)
+    # share of the action in what each step starts from
     step_signals: list[float] = field(default_factory=list)
+    # share of the noise in it
     step_noises: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:

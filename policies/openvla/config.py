@@ -44,6 +44,7 @@ class OpenVLAConfig:
     in the sequence, the image path and whose statistics count, and a wrong one makes a checkpoint useless without any error.
     """
 
+    # a folder in the upstream format; empty: random weights of architecture
     checkpoint: str = ""
     architecture: str = ""  # nano | 7b: random weights where no checkpoint is given
     decoding: str = "parallel"  # parallel (OFT) | autoregressive (OpenVLA)
@@ -53,6 +54,7 @@ class OpenVLAConfig:
     cameras: list[str] = field(
         default_factory=list
     )  # 1 to 3 of the embodiment's, in the checkpoint's order; empty: the first
+    # read proprioception (OFT)
     use_proprio: bool = False
     # the checkpoint's conventions
     unnorm_key: str = ""  # which of its statistics; empty: the only one
@@ -69,11 +71,15 @@ class OpenVLAConfig:
     value_head: bool = False  # on the hidden state that predicts the first action token
     weights: str = "float32"  # dtype the parameters are kept in
     precision: str = "auto"  # of the computation; auto: bfloat16 autocast where the hardware multiplies it natively
+    # compute activations again in the backward: less memory, slower
     gradient_checkpointing: bool = False
+    # leave the vision towers and the projector as they are
     freeze_vision: bool = False
+    # leave the language model as it is
     freeze_language: bool = False
     lora_rank: int = 0  # 0: no LoRA, the weights themselves are trained
     lora_alpha: int = 0  # 0: min(lora_rank, 16), as upstream
+    # share of LoRA's inputs that training drops
     lora_dropout: float = 0.0
     lora_targets: list[str] = field(
         default_factory=list

@@ -43,6 +43,7 @@ class ConsoleConfig:
     link_silence_s: float = 0.35
     stale_image_s: float = 0.3
     quality: int = 80
+    # pages that may watch at a time
     max_viewers: int = 12
     folder: str = ""
     disk_low_gb: float = 5.0

@@ -29,6 +29,7 @@ class SupervisorConfig:
     silence_s: float = 0.15
     fault_s: float = 1.0
     thinking_s: float = 10.0
+    # seconds after which control that is not renewed lapses
     lease_s: float = 2.0
     required: tuple[str, ...] = ()
     cameras: tuple[str, ...] = ()
@@ -37,6 +38,7 @@ class SupervisorConfig:
     sustained_s: float = 1.0
     home: tuple[float, ...] = ()
     home_tolerance: float = 0.01
+    # seconds that the scripted reset may take
     home_timeout_s: float = 20.0
     safe_low: tuple[float, ...] = ()
     safe_high: tuple[float, ...] = ()

@@ -24,11 +24,15 @@ class DualArmConfig:
     tracing, for a GPU). ``camera_width`` 0 makes pictures square. ``horizon`` 0 keeps each task's own.
     """
 
+    # ids of the tasks that may be asked for
     tasks: list[str] = field(default_factory=lambda: list(TASKS))
     control: str = "joint_delta"
     observe: str = "pictures"
+    # names of the cameras to render
     cameras: list[str] = field(default_factory=lambda: ["head"])
+    # height of a picture, pixels
     camera_size: int = 96
+    # its width, pixels; 0: as its height
     camera_width: int = 128
     look: str = "fast"
     horizon: int = 0

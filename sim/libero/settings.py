@@ -36,16 +36,25 @@ class LiberoConfig:
     compiled scenes are kept.
     """
 
+    # libero_spatial | libero_object | libero_goal | libero_10 | libero_90
     suite: str = "libero_object"
     tasks: list[str] = field(default_factory=list)
+    # robosuite's names of the cameras to render
     cameras: list[str] = field(default_factory=lambda: ["agentview", "robot0_eye_in_hand"])
+    # pixels per side
     camera_size: int = 128
+    # turn images by 180 degrees, as policies of LIBERO expect
     rotate_images: bool = True
+    # exact | light
     look: str = "exact"
+    # exact | fast
     controller: str = "exact"
+    # relative | absolute: motions, or poses of the hand
     control_mode: str = "relative"
     horizon: int = 0
+    # control steps without a motion before an episode starts
     settle_steps: int = 10
+    # split | official | sampled: where episodes start
     init_states: str = "split"
     arm_noise: float = 0.02
     scene_seed: int = 0

@@ -35,11 +35,15 @@ class RoboTwinConfig:
 
     root: str = ""
     assets: str = ""
+    # names of the checkout's tasks that may be asked for
     tasks: list[str] = field(default_factory=lambda: ["stack_blocks_two"])
+    # the checkout's file of scene settings, such as demo_clean, demo_randomized
     setting: str = "demo_clean"
     embodiment: str = "piper"
     distance: float = 0.6
+    # names of the cameras to render
     cameras: list[str] = field(default_factory=lambda: ["head_camera"])
+    # the checkout's camera model, which sets the size of a picture
     camera_type: str = "D435"
     look: str = "fast"
     limit: str = "official"

@@ -43,10 +43,15 @@ class TabletopConfig:
     control steps in a row.
     """
 
+    # ids of the tasks that may be asked for
     tasks: list[str] = field(default_factory=lambda: ["lift_cube"])
+    # osc_position | osc_pose: motions of the hand without or with its rotation
     controller: str = "osc_position"
+    # robosuite's names of the cameras to render
     cameras: list[str] = field(default_factory=lambda: ["agentview", "robot0_eye_in_hand"])
+    # pixels per side
     camera_size: int = 84
+    # light | full: a cheap picture, or robosuite's own
     look: str = "light"
     horizon: int = 0
     action_noise: float = 0.0

@@ -57,16 +57,23 @@ class ImitationConfig:
     checkpoint_every: int = 200
     validation_episodes: int = 5
     batch_size: int = 64
+    # of AdamW, after the warm-up; then it falls by a cosine
     learning_rate: float = 1e-3
     min_learning_rate_fraction: float = 0.1
+    # updates in which the learning rate rises linearly
     warmup_updates: int = 50
+    # of AdamW
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    # of AdamW
     weight_decay: float = 0.01
     offload_optimizer: bool = False
+    # largest norm of the gradient; null: no limit
     grad_clip: float | None = 1.0
     micro_batch_size: int | None = None
+    # bfloat16 on CUDA
     autocast: bool = True
     max_bad_updates: int = 10
+    # of batches and augmentation; 0: the run's seed
     seed: int = 0
     base_part: bool = True
     filter: str = ""
@@ -98,6 +105,7 @@ class MemoryConfig:
     episodes: int = 0
     updates: int = 40
     batch_size: int = 64
+    # at the start of each iteration's updates
     learning_rate: float = 4e-4
     min_learning_rate_fraction: float = 1.0
     demonstration_share: float = 0.5
@@ -126,16 +134,22 @@ class FilteredBCConfig:
     )
     movement: ClassVar = Movement(updates="filtered_bc/updates", skipped_total="filtered_bc/skipped_updates")
 
+    # of AdamW
     learning_rate: float = 1e-4
     epochs: int = 2
     minibatch_size: int = 64
     micro_batch_size: int | None = None
     max_control_steps: int | None = None
+    # of AdamW
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    # of AdamW
     weight_decay: float = 0.0
+    # largest norm of the gradient; null: no limit
     grad_clip: float | None = 1.0
+    # bfloat16 on CUDA
     autocast: bool = True
     max_bad_updates: int = 10
+    # of the minibatches; 0: the run's seed
     seed: int = 0
     augment: AugmentConfig = field(default_factory=AugmentConfig)
 

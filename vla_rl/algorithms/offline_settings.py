@@ -25,6 +25,7 @@ class DynamicsConfig:
     components: int = 64
     updates: int = 5000
     batch_size: int = 256
+    # of AdamW
     learning_rate: float = 1e-3
     held_out: float = 0.1
 
@@ -78,9 +79,12 @@ class OfflineConfig:
     states: int = 25600
     epochs: int = 1
     minibatch_size: int = 512
+    # of the policy on a candidate's states
     learning_rate: float = 1e-5
     clip: float = 0.25
+    # largest norm of the policy's gradient
     grad_clip: float = 0.5
+    # a candidate that does not improve the estimate goes back; false: all stay
     gate: bool = True
     min_gain: float = 0.05
     horizon: int = 5

@@ -23,12 +23,18 @@ class CriticsConfig:
 
     count: int = 2
     subset: int = 0
+    # widths of the layers
     hidden: list[int] = field(default_factory=lambda: [256, 256])
+    # mean | hl_gauss | c51: a number, or a distribution over bins
     head: str = "mean"
+    # value of the first bin
     low: float = 0.0
+    # value of the last bin
     high: float = 1.0
+    # bins of a head that is a distribution
     bins: int = 51
     tau: float = 0.005
+    # of AdamW
     learning_rate: float = 3e-4
 
     def __post_init__(self) -> None:
@@ -101,10 +107,12 @@ class ActorCriticConfig:
     conservative_samples: int = 4
     demonstration_share: float = 0.5
     offline_share: float = 0.0
+    # demonstrations are drawn after the first episode too; false: only before it
     demonstrations_online: bool = True
     gamma: float = 0.99
     n_step: int = 1
     critics: CriticsConfig = field(default_factory=CriticsConfig)
+    # of the actor
     learning_rate: float = 3e-4
     imitation_coef: float = 0.0
     action_penalty: float = 0.0
@@ -114,7 +122,9 @@ class ActorCriticConfig:
     encoder_online: bool = True
     gripper_penalty: float = 0.02
     grad_clip: float | None = 10.0
+    # updates in a row that are not finite before the run ends
     max_bad_updates: int = 10
+    # of batches and noise; 0: the run's seed
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -265,12 +275,18 @@ class DaggerConfig:
 
     batch_size: int = 256
     updates_per_decision: float = 1.0
+    # decisions that must be there before learning starts
     start_decisions: int = 0
     offline_updates: int = 0
+    # of AdamW
     learning_rate: float = 3e-4
+    # of AdamW
     weight_decay: float = 0.0
+    # largest norm of the gradient; null: no limit
     grad_clip: float | None = 10.0
+    # updates in a row that are not finite before the run ends
     max_bad_updates: int = 10
+    # of batches; 0: the run's seed
     seed: int = 0
 
     diagnostics: ClassVar = (Diagnostic("dagger/loss", "Imitation loss", "On decisions of people, each counting alike."),)

@@ -66,6 +66,7 @@ class CurriculumConfig:
     item's counts at each `Curriculum.tick` and ``visited_decay`` an item's counts before new ones are added (thompson).
     """
 
+    # uniform | vla_rl | vla_rl_power | frontier | thompson
     strategy: str = "uniform"
     temperature: float = 1.0
     window: int = 20
@@ -85,8 +86,10 @@ class CurriculumConfig:
 class CriticConfig:
     """``hidden`` widths of the MLP; ``clip`` bounds normalised inputs to ±clip standard deviations."""
 
+    # widths of the layers
     hidden: list[int] = field(default_factory=lambda: [256, 256])
     clip: float = 10.0
+    # of its first weights; 0: the run's seed
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -158,61 +161,110 @@ class PPOConfig:
         zero_advantages="ppo/zero_advantage_fraction", critic_alone="ppo/critic_warmup",
     )  # fmt: skip
 
+    # gae | vtrace | grpo | rloo | reinforce++, or your own package.module:Class
     advantage: str = "gae"
+    # discount per decision, or per control step with gamma_per_control_step
     gamma: float = 0.99
+    # λ per decision
     gae_lambda: float = 0.95
+    # ρ̄ of V-trace: cap of the weight of a decision's own error
     vtrace_rho_cap: float = 1.0
+    # c̄ of V-trace: cap of the weight by which later errors come back
     vtrace_c_cap: float = 1.0
     bootstrap_truncated: bool = True
     gamma_per_control_step: bool = False
+    # mean | median: what a group's scores are compared with
     group_center: str = "mean"
+    # std | none | mad | running_std: what the difference is divided by
     group_scale: str = "std"
+    # none | all_fail | always: when a score of best_score is added to a group
     virtual_best: str = "none"
+    # that score
     best_score: float = 1.0
+    # parts of a combined reward that are taken apart; empty: their sum
     reward_names: list[str] = field(default_factory=list)
+    # one weight for each of them
     reward_weights: list[float] = field(default_factory=list)
     decouple_rewards: bool = False
+    # auto | batch | minibatch | none; auto: batch for gae, none for the others
     normalize_advantage: str = "auto"
     skip_zero_advantage: bool = False
 
+    # token | step | denoising_step | chunk: what one likelihood ratio is of
     ratio_level: str = "token"
+    # sum | mean over a ratio's executed entries
     ratio_reduction: str = "sum"
+    # token | trajectory | step_count: what counts alike in the loss
     loss_aggregation: str = "token"
+    # the ratio is clipped below 1 - clip_low
     clip_low: float = 0.2
+    # and above 1 + clip_high
     clip_high: float = 0.2
+    # bound of the loss where the advantage is negative (1 or more); null: none
     dual_clip: float | None = None
+    # weight of the value head's loss
     value_coef: float = 0.5
+    # most that a value may move in an update; null: no limit
     value_clip: float | None = None
+    # from which error on the value loss is linear; null: squared
     value_huber_delta: float | None = None
+    # weight of the mean entropy per token
     entropy_coef: float = 0.0
+    # weight of the KL towards the policy that RL starts from; 0: none is kept
     kl_coef: float = 0.0
+    # k1 | k2 | k3: its estimator
     kl_kind: str = "k3"
+    # weight of imitating what successful episodes did, per token
     success_imitation_coef: float = 0.0
     memory: MemoryConfig = field(default_factory=MemoryConfig)
+    # none | truncate | mask: how decisions of older policies are weighed
     behavior_weight: str = "none"
+    # largest such weight
     behavior_cap: float = 2.0
 
+    # passes over the batch
     epochs: int = 3
+    # decisions (or trajectories) of one update
     minibatch_size: int = 256
+    # decision | trajectory
     minibatch_unit: str = "decision"
+    # decisions that go through at once, to save memory; null: the whole minibatch
     micro_batch_size: int | None = None
+    # of the policy (AdamW)
     learning_rate: float = 1e-4
+    # iterations in which the policy's learning rate rises; 0: none
     warmup_iterations: int = 0
+    # iterations over which it falls; 0: it stays
     decay_iterations: int = 0
+    # share of the learning rate that it falls to
     min_learning_rate_fraction: float = 0.1
+    # of a separate critic
     critic_learning_rate: float = 1e-3
+    # passes of a separate critic; null: as epochs
     critic_epochs: int | None = None
+    # decisions of one update of a separate critic
     critic_minibatch_size: int = 256
+    # first iterations, which train the critic alone
     critic_warmup_iterations: int = 0
+    # of AdamW
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    # of AdamW
     weight_decay: float = 0.0
+    # keep the optimiser's state in host memory
     offload_optimizer: bool = False
+    # largest norm of the gradient; null: no limit
     grad_clip: float | None = 1.0
+    # KL at which an iteration's epochs end; null: they never end early
     target_kl: float | None = None
+    # let the KL scale the learning rate too, by 1.5 at a time
     adaptive_learning_rate: bool = False
+    # ask the policy at the start of the update for its log-probs instead of taking those from acting
     recompute_old_log_prob: bool = True
+    # bfloat16 on CUDA
     autocast: bool = True
+    # updates in a row that are not finite before the run ends
     max_bad_updates: int = 10
+    # of the minibatches; 0: the run's seed
     seed: int = 0
 
     @property

@@ -19,8 +19,11 @@ WHAT_A_CLUSTER_LEARNS_FROM = ("mode", "max_staleness", "max_late")  # the other 
 class LocalConfig:
     """Everything in this process and the simulator's own workers."""
 
+    # sync: the only one without a cluster
     mode: str = "sync"
+    # of cluster=ray; null here
     max_staleness: int | None = None
+    # of cluster=ray; 0 here
     max_late: int = 0
 
     def __post_init__(self) -> None:
@@ -69,34 +72,52 @@ class RayConfig:
     to disk. ``trusted_network`` joins a cluster that asks for no token.
     """
 
+    # sync | pipelined | async: whether rollouts wait for the learner
     mode: str = "sync"
     max_staleness: int | None = None
     max_late: int = 0
     correction: str = "truncate"
     save_ready: bool = True
+    # float32 | bfloat16: what weights are sent as
     sent: str = "float32"
     address: str = "local"
+    # free | colocated | disaggregated | hybrid | auto: which actors share a device
     placement: str = "free"
     env_nodes: int = 0
+    # a run's folder or a file with the service times that placement=auto plans with
     times: str = ""
+    # rollout actors
     rollouts: int = 1
+    # CPUs that each rollout actor reserves
     rollout_cpus: float = 0.0
+    # GPUs that each rollout actor reserves
     rollout_gpus: float = 0.0
     inference: int = 0
+    # CPUs that each inference actor reserves
     inference_cpus: float = 0.0
+    # GPUs that each inference actor reserves
     inference_gpus: float = 0.0
     reward_workers: int = 0
+    # CPUs that each reward worker reserves
     reward_cpus: float = 0.0
+    # GPUs that each reward worker reserves
     reward_gpus: float = 0.0
     learners: int = 0
+    # sharded | replicated: weights spread over the ranks, or whole on each
     learner_mode: str = "sharded"
+    # CPUs that each rank reserves
     learner_cpus: float = 0.0
+    # GPUs that each rank reserves
     learner_gpus: float = 0.0
     threads: int = 0
+    # seconds until an actor must be ready
     start_timeout: float = 300.0
+    # seconds without a decision after which an actor counts as dead
     hang_timeout: float = 300.0
     max_failures: int = 3
+    # MiB of objects that a Ray started here keeps in memory
     object_store_mib: int = 256
+    # start Ray's web page of a Ray that is started here
     dashboard: bool = False
     trusted_network: bool = False
 

@@ -12,6 +12,7 @@ from vla_rl.asked import AlgorithmOptions, PolicyOptions, asked
 from vla_rl.commands.shared import Add, Names, add_overrides, write_result
 from vla_rl.errors import ConfigError
 
+JSON: dict[str, Any] = {"type": Path, "metavar": "FILE", "help": "write the result as JSON"}
 WAYS = ("none", "coupled", "truncate", "mask", "vtrace")  # of `vla_rl.evaluation.bench_staleness`
 
 
@@ -29,35 +30,35 @@ def add(command: Add) -> None:
     sim.add_argument("--steps", type=int, help="control steps per measurement (160; 50 of dualarm and robotwin)")
     sim.add_argument("--workers", type=int, nargs="+", help="worker processes of the pool to measure (1 2; LIBERO: 1 2 4)")
     add_overrides(sim, "of dualarm and robotwin: env.root=FOLDER ...")
-    sim.add_argument("--json", type=Path, metavar="FILE")
+    sim.add_argument("--json", **JSON)
 
     _add_learning(kinds)
     scoring = kinds.add_parser("reward", help="frames/s of reward models, and their share of a run's iterations")
     scoring.set_defaults(function=run_bench_reward)
     add_overrides(scoring, "reward=NAME ... (default: the usual ones)")
-    scoring.add_argument("--episodes", type=int, default=64)
+    scoring.add_argument("--episodes", type=int, default=64, help="synthetic episodes to score")
     scoring.add_argument("--decisions", type=int, default=6, help="decisions per episode")
     scoring.add_argument("--size", type=int, default=84, help="pixels of the camera")
     scoring.add_argument("--run", type=Path, help="a run with RL iterations to compare with")
-    scoring.add_argument("--json", type=Path, metavar="FILE")
+    scoring.add_argument("--json", **JSON)
 
     policy = kinds.add_parser("policy", help="latency of acting and samples/s of learning")
     policy.set_defaults(function=run_bench_policy)
     policy.add_argument("--preset", default="nano", help="nano, small, 7b, openvla-nano or openvla-7b")
-    policy.add_argument("--device", default="cpu")
+    policy.add_argument("--device", default="cpu", help="cpu, cuda, or auto: cuda where there is one")
     policy.add_argument("--compile", action="store_true", help="measure the heads with torch.compile too (minutes)")
     policy.add_argument("--dry-run", action="store_true", help="only estimate an OpenVLA's memory (preset or run)")
-    policy.add_argument("--json", type=Path, metavar="FILE")
+    policy.add_argument("--json", **JSON)
     add_overrides(policy, "with --dry-run: the run, e.g. run=NAME")
 
     replay = kinds.add_parser("replay", help="batches/s of the replay against shuffled tuples in RAM")
     replay.set_defaults(function=run_bench_replay)
     replay.add_argument("--steps", type=int, default=20_000, help="control steps")
     replay.add_argument("--size", type=int, default=128, help="pixels of a camera")
-    replay.add_argument("--cameras", type=int, default=2)
+    replay.add_argument("--cameras", type=int, default=2, help="pictures in each observation")
     replay.add_argument("--chunk", type=int, default=1, help="control steps per decision, each of which has a frame")
     replay.add_argument("--folder", type=Path, help="where to make a temporary folder (default: the system's place)")
-    replay.add_argument("--json", type=Path, metavar="FILE")
+    replay.add_argument("--json", **JSON)
 
     _add_robot(kinds)
     _add_hil(kinds)
@@ -76,45 +77,45 @@ def _add_learning(kinds: Any) -> None:
     learn.add_argument("--iterations", type=int, default=2, metavar="N", help="of RL that count, per side and round")
     learn.add_argument("--rounds", type=int, default=2, metavar="N", help="of --against")
     learn.add_argument("--figure", type=Path, metavar="FILE", help="an HTML page with the runs' curves")
-    learn.add_argument("--json", type=Path, metavar="FILE")
+    learn.add_argument("--json", **JSON)
 
     stale = kinds.add_parser("staleness", help="success after RL on episodes that an older policy played")
     stale.set_defaults(function=run_bench_staleness)
     add_overrides(stale, "default: run=toy and settings that move it fast")
     stale.add_argument("--lags", type=int, nargs="+", default=[0, 8], metavar="N", help="iterations that episodes are old")
     stale.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="to learn from them (default: all)")
-    stale.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], metavar="N")
-    stale.add_argument("--json", type=Path, metavar="FILE")
+    stale.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], metavar="N", help="of the runs at every lag")
+    stale.add_argument("--json", **JSON)
 
     update = kinds.add_parser("update", help="ms of an update from a replay: kept features, images encoded anew, own eyes")
     update.set_defaults(function=run_bench_update)
     add_overrides(update, "default: run=residual_quickstart")
     update.add_argument("--batch", type=int, default=256, metavar="N", help="decisions")
     update.add_argument("--size", type=int, default=84, help="pixels of each of two cameras")
-    update.add_argument("--json", type=Path, metavar="FILE")
+    update.add_argument("--json", **JSON)
 
     rhythm = kinds.add_parser("rhythm", help="control steps/s of an actor and a learner at once against by turns")
     rhythm.set_defaults(function=run_bench_rhythm)
     add_overrides(rhythm, "a config that learns from a replay")
     rhythm.add_argument("--iterations", type=int, default=20, metavar="N", help="of RL, per side and round")
-    rhythm.add_argument("--rounds", type=int, default=2, metavar="N")
+    rhythm.add_argument("--rounds", type=int, default=2, metavar="N", help="of both rhythms, in turn")
     rhythm.add_argument("--as-given", action="store_true", help="keep algorithm.updates_per_decision, else balanced")
-    rhythm.add_argument("--json", type=Path, metavar="FILE")
+    rhythm.add_argument("--json", **JSON)
 
     overlap = kinds.add_parser("overlap", help="episodes/s of rolling out while learning on Ray, against by turns")
     overlap.set_defaults(function=run_bench_overlap)
     add_overrides(overlap, "default: run=toy, which sleeps")
     overlap.add_argument("--iterations", type=int, default=20, metavar="N", help="of RL, per side and round")
-    overlap.add_argument("--rounds", type=int, default=2, metavar="N")
-    overlap.add_argument("--json", type=Path, metavar="FILE")
+    overlap.add_argument("--rounds", type=int, default=2, metavar="N", help="of both ways, in turn")
+    overlap.add_argument("--json", **JSON)
 
     faults = kinds.add_parser("faults", help="a run on two Ray nodes whose processes are killed, against one in peace")
     faults.set_defaults(function=run_bench_faults)
     add_overrides(faults, "default: run=toy with rollout actors and ranks")
-    faults.add_argument("--kills", type=int, default=24, metavar="N")
+    faults.add_argument("--kills", type=int, default=24, metavar="N", help="processes to kill in all")
     faults.add_argument("--kinds", nargs="+", default=[], metavar="KIND", help="default: all that the run has")
     faults.add_argument("--seed", type=int, default=0, help="of what is killed, and when")
-    faults.add_argument("--json", type=Path, metavar="FILE")
+    faults.add_argument("--json", **JSON)
 
 
 def _add_robot(kinds: Any) -> None:
@@ -128,7 +129,7 @@ def _add_robot(kinds: Any) -> None:
     robot.add_argument("--busy", type=int, default=1, help="processes that compute meanwhile")
     robot.add_argument("--cameras", type=int, default=2, help="of 640 x 480 at 30 Hz, recorded and shown meanwhile")
     robot.add_argument("--real-time", type=int, default=0, metavar="PRIORITY", help="SCHED_FIFO, if permitted")
-    robot.add_argument("--json", type=Path, metavar="FILE")
+    robot.add_argument("--json", **JSON)
 
     soak = kinds.add_parser("soak", help="hours of sessions in virtual time, with a random fault every half minute")
     soak.set_defaults(function=run_bench_soak)
@@ -137,17 +138,17 @@ def _add_robot(kinds: Any) -> None:
     soak.add_argument("--minutes", type=float, default=120.0, help="of virtual time")
     soak.add_argument("--wall", type=float, default=float("inf"), metavar="MINUTES", help="end earlier, after so long")
     soak.add_argument("--every", type=float, default=30.0, metavar="SECONDS", help="between two faults")
-    soak.add_argument("--seed", type=int, default=0)
+    soak.add_argument("--seed", type=int, default=0, help="of the faults and of what the person does")
     soak.add_argument("--keep", type=Path, metavar="FOLDER", help="for the journals in which something is wrong")
-    soak.add_argument("--json", type=Path, metavar="FILE")
+    soak.add_argument("--json", **JSON)
 
     acting = kinds.add_parser("acting", help="jumps where chunks meet: synchronous, asynchronous, ensemble, rtc")
     acting.set_defaults(function=run_bench_acting)
     add_overrides(acting, "checkpoint=CKPT robot.KEY=... (a toy flow)")
     acting.add_argument("--episodes", type=int, default=5, metavar="N", help="in each way")
     acting.add_argument("--thinking", type=float, default=0.12, metavar="SECONDS", help="that a decision takes, virtually")
-    acting.add_argument("--seed", type=int, default=0)
-    acting.add_argument("--json", type=Path, metavar="FILE")
+    acting.add_argument("--seed", type=int, default=0, help="of the episodes")
+    acting.add_argument("--json", **JSON)
 
 
 def _add_hil(kinds: Any) -> None:
@@ -160,7 +161,7 @@ def _add_hil(kinds: Any) -> None:
     hil.add_argument("--judge", type=int, default=50, metavar="N", help="held-out episodes a judgement, without help")
     hil.add_argument("--out", type=Path, default=Path("outputs/bench_hil"), metavar="FOLDER", help="the runs' place")
     hil.add_argument("--figure", type=Path, metavar="FILE", help="an HTML page with the curves")
-    hil.add_argument("--json", type=Path, metavar="FILE")
+    hil.add_argument("--json", **JSON)
     add_overrides(hil, "dataset=DEMOS robot.KEY=... operator.KEY=... ...")
 
 

@@ -17,7 +17,7 @@ from vla_rl.errors import ConfigError
 def add(command: Add) -> None:
     """``vla-rl eval``."""
     evaluate = command("eval", run_eval, "success of a checkpoint, with intervals; a second one is compared pairwise")
-    evaluate.add_argument("checkpoint", type=Path)
+    evaluate.add_argument("checkpoint", type=Path, help="a folder such as outputs/quickstart/checkpoints/rl")
     evaluate.add_argument("--compare", type=Path, metavar="CHECKPOINT", help="a second checkpoint, same initial states")
     evaluate.add_argument(
         "--suite",

@@ -23,7 +23,7 @@ def add(command: Add) -> None:
     rerun.add_argument("--policy", default="", metavar="NAME", help="which checkpoint of a run acts: sft, rl or best")
 
     advise = command("advise", run_advise, "is the start of a run one that RL can learn from, and what to change if not?")
-    advise.add_argument("run", type=Path)
+    advise.add_argument("run", type=Path, help="a run folder, such as outputs/quickstart")
     advise.add_argument("--rollouts", type=int, default=0, metavar="N", help="also run N episodes with sampled actions")
     advise.add_argument("--json", type=Path, metavar="FILE", help="write figures and verdicts as JSON")
     add_overrides(advise, "what if: config overrides, e.g. env.horizon=90")

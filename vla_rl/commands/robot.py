@@ -37,12 +37,12 @@ def add(command: Add) -> None:
 
     verify = kinds.add_parser("verify", help="name every gap of a session's journals")
     verify.set_defaults(function=run_verify)
-    verify.add_argument("session", type=Path, metavar="SESSION")
+    verify.add_argument("session", type=Path, metavar="SESSION", help="the folder that a session wrote")
     verify.add_argument("--recover", action="store_true", help="close what a kill left open, at its last good record")
 
     again = kinds.add_parser("replay", help="do on the arm again what was sent to it in a recorded episode, and compare")
     again.set_defaults(function=run_replay)
-    again.add_argument("session", type=Path, metavar="SESSION")
+    again.add_argument("session", type=Path, metavar="SESSION", help="the folder that a session wrote")
     again.add_argument("--episode", type=int, default=None, metavar="N", help="default: the last that succeeded")
     again.add_argument("--headless", action="store_true", help="without console: simulated arms only")
     again.add_argument("--lockstep", action="store_true", help="in virtual time; no console")
@@ -50,7 +50,7 @@ def add(command: Add) -> None:
 
     export = kinds.add_parser("export", help="write a session as a LeRobotDataset, or as FILE.rrd for the Rerun viewer")
     export.set_defaults(function=run_export)
-    export.add_argument("session", type=Path, metavar="SESSION")
+    export.add_argument("session", type=Path, metavar="SESSION", help="the folder that a session wrote")
     export.add_argument("dataset", type=Path, metavar="DATASET", help="a new folder; or a new file that ends in .rrd")
     export.add_argument("--video", action="store_true", help="H.264 files instead of exact pictures")
     export.add_argument("--discarded", action="store_true", help="with the episodes that the operator discarded")

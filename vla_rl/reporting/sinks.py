@@ -59,9 +59,12 @@ class WandbConfig:
     ``wandb=true`` and ``wandb=offline`` set it too. ``name`` (empty: the run's own)."""
 
     mode: str = "auto"  # auto | online | offline | off
+    # the project that runs are logged to
     project: str = "vla-rl"
+    # the user or team that owns it; empty: the account's own
     entity: str = ""
     name: str = ""
+    # labels of the run
     tags: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -93,21 +93,36 @@ class RobotSettings:
     ``camera_device`` realsense: a simulated arm's pictures go through that SDK's software device.
     """
 
+    # a simulated arm: fake or tabletop
     world: str = ""
+    # package.module:Class of a real arm's driver
     driver: str = ""
+    # of the driver or the world
     options: dict[str, Any] = field(default_factory=dict)
+    # faults of the simulated arm, for tests
     defects: dict[str, Any] = field(default_factory=dict)
+    # the file of the arm's limits; required
     limits: str = ""
+    # of the supervisor: `SupervisorConfig` below
     supervisor: dict[str, Any] = field(default_factory=dict)
+    # ticks of the simulated arm a second
     arm_hz: float = 100.0
+    # pictures of the simulated cameras a second
     camera_hz: float = 20.0
     camera_device: str = ""
+    # the supervisor's SCHED_FIFO priority; 0: an ordinary process
     real_time: int = 0
+    # synchronous | asynchronous | ensemble | rtc: how chunks meet
     acting: str = "synchronous"
+    # control steps of a chunk that are run before the next is due; 0: all, with ensemble 1, else half
     steps: int = 0
+    # seconds after it was sent by which a chunk must have begun, or it is void
     valid_s: float = 0.3
+    # m of the weights exp(-m i) of an ensemble's chunks
     ensemble_decay: float = 0.01
+    # largest factor of the guidance of rtc
     rtc_guidance: float = 5.0
+    # how the weights of that guidance fall: see `real.acting`
     rtc_schedule: str = "exp"
     horizon: int = 0
     tasks: list[str] = field(default_factory=list)
@@ -143,7 +158,9 @@ class OperatorSettings:
     speed: float = 0.5
     lag_s: float = 0.15
     noise: float = 0.15
+    # median of its reaction time, seconds
     reaction_median_s: float = 0.5
+    # of its reactions and its noise
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -172,16 +189,20 @@ class SessionSettings:
 
     robot: RobotSettings
     cameras: dict[str, Any] = field(default_factory=dict)
+    # of the console: `ConsoleConfig` below
     console: dict[str, Any] = field(default_factory=dict)
     checkpoint: str = ""
     name: str = ""
+    # the folder that sessions are kept in
     output_dir: str = "outputs/robot"
     deterministic: bool = True
+    # of the policy: "auto", "cpu", "cuda"
     device: str = "auto"
     threads: int = 0
     reward: list[str] = field(default_factory=list)
     operator: OperatorSettings | None = None
     teleop: str = ""
+    # of that device
     teleop_options: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -27,13 +27,17 @@ class CollectConfig:
     action_noise: float = 0.3
     speed: float = 1.0
     horizon: int = 0
+    # processes that demonstrate
     workers: int = 2
+    # keep successful demonstrations alone, and repeat those that fail
     only_success: bool = True
+    # pictures as H.264 instead of PNG
     video: bool = False
     keep_noops: bool = False
     policy: str = ""
     oversample: float = 1.0
     sample: bool = False
+    # share of the time limit in which the policy beneath that of collect.policy acts first; 0: never
     base_share: float = 0.0
 
     def __post_init__(self) -> None:
@@ -63,8 +67,11 @@ class SlotsConfig:
     """
 
     workers: int = 2
+    # episodes that run at a time in each worker
     slots_per_worker: int = 8
+    # seconds without an answer after which a worker is replaced
     hang_timeout: float = 120.0
+    # replacements of a worker before the run ends
     max_restarts: int = 5
     python: str = ""
 
@@ -184,10 +191,13 @@ class RLConfig:
     from a replay meanwhile (``concurrent``).
     """
 
+    # rounds of rolling out and learning
     iterations: int = 20
     episodes_per_iteration: int = 64
+    # episodes of one task and initial state that are compared with each other
     group_size: int = 1
     init_states: int = 0
+    # held-out evaluation every so many iterations; 0: never
     eval_every: int = 0
     checkpoint_every: int = 1
     keep_checkpoints: int = 0
