@@ -201,3 +201,14 @@ def test_sizes(kind, allowed):
     assert not new, f"{kind} over the limit: {new}. Split them; a new exception needs a reason in this file."
     stale = sorted(set(allowed) - set(over))
     assert not stale, f"{stale} are within the limit now: take them off the list"
+
+
+@pytest.mark.slow
+def test_a_traced_iteration_goes_from_the_loop_to_the_backward_pass(script):
+    """What `scripts/trace_iteration.py` prints is not bounded, but it must have seen an iteration."""
+    small = ["collect.episodes_per_task=2", "sft.updates=2", "rl.episodes_per_iteration=8", "evaluate.episodes_per_task=2",
+             "algorithm.critic_warmup_iterations=0", "wandb=false"]  # fmt: skip
+    trace = script("trace_iteration")
+    entered = trace.second_iteration(small)
+    assert {code.co_name for code in entered} >= {"_gather", "collect", "score", "_backward", "step", "_save"}
+    assert {trace.room(file) for file in trace.lines(entered)} >= {"vla_rl/algorithms", "vla_rl/rollout", "policies", "sim"}
