@@ -136,7 +136,7 @@ class OpenVLABase(nn.Module):
             )
         source = read_source(config.checkpoint, config.dialect)
         policy = cls(config, embodiment, source, source.choose_statistics(config.unnorm_key))
-        policy._check_published_chunk()
+        policy._check_published()
         policy._load_published(new_parts=("value_head",))
         return policy._finish()
 
@@ -272,8 +272,14 @@ class OpenVLABase(nn.Module):
                     f"policy.{option}={str(recorded[key]).lower()}"
                 )
 
-    def _check_published_chunk(self) -> None:
-        """A published folder does not record its chunk length, and another one acts without any error."""
+    def _check_published(self) -> None:
+        """A published folder records neither its chunk length nor what its actions are; others act without any error."""
+        if self.config.action_space == "unit" and self.embodiment.frame == "joints":
+            raise EmbodimentMismatch(
+                f"policy.action_space=unit takes the actions of {self.source.where} for shares of a range, as LIBERO's "
+                f"controller has them, but those of embodiment {self.embodiment.name} are positions of joints: set "
+                f"policy.action_space=embodiment (and policy.normalization=minmax for ALOHA and RoboTwin)"
+            )
         recorded = any(self.source.config.get(key) is not None for key in ("chunk_length", "num_actions_chunk"))
         if self.config.decoding == "autoregressive":
             expected, why = 1, "an autoregressive OpenVLA is published with chunks of 1 control step"

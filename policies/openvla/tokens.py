@@ -18,6 +18,7 @@ from vla_rl.errors import EmbodimentMismatch, UserError
 from vla_rl.types import EmbodimentSpec
 
 BOS_ID, STOP_ID, SPACE_ID = 1, 2, 29871  # 29871: the lone SentencePiece space
+LIBERO_GRIPPER = "-1 open, +1 close"  # of `vla_rl.specs.GRIPPERS`
 _V01_SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
@@ -209,12 +210,21 @@ def _numbers(values: Any, key: str, where: str, remedy: str) -> np.ndarray:
 
 
 def gripper_dims(embodiment: EmbodimentSpec) -> list[int]:
-    """The action dimensions whose name says gripper. `EmbodimentMismatch` where there is none."""
+    """The action dimensions whose name says gripper, for ``policy.gripper=libero``: openvla-oft's LIBERO evaluation takes
+    the sign of 2 g - 1 and turns it around, since the model says 1 open, 0 closed, and the env -1 open, +1 closed.
+
+    `EmbodimentMismatch` where there is no gripper, or one that means something else.
+    """
     dims = [i for i, name in enumerate(embodiment.action_names) if "gripper" in name.lower()]
     if not dims:
         raise EmbodimentMismatch(
             f"policy.gripper=libero turns the gripper's action around, but embodiment {embodiment.name} has only "
             f"{', '.join(embodiment.action_names)}: set policy.gripper=none"
+        )
+    if embodiment.gripper != LIBERO_GRIPPER:
+        raise EmbodimentMismatch(
+            f"policy.gripper=libero sends {LIBERO_GRIPPER}, but the gripper of embodiment {embodiment.name} is "
+            f"{embodiment.gripper!r}: set policy.gripper=none, which sends what the statistics say"
         )
     return dims
 
