@@ -149,7 +149,8 @@ def keys(cls: type, prefix: str = "", instance: Any = None, only: Sequence[str] 
         if inner := _nested(hint):
             yield from keys(inner, f"{prefix}{field.name}.", value if isinstance(value, inner) else None)
         else:
-            yield Key(prefix + field.name, _type(hint), shown(value), meaning(cls, field.name))
+            text = meaning(cls, field.name).removeprefix(f"``{field.name}``: ")
+            yield Key(prefix + field.name, _type(hint), shown(value), text)
 
 
 def _key_table(rows: Sequence[Key]) -> list[str]:
