@@ -236,11 +236,11 @@ def _group_page(group: str) -> str:
     classes = {**{b: names for b, names in shared.items() if not names}, **classes}
     lines = [
         f"`{group}.type` names one of these, or a class of your own as `package.module:Class`; `{group}=PRESET` chooses",
-        f"a preset, and `{group}.KEY=VALUE` sets a key. Keys below stand under `{group}.`.", "", *_presets(group),
+        f"a preset, and `{group}.KEY=VALUE` sets a key that stands below.", "", *_presets(group),
     ]  # fmt: skip
     for cls in classes:
         lines += _config_section(classes, cls)
-    return page(f"Config: `{group}`", f"the keys of {GROUPS[group]}", lines)
+    return page(f"Config: `{group}`", f"the keys and presets of `{group}`, {GROUPS[group]}", lines)
 
 
 def _run_page() -> str:
@@ -303,6 +303,12 @@ def _schemas() -> Iterator[type]:
     yield RunConfig
     yield from (build.config_class(group, name) for group in GROUPS for name in build.names(group))
     yield from (build.attribute(path) for path in ROBOT.values())
+
+
+def untitled() -> list[str]:
+    """Presets and named runs without a comment at their head."""
+    files = sorted(f for group in (*GROUPS, "robot", "run") for f in (ROOT / "configs" / group).glob("*.yaml"))
+    return [str(f.relative_to(ROOT)) for f in files if not _header(f)]
 
 
 def unexplained(schemas: Sequence[type] | None = None) -> list[str]:
