@@ -244,16 +244,23 @@ class LeRobotConfig:
     chunk_length: int = 8
     cameras: list[str] = field(default_factory=list)
     vlm: str = ""
+    # steps of the chain; 0: the checkpoint's number
     denoising_steps: int = 0
+    # flow_sde | flow_cps, for a flow
     sampler: str = "flow_sde"
+    # η of DDIM, or a of the flow forms; null: 1 and 0.5
     noise_level: float | None = None
     # least standard deviation of a step, in normalised units; 0: no limit
     min_std: float = 0.05
     # largest one; 0: no limit
     max_std: float = 0.0
+    # last steps that RL trains; 0: all
     trained_steps: int = 0
+    # of the advantage, over these steps
     advantage_discount: float = 1.0
+    # as that of a denoising_vla
     clip_base: float = 1.0
+    # as that of a denoising_vla
     clip_rate: float = 3.0
     repeat_observation: bool = False
     explores_by: ClassVar = "min_std"
@@ -304,7 +311,9 @@ class SmallConfig:
     chunk_length: int = 4
     # widths of the layers
     hidden: list[int] = field(default_factory=lambda: [256, 256])
+    # per side that every camera is pooled to
     pixels: int = 16
+    # std of the Gaussian when acting, in half-ranges
     noise: float = 0.2
     explores_by: ClassVar = "noise"
 

@@ -56,10 +56,10 @@ class EncoderConfig:
 
     type: str = "pooled"
     checkpoint: str = ""
-    model: str = "vit_small_patch16_224"
-    grid: int = 8
-    segments: int = 4
-    num_frames: int = 0
+    model: str = "vit_small_patch16_224"  # timm's name of the image model
+    grid: int = 8  # colours per side of a frame (pooled)
+    segments: int = 4  # equal parts of a clip
+    num_frames: int = 0  # frames of a clip (vjepa2); 0: the checkpoint's
     batch_size: int = 16
     device: str = "auto"
     half_precision: bool = True  # on CUDA alone
@@ -93,14 +93,14 @@ class SRPOConfig:
     coefficient: float = 1.0
     # minmax | zscore
     normalise: str = "minmax"
-    scale: float = 0.6
-    slope: float = 10.0
+    scale: float = 0.6  # largest reward of a failure
+    slope: float = 10.0  # of the sigmoid of the distance
     # mean | dbscan | kmeans | nearest
     cluster: str = "dbscan"
     clusters: int = 3
-    eps: float = 0.0
-    eps_quantile: float = 0.9
-    min_samples: int = 2
+    eps: float = 0.0  # radius of DBSCAN; 0: from eps_quantile
+    eps_quantile: float = 0.9  # quantile of neighbours' distances
+    min_samples: int = 2  # neighbours of DBSCAN
     # raw | standardised | cosine: where distances are measured
     space: str = "raw"
     # group | task_local | task_global | buffer: whose successes are references
@@ -161,8 +161,8 @@ class ShapingConfig:
     mode: str = "potential"
     weight: float = 1.0
     success_coefficient: float = 1.0
-    gamma: float = GAMMA_OF_ALGORITHM
-    gamma_per_control_step: bool = False
+    gamma: float = GAMMA_OF_ALGORITHM  # discount; -1: the algorithm's
+    gamma_per_control_step: bool = False  # per control step, not per decision
     truncated_end: str = "auto"
 
     def __post_init__(self) -> None:
@@ -187,13 +187,13 @@ class NetworkConfig:
     """
 
     cameras: list[str] = field(default_factory=list)
-    backbone: str = "conv"
-    backbone_checkpoint: str = ""
-    image_size: int = 64
+    backbone: str = "conv"  # conv: a small network of its own; else timm's name of a frozen one
+    backbone_checkpoint: str = ""  # its weights; empty: random
+    image_size: int = 64  # pixels per side
     # channels of its features
     width: int = 96
-    use_proprio: bool = False
-    use_text: bool = True
+    use_proprio: bool = False  # read proprioception
+    use_text: bool = True  # read the instruction
 
     def __post_init__(self) -> None:
         if self.image_size < 16 or self.width < 8:
@@ -209,9 +209,9 @@ class LearnedConfig:
     already trained model is trained on. ``device`` auto, cpu or cuda."""
 
     checkpoint: str = ""
-    updates: int = 600
-    refit_updates: int = 150
-    batch_size: int = 64
+    updates: int = 600  # updates of a training
+    refit_updates: int = 150  # updates of a further training
+    batch_size: int = 64  # samples of one update
     # of AdamW
     learning_rate: float = 1e-3
     # of AdamW
@@ -243,14 +243,14 @@ class PairwiseConfig(LearnedConfig):
     ``wrong_instructions`` where the data has one task only.
     """
 
-    curve: str = "anchored"
-    value_mode: str = "mixed"
+    curve: str = "anchored"  # steps | anchored: compare neighbours, or each with the first
+    value_mode: str = "mixed"  # always | mixed | exact: how steps add up
     # percent up to which a rise counts as nothing
     positive_dead_zone: float = 0.0
     # percent up to which a fall counts as nothing
     negative_dead_zone: float = 0.0
     done_weight: float = 0.5
-    wrong_instruction_share: float = 0.05
+    wrong_instruction_share: float = 0.05  # share of samples with a wrong one
     wrong_instructions: list[str] = field(
         default_factory=lambda: ["pour the water into the cup", "close the top drawer", "fold the towel in half"]
     )
@@ -296,8 +296,8 @@ class ClassifierConfig(LearnedConfig):
     """``threshold``: probability from which an end counts as a success (0: chosen on a held-out ``held_out_share`` of the
     trajectories). By default the judgement is the only reward: success as the simulator sees it adds nothing."""
 
-    threshold: float = 0.0
-    held_out_share: float = 0.2
+    threshold: float = 0.0  # probability that counts as success; 0: chosen on held-out ends
+    held_out_share: float = 0.2  # share of trajectories held out for it
     shaping: ShapingConfig = field(default_factory=lambda: ShapingConfig(mode="final", success_coefficient=0.0))
 
     def __post_init__(self) -> None:
@@ -314,12 +314,12 @@ class ValueProgressConfig(LearnedConfig):
     relative to each trajectory's length, so that slow and fast ones agree). ``drop_window`` decisions and ``drop_threshold``
     of the demonstration filter."""
 
-    bins: int = 51
-    end_value: float = 0.2
+    bins: int = 51  # of the distribution over [0, 1]
+    end_value: float = 0.2  # value of a success at its start
     # share of samples in which a success that is cut off early counts as a failure
     hindsight_share: float = 0.1
-    drop_window: int = 4
-    drop_threshold: float = 0.1
+    drop_window: int = 4  # decisions of the filter's window
+    drop_threshold: float = 0.1  # fall of the value in it that drops them
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -367,22 +367,22 @@ class VLACConfig:
 
     checkpoint: str = ""
     camera: str = ""
-    reference: str = ""
-    reference_frames: int = 9
-    frame_skip: int = 1
-    value_mode: str = "mixed"
+    reference: str = ""  # a dataset whose demonstration is shown; empty: none
+    reference_frames: int = 9  # frames of it
+    frame_skip: int = 1  # decisions between two compared frames
+    value_mode: str = "mixed"  # always | mixed | exact: how replies add up
     # percent up to which a rise counts as nothing
     positive_dead_zone: float = 0.0
     # percent up to which a fall counts as nothing
     negative_dead_zone: float = 0.0
-    done_weight: float = 0.0
-    done_threshold: float = 0.0
+    done_weight: float = 0.0  # share of the done question in progress; 0: not asked
+    done_threshold: float = 0.0  # answers up to it count as 0
     compare_last: bool = True
-    batch_size: int = 10
-    image_size: int = 448
+    batch_size: int = 10  # questions asked at once
+    image_size: int = 448  # pixels per side
     lanczos_size: int = 0
-    image_newline: bool = False
-    bos: bool = False
+    image_newline: bool = False  # end each image with a newline
+    bos: bool = False  # start with the tokenizer's start token
     # tokens of a reply
     max_new_tokens: int = 12
     max_invalid: float = 0.3

@@ -149,7 +149,8 @@ def keys(cls: type, prefix: str = "", instance: Any = None, only: Sequence[str] 
         if inner := _nested(hint):
             yield from keys(inner, f"{prefix}{field.name}.", value if isinstance(value, inner) else None)
         else:
-            yield Key(prefix + field.name, _type(hint), shown(value), meaning(cls, field.name))
+            text = meaning(cls, field.name).removeprefix(f"``{field.name}``: ")
+            yield Key(prefix + field.name, _type(hint), shown(value), text)
 
 
 def _key_table(rows: Sequence[Key]) -> list[str]:
@@ -235,11 +236,11 @@ def _group_page(group: str) -> str:
     classes = {**{b: names for b, names in shared.items() if not names}, **classes}
     lines = [
         f"`{group}.type` names one of these, or a class of your own as `package.module:Class`; `{group}=PRESET` chooses",
-        f"a preset, and `{group}.KEY=VALUE` sets a key. Keys below stand under `{group}.`.", "", *_presets(group),
+        f"a preset, and `{group}.KEY=VALUE` sets a key that stands below.", "", *_presets(group),
     ]  # fmt: skip
     for cls in classes:
         lines += _config_section(classes, cls)
-    return page(f"Config: `{group}`", f"the keys of {GROUPS[group]}", lines)
+    return page(f"Config: `{group}`", f"the keys and presets of `{group}`, {GROUPS[group]}", lines)
 
 
 def _run_page() -> str:
@@ -302,6 +303,12 @@ def _schemas() -> Iterator[type]:
     yield RunConfig
     yield from (build.config_class(group, name) for group in GROUPS for name in build.names(group))
     yield from (build.attribute(path) for path in ROBOT.values())
+
+
+def untitled() -> list[str]:
+    """Presets and named runs without a comment at their head."""
+    files = sorted(f for group in (*GROUPS, "robot", "run") for f in (ROOT / "configs" / group).glob("*.yaml"))
+    return [str(f.relative_to(ROOT)) for f in files if not _header(f)]
 
 
 def unexplained(schemas: Sequence[type] | None = None) -> list[str]:

@@ -46,14 +46,19 @@ class ToyConfig:
     image_size: int = 16
     # control steps that end an episode
     horizon: int = 20
+    # metres that an action of 1 moves in a control step
     max_step: float = 0.02
+    # metres from the goal that count as success
     success_radius: float = 0.012
     step_seconds: float = 0.0
     step_tail: float = 0.0
     # what goes wrong: one of `FAULTS`; none: nothing
     fault: str = "none"
+    # initial state whose episodes are struck; -1: all
     fault_init_state_id: int = -1
+    # control steps before it strikes; -1: at the start
     fault_control_step: int = 0
+    # a file: strike only while it is not there, and make it
     fault_marker: str = ""
 
     def __post_init__(self) -> None:

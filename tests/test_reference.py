@@ -63,6 +63,15 @@ def test_every_key_says_what_it_means(config_pages):
     assert config_pages.unexplained() == [], "say it in a comment beside the field"
 
 
+def test_every_preset_says_at_its_head_what_it_is(config_pages, monkeypatch, tmp_path):
+    assert config_pages.untitled() == []
+    preset = tmp_path / "configs" / "env" / "bare.yaml"
+    preset.parent.mkdir(parents=True)
+    preset.write_text("# @package _global_\ntype: toy\n")
+    monkeypatch.setattr(config_pages, "ROOT", tmp_path)
+    assert config_pages.untitled() == ["configs/env/bare.yaml"]
+
+
 def test_a_key_without_a_word_is_named(config_pages):
     assert config_pages.unexplained([Sample]) == ["Sample.inner.untold", "Sample.own_silence"]
 

@@ -90,16 +90,27 @@ class RewardCheckConfig:
     ``buffer_episodes`` are kept, and the old one stays where AUC on held-out ones falls by more than ``guard_tolerance``.
     """
 
+    # control steps between two frames
     stride: int = 4
+    # demonstrations that are used, at most
     demonstrations: int = 100
+    # rollouts of the policy that RL starts from
     episodes: int = 64
+    # share of the rollouts that only judge
     held_out_share: float = 0.4
+    # least area under the ROC curve of success
     min_auc: float = 0.7
+    # least rank correlation of progress with time on successes (VOC)
     min_voc: float = 0.3
+    # largest share of invalid curves
     max_invalid: float = 0.05
+    # stop | warn: what a bad verdict does
     on_bad: str = "stop"
+    # iterations between two refits during RL; 0: never
     refit_every: int = 0
+    # last rollouts that are kept for it
     buffer_episodes: int = 256
+    # fall of the held-out AUC up to which the new one is taken
     guard_tolerance: float = 0.02
 
     def __post_init__(self) -> None:

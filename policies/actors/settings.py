@@ -22,9 +22,13 @@ class ActorConfig:
 
     can_see: ClassVar[tuple[str, ...]] = (FEATURES,)
 
+    # widths of the layers
     hidden: list[int] = field(default_factory=lambda: [256, 256])
+    # width of what it makes of a frame
     encoder: int = 128
+    # gaussian (squashed by tanh; SAC needs it) | deterministic
     distribution: str = "gaussian"
+    # std that a deterministic one explores with, in latent units (-1 to 1)
     noise: float = 0.2
     copy_base: bool | None = None
     eyes: str = FEATURES
@@ -62,10 +66,14 @@ class GripperConfig(ActorConfig):
 
     can_see = (FEATURES, PICTURES)
 
+    # continuous | discrete: an action as the others, or one of three choices by values of its own
     gripper: str = "continuous"
+    # share of exploring decisions whose choice is random
     gripper_noise: float = 0.0
     average: float = 0.0
+    # of each convolution, with eyes=pictures
     channels: list[int] = field(default_factory=lambda: [16, 32, 32])
+    # by which the first makes the picture smaller
     stride: int = 4
     shift: int = 4
 
@@ -97,10 +105,12 @@ class ResidualConfig(GripperConfig):
     gripper that is open or closed only turns when a correction reaches beyond the middle.
     """
 
+    # largest correction, in half-ranges
     scale: float = 0.2
     scales: dict[str, float] = field(default_factory=dict)
     hold: int = 1
     ramp: int = 0
+    # control steps after which the frozen policy decides anew; 0: its chunk
     base_steps: int = 0
     dimensions: list[str] = field(default_factory=list)
 
@@ -155,7 +165,9 @@ class OwnConfig(ActorConfig):
     """The policy beneath itself. Of each batch its loss sees ``rows`` decisions, drawn in proportion to their weights;
     ``hidden``, ``distribution`` and ``noise`` belong to actors of their own."""
 
+    # of actors of their own; not used here
     distribution: str = "deterministic"
+    # decisions of a batch that its loss sees, drawn by their weights
     rows: int = 64
 
     def __post_init__(self) -> None:
@@ -174,9 +186,13 @@ class ImprovedConfig(ActorConfig):
     """
 
     distribution: str = "deterministic"
+    # proposals of a decision
     samples: int = 16
+    # best ones that are improved
     keep: int = 4
+    # gradient steps up the critic's values
     steps: int = 5
+    # of one of them, in half-ranges
     step_size: float = 0.01
     temperature: float = 0.0
 

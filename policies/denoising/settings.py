@@ -71,22 +71,30 @@ class DenoisingVLAConfig(DenoisingConfig):
     clip_action: bool = False  # clip x̂0 to the robot's bounds at every step
     # all | one
     stochastic_steps: str = "all"
+    # first steps that are stochastic; 0: all
     stochastic_window: int = 0
     # last stochastic steps that RL trains; 0: all
     trained_steps: int = 0
+    # a frozen copy of the policy takes the steps before the trained ones
     freeze_untrained: bool = False
     # draw noise at the last step too
     last_step_noise: bool = True
+    # least standard deviation that is sampled with; 0: no limit
     min_std: float = 0.0
+    # largest one; 0: no limit
     max_std: float = 0.0
+    # least one in the likelihood; 0: no limit
     min_log_prob_std: float = 0.0
     noise_clip: float = 0.0  # limit of |z| of the step noise
     noise_correlation: float = 0.0  # of the step noise z, between the control steps of a chunk; see `chunk_normals`
     log_prob_low: float | None = None  # clamp of each entry's log-prob
     # upper end of that clamp; null: none
     log_prob_high: float | None = None
+    # of the advantage, over the trained steps
     advantage_discount: float = 1.0
+    # factor of the clip range at the first trained step
     clip_base: float = 1.0
+    # exponent by which it grows from there to 1 at the last one
     clip_rate: float = 3.0
     noise_samples: int = 4  # noisy chunks per demonstration and update; they share one pass of the trunk
     student_steps: int = 0  # a student with so many steps learns beside RL (0: none)

@@ -31,21 +31,32 @@ class ConsoleConfig:
     ``end_on_label``: success and failure end the episode.
     """
 
+    # address that it listens on
     host: str = "127.0.0.1"
+    # port that it listens on; 0: any free one
     port: int = 8765
+    # other names or addresses by which a browser may call it
     names: tuple[str, ...] = ()
+    # PEM file; needed beyond this machine
     tls_certificate: str = ""
+    # PEM file of its key
     tls_key: str = ""
     state_hz: float = 25.0
+    # seconds after which an input is void
     input_expiry_s: float = 0.15
+    # seconds after which what a control asked for is void
     event_age_s: float = 0.5
+    # seconds of a page's silence after which its operator loses control
     silence_s: float = 0.5
+    # seconds after which a page that hears nothing locks its controls
     link_silence_s: float = 0.35
     stale_image_s: float = 0.3
     quality: int = 80
     # pages that may watch at a time
     max_viewers: int = 12
+    # disk whose room is shown; empty: none
     folder: str = ""
+    # room from where it is a warning, GB
     disk_low_gb: float = 5.0
     end_on_label: bool = True
 

@@ -26,13 +26,19 @@ class SupervisorConfig:
     """
 
     hz: float = 100.0
+    # seconds of silence after which the arm holds
     silence_s: float = 0.15
+    # seconds of a policy's silence that latch a fault
     fault_s: float = 1.0
+    # seconds without a decision after which a policy that lives pauses
     thinking_s: float = 10.0
     # seconds after which control that is not renewed lapses
     lease_s: float = 2.0
+    # roles that must live while anything moves
     required: tuple[str, ...] = ()
+    # cameras that must deliver
     cameras: tuple[str, ...] = ()
+    # largest age of their pictures, seconds
     frame_age_s: float = 0.15
     state_age_s: float = 0.15
     sustained_s: float = 1.0
@@ -40,7 +46,9 @@ class SupervisorConfig:
     home_tolerance: float = 0.01
     # seconds that the scripted reset may take
     home_timeout_s: float = 20.0
+    # lower corner of the box that a policy's hand stays in, metres; empty: none
     safe_low: tuple[float, ...] = ()
+    # upper corner, metres
     safe_high: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:

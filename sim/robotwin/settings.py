@@ -39,14 +39,18 @@ class RoboTwinConfig:
     tasks: list[str] = field(default_factory=lambda: ["stack_blocks_two"])
     # the checkout's file of scene settings, such as demo_clean, demo_randomized
     setting: str = "demo_clean"
+    # an arm of the checkout, or primitive: boxes that need no download
     embodiment: str = "piper"
+    # metres between two arms; 0: a robot with two
     distance: float = 0.6
     # names of the cameras to render
     cameras: list[str] = field(default_factory=lambda: ["head_camera"])
     # the checkout's camera model, which sets the size of a picture
     camera_type: str = "D435"
     look: str = "fast"
+    # official | simplevla | rlinf: whose step limits hold
     limit: str = "official"
+    # control steps that end an episode; 0: as limit says
     horizon: int = 0
     seeds: str = ""
     state: str = "commanded"

@@ -53,8 +53,11 @@ class TabletopConfig:
     camera_size: int = 84
     # light | full: a cheap picture, or robosuite's own
     look: str = "light"
+    # control steps that end an episode; 0: each task's own
     horizon: int = 0
+    # std of noise on every executed action, as a share of the range
     action_noise: float = 0.0
+    # successful control steps in a row that make a success
     success_hold: int = 1
 
     def __post_init__(self) -> None:

@@ -19,9 +19,13 @@ class AugmentConfig:
     that get the batch's mean proprioception in place of their own.
     """
 
+    # pixels, with edges repeated
     shift: int = 4
+    # largest share of each side that is cut off before resizing back
     crop: float = 0.0
+    # largest relative change
     brightness: float = 0.2
+    # largest relative change
     contrast: float = 0.2
     mirror: float = 0.0
     proprio: float = 0.0
@@ -53,12 +57,15 @@ class ImitationConfig:
     which is what steering it needs.
     """
 
+    # optimiser steps
     updates: int = 1000
     checkpoint_every: int = 200
     validation_episodes: int = 5
+    # chunks of one update
     batch_size: int = 64
     # of AdamW, after the warm-up; then it falls by a cosine
     learning_rate: float = 1e-3
+    # share of the learning rate that it ends at
     min_learning_rate_fraction: float = 0.1
     # updates in which the learning rate rises linearly
     warmup_updates: int = 50
@@ -69,9 +76,11 @@ class ImitationConfig:
     offload_optimizer: bool = False
     # largest norm of the gradient; null: no limit
     grad_clip: float | None = 1.0
+    # chunks that go through at once, to save memory; null: the whole batch
     micro_batch_size: int | None = None
     # bfloat16 on CUDA
     autocast: bool = True
+    # updates in a row that are not finite before the run ends
     max_bad_updates: int = 10
     # of batches and augmentation; 0: the run's seed
     seed: int = 0
@@ -102,13 +111,18 @@ class MemoryConfig:
     policy that acts next has settled (`docs/explanation/ppo.md`).
     """
 
+    # newest successes of each task that are kept; 0: no memory
     episodes: int = 0
+    # updates on them after each iteration of RL
     updates: int = 40
+    # decisions of one update
     batch_size: int = 64
     # at the start of each iteration's updates
     learning_rate: float = 4e-4
     min_learning_rate_fraction: float = 1.0
+    # share of a batch that are the run's demonstrations
     demonstration_share: float = 0.5
+    # share of a batch that is added as first decisions of episodes
     first_share: float = 0.25
     augment: AugmentConfig = field(default_factory=AugmentConfig)
 
@@ -136,8 +150,11 @@ class FilteredBCConfig:
 
     # of AdamW
     learning_rate: float = 1e-4
+    # passes over the decisions that are kept of a batch
     epochs: int = 2
+    # decisions of one update
     minibatch_size: int = 64
+    # decisions that go through at once, to save memory; null: the whole minibatch
     micro_batch_size: int | None = None
     max_control_steps: int | None = None
     # of AdamW
@@ -148,6 +165,7 @@ class FilteredBCConfig:
     grad_clip: float | None = 1.0
     # bfloat16 on CUDA
     autocast: bool = True
+    # updates in a row that are not finite before the run ends
     max_bad_updates: int = 10
     # of the minibatches; 0: the run's seed
     seed: int = 0

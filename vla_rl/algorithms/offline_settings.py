@@ -19,14 +19,20 @@ class DynamicsConfig:
     ``updates`` of ``batch_size`` decisions; it is made anew each round.
     """
 
+    # networks of the ensemble
     count: int = 7
+    # networks with the least held-out error, which imagine
     elites: int = 5
+    # widths of the layers
     hidden: list[int] = field(default_factory=lambda: [1024, 1024, 512, 512])
     components: int = 64
+    # updates, anew in each round
     updates: int = 5000
+    # decisions of one update
     batch_size: int = 256
     # of AdamW
     learning_rate: float = 1e-3
+    # share of the decisions that the error is measured on
     held_out: float = 0.1
 
     def __post_init__(self) -> None:
@@ -64,31 +70,47 @@ class OfflineConfig:
     """
 
     rounds: int = 0
+    # episodes of the policy as it begins, before the first round
     start_episodes: int = 0
+    # episodes of the policy after each round
     episodes: int = 100
     critics: CriticsConfig = field(default_factory=CriticsConfig)
+    # updates of the critics in a round
     critic_updates: int = 20000
+    # decisions of one of their updates
     batch_size: int = 256
+    # of the values that V learns (0.5: the mean)
     expectile: float = 0.7
+    # discount per control step
     gamma: float = 0.99
     dynamics: DynamicsConfig = field(default_factory=DynamicsConfig)
+    # updates of the policy's supervised loss in a round; 0: none
     imitation_updates: int = 0
+    # rows of one of these
     imitation_batch: int = 64
+    # at their start; it falls to 0
     imitation_learning_rate: float = 5e-4
     candidates: int = 100
+    # decisions drawn from the data for each candidate
     states: int = 25600
+    # passes over them
     epochs: int = 1
+    # decisions of one update
     minibatch_size: int = 512
     # of the policy on a candidate's states
     learning_rate: float = 1e-5
+    # clip range of the ratio, which falls to 0 over the phase
     clip: float = 0.25
     # largest norm of the policy's gradient
     grad_clip: float = 0.5
     # a candidate that does not improve the estimate goes back; false: all stay
     gate: bool = True
     min_gain: float = 0.05
+    # decisions that the gate's estimate looks ahead in the learned model
     horizon: int = 5
+    # states that it starts from
     gate_states: int = 512
+    # any | first: which states these are
     starts: str = "any"
     evaluate: bool = True
 

@@ -21,7 +21,9 @@ class CriticsConfig:
     what share of the new weights the targets take at each update.
     """
 
+    # action values of the ensemble
     count: int = 2
+    # random ones of them whose smallest is the target; 0: all
     subset: int = 0
     # widths of the layers
     hidden: list[int] = field(default_factory=lambda: [256, 256])
@@ -33,6 +35,7 @@ class CriticsConfig:
     high: float = 1.0
     # bins of a head that is a distribution
     bins: int = 51
+    # share of the new weights that the targets take at each update
     tau: float = 0.005
     # of AdamW
     learning_rate: float = 3e-4
@@ -96,31 +99,50 @@ class ActorCriticConfig:
     each time that it turns around.
     """
 
+    # decisions of one update
     batch_size: int = 256
+    # critic updates for each new decision
     updates_per_decision: float = 1.0
+    # decisions that must be there before learning starts
     start_decisions: int = 500
+    # first critic updates, without the actor
     critic_warmup: int = 0
+    # critic updates for each of the actor
     actor_every: int = 2
+    # critic updates before the first episode
     offline_updates: int = 0
+    # none | cql | cal_ql: what keeps values low where there is no data, before the first episode
     conservatism: str = "none"
+    # its weight
     conservative_weight: float = 0.005
+    # actions of the actor, and at random, that it compares with
     conservative_samples: int = 4
+    # share of a batch that are demonstrations and what people chose
     demonstration_share: float = 0.5
+    # share of a batch from other runs (replay.offline)
     offline_share: float = 0.0
     # demonstrations are drawn after the first episode too; false: only before it
     demonstrations_online: bool = True
+    # discount per control step
     gamma: float = 0.99
+    # decisions whose reward the target adds up
     n_step: int = 1
     critics: CriticsConfig = field(default_factory=CriticsConfig)
     # of the actor
     learning_rate: float = 3e-4
+    # weight of the squared distance to human and demonstrated actions
     imitation_coef: float = 0.0
+    # weight of the squared latent action
     action_penalty: float = 0.0
+    # weight of the squared distance to what the actor did as the first episode began
     anchor_coef: float = 0.0
+    # updates over which it falls to nothing; 0: it stays
     anchor_updates: int = 0
+    # share of it that stays
     anchor_floor: float = 0.0
     encoder_online: bool = True
     gripper_penalty: float = 0.02
+    # largest norm of both gradients; null: no limit
     grad_clip: float | None = 10.0
     # updates in a row that are not finite before the run ends
     max_bad_updates: int = 10
@@ -157,7 +179,9 @@ class TD3Config(ActorCriticConfig):
 
     diagnostics: ClassVar = _figures("td3")
 
+    # std of the noise on the target action, in latent units
     target_noise: float = 0.1
+    # limit of that noise
     target_clip: float = 0.25
 
     def __post_init__(self) -> None:
@@ -176,8 +200,11 @@ class SACConfig(ActorCriticConfig):
 
     diagnostics: ClassVar = _sac_figures("sac")
 
+    # weight of the entropy, at the start
     temperature: float = 0.01
+    # of the temperature; 0: it stays
     temperature_learning_rate: float = 3e-4
+    # that the temperature follows; null: minus half the latent dimensions
     target_entropy: float | None = None
     entropy_in_backup: bool = False
 
@@ -195,9 +222,13 @@ class DSRLConfig(SACConfig):
 
     diagnostics: ClassVar = _sac_figures("dsrl")
 
+    # updates of the noise critic for each of the actor
     noise_updates: int = 1
+    # share of their noises that are the actor's; the rest is standard normal
     own_share: float = 0.0
+    # weight of leaving the support of the noise
     support_coef: float = 0.0
+    # half squared norm from which it counts; null: half the dimensions
     support_limit: float | None = None
 
     def __post_init__(self) -> None:
@@ -220,7 +251,9 @@ class PARLConfig(ActorCriticConfig):
 
     diagnostics: ClassVar = _figures("parl")
 
+    # improved decisions of one update of the policy
     imitation_batch: int = 64
+    # of the draw among them by their values; 0: the best
     temperature: float = 0.0
 
     def __post_init__(self) -> None:
@@ -243,8 +276,11 @@ class IQLConfig(ActorCriticConfig):
 
     climbs: ClassVar[bool] = False  # whether the actor climbs the critics later on
 
+    # of the values that V learns (0.5: the mean; towards 1: the best that was done)
     expectile: float = 0.7
+    # decisions are imitated by exp(beta · advantage)
     beta: float = 3.0
+    # largest such weight
     weight_limit: float = 100.0
 
     def __post_init__(self) -> None:
@@ -273,10 +309,13 @@ class DaggerConfig:
     """Settings of `Dagger`: ``updates_per_decision`` of ``batch_size`` decisions each, people's alone, for every new
     decision; ``offline_updates`` on the demonstrations before the first episode."""
 
+    # decisions of one update, people's alone
     batch_size: int = 256
+    # updates for each new decision
     updates_per_decision: float = 1.0
     # decisions that must be there before learning starts
     start_decisions: int = 0
+    # updates on the demonstrations before the first episode
     offline_updates: int = 0
     # of AdamW
     learning_rate: float = 3e-4

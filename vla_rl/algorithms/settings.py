@@ -71,7 +71,9 @@ class CurriculumConfig:
     temperature: float = 1.0
     window: int = 20
     floor: float = 0.1
+    # factor on every item's counts at each tick (thompson)
     decay: float = 0.99
+    # factor on an item's counts before new ones are added (thompson)
     visited_decay: float = 0.8
 
     def __post_init__(self) -> None:
@@ -171,6 +173,7 @@ class PPOConfig:
     vtrace_rho_cap: float = 1.0
     # c̄ of V-trace: cap of the weight by which later errors come back
     vtrace_c_cap: float = 1.0
+    # running out of time is worth what the critic says; false: nothing, as where the time limit is part of the task
     bootstrap_truncated: bool = True
     gamma_per_control_step: bool = False
     # mean | median: what a group's scores are compared with

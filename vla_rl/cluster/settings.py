@@ -83,6 +83,7 @@ class RayConfig:
     address: str = "local"
     # free | colocated | disaggregated | hybrid | auto: which actors share a device
     placement: str = "free"
+    # nodes of the rollout actors under placement=hybrid, at least one actor on each
     env_nodes: int = 0
     # a run's folder or a file with the service times that placement=auto plans with
     times: str = ""

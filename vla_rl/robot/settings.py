@@ -48,8 +48,11 @@ class PracticeSettings:
 
     reset: str = ""
     checkpoint: str = ""
+    # resets in a row that fail before a person is asked
     failures: int = 3
+    # lower corner of the box that the hand stays in, metres; empty: none
     low: list[float] = field(default_factory=list)
+    # upper corner, metres
     high: list[float] = field(default_factory=list)
     confident: float = 0.0
 
@@ -70,7 +73,9 @@ class ReturnsSettings:
     running without help."""
 
     share: float = 0.0
+    # failures in a row from one start after which a person shows it; 0: never
     shown: int = 3
+    # successes in a row without help after which it is done with
     mastered: int = 2
 
     def __post_init__(self) -> None:
@@ -151,12 +156,19 @@ class OperatorSettings:
     hands back once it has brought ``help_gain`` of it, or after ``longest_s``. Its hand moves at ``speed`` times the
     expert's motion, ``lag_s`` late and with ``noise``."""
 
+    # seconds without progress before it takes over
     patience_s: float = 1.0
+    # progress (0 to 1) that counts as some
     gain: float = 0.02
+    # progress that it brings before it hands back
     help_gain: float = 0.4
+    # seconds after which it hands back anyway
     longest_s: float = 5.0
+    # share of the expert's speed
     speed: float = 0.5
+    # seconds that its hand is late
     lag_s: float = 0.15
+    # of its hand's motion
     noise: float = 0.15
     # median of its reaction time, seconds
     reaction_median_s: float = 0.5

@@ -23,6 +23,7 @@ class CollectConfig:
     ``policy``: a checkpoint that demonstrates in the expert's place; of ``oversample`` times as many successes the smoothest
     are kept, and it takes its most likely actions unless ``sample``."""
 
+    # demonstrations of each task; of a published dataset at most so many
     episodes_per_task: int = 100
     action_noise: float = 0.3
     speed: float = 1.0
@@ -33,9 +34,13 @@ class CollectConfig:
     only_success: bool = True
     # pictures as H.264 instead of PNG
     video: bool = False
+    # keep control steps of a published dataset that do nothing
     keep_noops: bool = False
+    # a checkpoint that demonstrates in the expert's place; empty: the expert does
     policy: str = ""
+    # successes per one that is kept, the smoothest first; 1: all are kept
     oversample: float = 1.0
+    # that policy samples its actions instead of taking the likeliest
     sample: bool = False
     # share of the time limit in which the policy beneath that of collect.policy acts first; 0: never
     base_share: float = 0.0
@@ -122,12 +127,18 @@ class ConcurrentConfig:
     no update in ``hang_seconds`` (0: it may take any time).
     """
 
+    # updates between two publications of the weights
     publish_every: int = 50
+    # episodes after which the actor takes the newest weights; 0: once an iteration
     swap_every: int = 0
     max_ahead: int = 0
+    # torch threads of the learner's process
     threads: int = 1
+    # how much lower its priority is, 0 to 19
     nice: int = 5
+    # times that it is started again after it died
     restarts: int = 3
+    # seconds without an update after which it is started again; 0: any time
     hang_seconds: float = 600.0
 
     def __post_init__(self) -> None:
@@ -148,9 +159,13 @@ class RestartsConfig:
     (or groups), in a state along the ``sources`` demonstrations, successes and failures (of the policy's own), of which the
     newest ``episodes`` of each task are kept; at most ``latest`` of the time limit is over by then."""
 
+    # share of an iteration's episodes (or groups) that begin in the middle of another; 0: none
     share: float = 0.0
+    # demonstrations, successes, failures: what they begin in
     sources: list[str] = field(default_factory=lambda: [DEMONSTRATIONS])
+    # newest episodes of each task that are kept for it
     episodes: int = 64
+    # share of the time limit that may be over by then
     latest: float = 0.5
 
     def __post_init__(self) -> None:
@@ -202,14 +217,21 @@ class RLConfig:
     checkpoint_every: int = 1
     keep_checkpoints: int = 0
     keep_best: bool = True
+    # learn only from groups with a success rate from success_low to success_high
     dynamic_sampling: bool = False
     dynamic_sampling_by: str = "success"  # success | reward
+    # least success rate of such a group
     success_low: float = 0.1
+    # largest one
     success_high: float = 0.9
+    # rollouts at most to fill an iteration with such groups
     max_sampling_rounds: int = 10
+    # iterations for which surplus groups are kept
     max_staleness: int = 4
     guard: str = "warn"  # off | warn | stop
+    # first iterations, after the critic's warm-up, that the guard looks at; 0: none
     guard_iterations: int = 5
+    # success rate that the 95 % upper bound must reach there
     guard_success: float = 0.03
     fallback: str = "none"  # none | progress
     fallback_reward: dict[str, Any] = field(default_factory=dict)
