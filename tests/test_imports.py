@@ -95,6 +95,12 @@ for arguments in {commands!r}:
     assert found == [["0" if "--help" in arguments else "2"] for arguments in commands], done.stderr
 
 
+def test_the_parser_needs_no_numpy():
+    code = "import sys; from vla_rl import cli; cli._parser(); print('numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
+    assert done.stdout == "False\n", done.stderr
+
+
 def test_all_imports_without_its_sdk_or_names_the_extra():
     """Core, policies and reward models import whole; any component does, or says what is to be installed."""
     modules = modules_of("vla_rl") + modules_of("policies") + modules_of("reward_models")
@@ -159,3 +165,22 @@ except ConfigError as error:
     place = own.parent if own.name == "__init__.py" else own
     assert done.stdout.startswith(f"{place} hides the package '{package}' of vla-rl"), done.stdout + done.stderr
     assert f"such as my_{place.name}" in done.stdout
+
+
+def test_a_training_imports_no_library_of_models():
+    """timm and transformers take seconds, and timm takes wandb along; only policies and rewards that use them pay."""
+    code = """
+import sys, tempfile
+from vla_rl.config import compose
+from vla_rl.run.pipeline import run_pipeline
+with tempfile.TemporaryDirectory() as folder:
+    run_pipeline(compose([
+        "run=toy", "collect.episodes_per_task=2", "sft.validation_episodes=1", "sft.updates=2", "rl.iterations=1",
+        "rl.episodes_per_iteration=4", "evaluate.episodes_per_task=2", "evaluate.video_episodes=1", f"output_dir={folder}",
+    ]))
+import policies.denoising.policy, policies.small, policies.actors.residual
+print("RESULT", *sorted({"timm", "transformers", "wandb", "lerobot", "torchvision", "diffusers"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "RESULT"

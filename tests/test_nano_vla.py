@@ -12,7 +12,7 @@ import torch
 from contracts import check_policy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LlamaModel
+from transformers import LlamaConfig, LlamaModel
 
 from policies.nano_vla import NanoVLA, preset
 from policies.normalization import VectorStats, bin_centers, decode_actions, encode_actions
@@ -135,7 +135,13 @@ def test_trunk_equals_the_llama_of_transformers(causal: bool):
         mask = torch.zeros(2, 1, 7, 7)
         if causal:
             mask = mask + torch.full((7, 7), -torch.inf).triu(1)
-        stock = LlamaModel(trunk.llama.config).eval()
+        stock = LlamaModel(
+            LlamaConfig(
+                vocab_size=32, hidden_size=TINY.llm_width, num_hidden_layers=TINY.llm_depth,
+                intermediate_size=TINY.llm_mlp, num_attention_heads=TINY.llm_heads, num_key_value_heads=TINY.llm_heads,
+                rope_theta=TINY.rope_theta, max_position_embeddings=16,
+            )
+        ).eval()  # fmt: skip
         stock.load_state_dict(trunk.llama.state_dict())
         theirs = stock(inputs_embeds=x, attention_mask=mask, use_cache=False).last_hidden_state
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)

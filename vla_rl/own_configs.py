@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from vla_rl.errors import ConfigError
-from vla_rl.files import reason
 
 COMPONENTS = ("policy", "env", "reward", "algorithm", "critic", "actor", "collector", "cluster")
 _SUFFIXES = (".yaml", ".yml")
@@ -148,6 +147,8 @@ def _read(path: Path, groups: Sequence[str]) -> OwnFile:
     import yaml
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
+
+    from vla_rl.files import reason  # (and numpy, which `vla-rl --help` does without)
 
     try:
         text = path.read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
 from policies.openvla.config import Architecture, TowerSpec
-from policies.trunk.llama import LlamaBlock, rms_norm, rotate
+from policies.trunk.llama import rotate
 from vla_rl.errors import UserError
 
 
@@ -225,11 +225,20 @@ class KVCache:
         return cls(make(), make())
 
 
-class OpenVLABlock(LlamaBlock):
-    """Attention and gated MLP of one layer; for its arguments see `run_llama`."""
+def rms_norm(norm: nn.Module, x: Tensor) -> Tensor:
+    return F.rms_norm(x, (x.shape[-1],), norm.weight, norm.variance_epsilon)
+
+
+class OpenVLABlock(nn.Module):
+    """Takes over the parts of one of transformers' Llama layers under their names; for its arguments see `run_llama`.
+
+    It is called as a module, so that whatever hooks a module's call (FSDP2, profilers) sees every block.
+    """
 
     def __init__(self, layer: nn.Module, heads: int, kv_heads: int):
-        super().__init__(layer)
+        super().__init__()
+        self.self_attn, self.mlp = layer.self_attn, layer.mlp
+        self.input_layernorm, self.post_attention_layernorm = layer.input_layernorm, layer.post_attention_layernorm
         self.heads, self.kv_heads = heads, kv_heads
 
     def forward(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaModel
+from torch.utils import checkpoint
 
 from policies.settings import (
     TrunkConfig,
@@ -13,6 +13,7 @@ from policies.settings import (
 from policies.tokenizer import PAD_ID
 
 LONGEST_PLAIN_ATTENTION = 256
+_EPSILON = 1e-6  # of the norms, as in Llama
 MASKED = -1e9  # a logit that means probability exactly 0 in float32
 
 
@@ -28,24 +29,30 @@ def mlp(inputs: int, hidden: int, outputs: int, out_std: float | None = None) ->
 
 
 # ----------------------------------------------------------------------------------------------------------- the Llama
-class LlamaBlock(nn.Module):
-    """Takes over the parts of one of transformers' Llama layers under their names; a subclass has the forward.
+class Linears(nn.Module):
+    """Linear layers without bias under their names, {name: (inputs, outputs)}."""
+
+    def __init__(self, **shapes: tuple[int, int]):
+        super().__init__()
+        for name, shape in shapes.items():
+            self.add_module(name, nn.Linear(*shape, bias=False))
+
+
+class TrunkBlock(nn.Module):
+    """Attention and gated MLP of one layer of the `LlamaTrunk`; its parts have the names that transformers gives them.
 
     It is called as a module, so that whatever hooks a module's call (FSDP2, profilers) sees every block.
     """
 
-    def __init__(self, layer: nn.Module):
+    def __init__(self, config: TrunkConfig):
         super().__init__()
-        self.self_attn, self.mlp = layer.self_attn, layer.mlp
-        self.input_layernorm, self.post_attention_layernorm = layer.input_layernorm, layer.post_attention_layernorm
-
-
-class TrunkBlock(LlamaBlock):
-    """Attention and gated MLP of one layer of the `LlamaTrunk`."""
-
-    def __init__(self, layer: nn.Module, heads: int, dropout: float):
-        super().__init__(layer)
-        self.heads, self.dropout = heads, dropout
+        width, hidden = config.llm_width, config.llm_mlp
+        self.heads, self.dropout = config.llm_heads, config.dropout
+        square, up = (width, width), (width, hidden)
+        self.self_attn = Linears(q_proj=square, k_proj=square, v_proj=square, o_proj=square)
+        self.mlp = Linears(gate_proj=up, up_proj=up, down_proj=(hidden, width))
+        self.input_layernorm = nn.RMSNorm(width, eps=_EPSILON)
+        self.post_attention_layernorm = nn.RMSNorm(width, eps=_EPSILON)
 
     def forward(
         self,
@@ -59,7 +66,7 @@ class TrunkBlock(LlamaBlock):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Hidden states after the layer (with ``cache_only`` those before it), keys and values; see `LlamaTrunk.forward`."""
         attention, mlp = self.self_attn, self.mlp
-        y = rms_norm(self.input_layernorm, x)
+        y = self.input_layernorm(x)
         k, v = rotate(self._split(attention.k_proj(y)), cos, sin), self._split(attention.v_proj(y))
         if cache_only:
             return x, k, v
@@ -72,7 +79,7 @@ class TrunkBlock(LlamaBlock):
         y = attend(q, k, v, causal and length > 1)
         y = attention.o_proj(y.transpose(1, 2).reshape(b, length, width))
         x = x + F.dropout(y, self.dropout, self.training)
-        y = rms_norm(self.post_attention_layernorm, x)
+        y = self.post_attention_layernorm(x)
         y = mlp.down_proj(F.silu(mlp.gate_proj(y)) * mlp.up_proj(y))
         return x + F.dropout(y, self.dropout, self.training), k, v
 
@@ -81,28 +88,27 @@ class TrunkBlock(LlamaBlock):
         return y.view(*y.shape[:2], self.heads, y.shape[2] // self.heads).transpose(1, 2)
 
 
+class LlamaWeights(nn.Module):
+    """What transformers' `LlamaModel` holds, under its names, so that either reads the other's checkpoints."""
+
+    def __init__(self, config: TrunkConfig, vocab_size: int):
+        super().__init__()
+        self.embed_tokens = nn.Embedding(vocab_size, config.llm_width, PAD_ID)
+        self.layers = nn.ModuleList(TrunkBlock(config) for _ in range(config.llm_depth))
+        self.norm = nn.RMSNorm(config.llm_width, eps=_EPSILON)
+        for part in self.modules():  # `LlamaModel` draws them twice: a seed is to give the weights that it always gave
+            if isinstance(part, nn.Linear | nn.Embedding):
+                nn.init.normal_(part.weight, std=0.02)
+        with torch.no_grad():
+            self.embed_tokens.weight[PAD_ID].zero_()
+
+
 class LlamaTrunk(nn.Module):
-    """The weights of a transformers `LlamaModel` with a lean forward: same result, none of the generic code per call."""
+    """A Llama: the result of transformers' `LlamaModel`, without the generic code per call and the seconds of its import."""
 
     def __init__(self, config: TrunkConfig, vocab_size: int, max_length: int):
         super().__init__()
-        self.llama = LlamaModel(
-            LlamaConfig(
-                vocab_size=vocab_size,
-                hidden_size=config.llm_width,
-                intermediate_size=config.llm_mlp,
-                num_hidden_layers=config.llm_depth,
-                num_attention_heads=config.llm_heads,
-                num_key_value_heads=config.llm_heads,
-                rope_theta=config.rope_theta,
-                pad_token_id=PAD_ID,
-                bos_token_id=None,
-                eos_token_id=None,
-                max_position_embeddings=max(max_length, 16),
-                attention_dropout=0.0,
-            )
-        )
-        self.llama.layers = nn.ModuleList(TrunkBlock(x, config.llm_heads, config.dropout) for x in self.llama.layers)
+        self.llama = LlamaWeights(config, vocab_size)
         self.checkpointing = config.gradient_checkpointing
         half = config.llm_width // config.llm_heads // 2
         angles = torch.arange(max_length)[:, None] * config.rope_theta ** -(torch.arange(half) / half)
@@ -139,11 +145,11 @@ class LlamaTrunk(nn.Module):
             last = i + 1 == len(self.llama.layers)
             options = (causal, None if past is None else past[i], wanted if last else 0, cache_only and last)
             if self.checkpointing and self.training and torch.is_grad_enabled():
-                x, k, v = torch.utils.checkpoint.checkpoint(layer, x, cos, sin, *options, use_reentrant=False)
+                x, k, v = checkpoint.checkpoint(layer, x, cos, sin, *options, use_reentrant=False)
             else:
                 x, k, v = layer(x, cos, sin, *options)
             present.append((k, v))
-        return (x if cache_only else rms_norm(self.llama.norm, x)), present
+        return (x if cache_only else self.llama.norm(x)), present
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
@@ -159,10 +165,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
         length = q.shape[2]
         scores = scores + torch.full((length, length), MASKED, dtype=scores.dtype, device=q.device).triu_(1)
     return scores.softmax(-1) @ v
-
-
-def rms_norm(norm: nn.Module, x: Tensor) -> Tensor:
-    return F.rms_norm(x, (x.shape[-1],), norm.weight, norm.variance_epsilon)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

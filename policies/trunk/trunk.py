@@ -1,6 +1,6 @@
 """The vision-language trunk that the small VLA policies share: cameras, instruction and proprioception become a prefix.
 
-Parts and order are those of OpenVLA (arXiv 2406.09246): timm ViT → projector → Llama. A policy puts its own head on top:
+Parts and order are those of OpenVLA (arXiv 2406.09246): ViT → projector → Llama. A policy puts its own head on top:
 action tokens (`policies.nano_vla`) or an action expert that reads the prefix's keys and values (`policies.denoising`).
 
 Prefix: image tokens of each camera | instruction tokens | proprio token.
@@ -20,8 +20,8 @@ from typing_extensions import Self
 
 from policies.normalization import VectorStats
 from policies.tokenizer import PAD_ID, WordTokenizer
-from policies.trunk.llama import LONGEST_PLAIN_ATTENTION, MASKED, LlamaTrunk, mlp, native_bfloat16, parameter
-from policies.trunk.vision import FeatureNorm, conditioned, merge_tokens, vision_tower
+from policies.trunk.llama import MASKED, LlamaTrunk, mlp, native_bfloat16, parameter
+from policies.trunk.vision import FeatureNorm, VisionTower, conditioned, merge_tokens
 from vla_rl.errors import ConfigError, EmbodimentMismatch
 from vla_rl.types import EmbodimentSpec, Observation
 
@@ -105,7 +105,7 @@ class VisionLanguageTrunk(nn.Module):
         config = self.config
         sizes = [(camera.height, camera.width) for camera in self.cameras]
         self.shared_vision = config.share_vision and len(set(sizes)) == 1
-        self.vision = nn.ModuleList(vision_tower(config, *size) for size in (sizes[:1] if self.shared_vision else sizes))
+        self.vision = nn.ModuleList(VisionTower(config, *size) for size in (sizes[:1] if self.shared_vision else sizes))
         self.grids = [config.grid(*size) for size in sizes]
         for camera in self.cameras:
             config.check_camera(camera.name, camera.height, camera.width)
@@ -183,11 +183,8 @@ class VisionLanguageTrunk(nn.Module):
             said = self.film_words(ids).sum(1)[rows].repeat(len(images) if self.shared_vision else 1, 1)
         outputs = []
         for tower, projector, pixels, grid in zip(self.vision, self.projector, groups, self.grids, strict=False):
-            plain = pixels.device.type == "cpu" and grid[0] * grid[1] <= LONGEST_PLAIN_ATTENTION
-            for block in tower.blocks:
-                block.attn.fused_attn = not plain  # see `attend`
             with conditioned(tower, said):
-                x = tower.forward_features(self._normalized_pixels(pixels))
+                x = tower(self._normalized_pixels(pixels))
             outputs.append(projector(merge_tokens(x, grid, self.config.merge)))
         return list(outputs[0].chunk(len(images))) if self.shared_vision else outputs
 
@@ -274,7 +271,7 @@ class VisionLanguageTrunk(nn.Module):
             )
         with self._autocast():
             pixels = self._normalized_pixels(frames.to(self.device).permute(0, 3, 1, 2))
-            return self.vision[0].forward_features(pixels).float().mean(1)
+            return self.vision[0](pixels).float().mean(1)
 
     def _normalized_pixels(self, pixels: Tensor) -> Tensor:
         """uint8 → [-1, 1]. Integers up to 255 and their distance to 127.5 are exact in bfloat16."""

@@ -1,20 +1,21 @@
-"""Images to tokens: a convolutional stem, a timm ViT, merging, and standardised features."""
+"""Images to tokens: a convolutional stem, a ViT, merging, and standardised features."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from policies.settings import (
     TrunkConfig,
     conv_padding,
 )
-from policies.trunk.llama import init_linear
+from policies.trunk.llama import attend, init_linear
+
+_EPSILON = 1e-6  # of the norms, as in timm's ViT
 
 
 class ChannelNorm(nn.LayerNorm):
@@ -56,7 +57,7 @@ def conditioned(tower: nn.Module, condition: Tensor | None) -> Iterator[None]:
 
 
 class ConvStem(nn.Module):
-    """Strided convolutions in place of patch embedding: [b 3 H W] → [b N width]. A drop-in ``embed_layer`` of timm.
+    """Strided convolutions in place of patch embedding: [b 3 H W] → [b N width].
 
     With ``config.film`` every convolution but the last is followed by a `FiLM`.
     """
@@ -85,32 +86,78 @@ class ConvStem(nn.Module):
         return self.layers(x).flatten(2).transpose(1, 2)
 
 
-def vision_tower(config: TrunkConfig, height: int, width: int) -> VisionTransformer:
-    def stem(embed_dim: int, **_: Any) -> ConvStem:
-        return ConvStem(config, height, width, embed_dim)
+class PatchEmbed(nn.Module):
+    """Square patches: [b 3 H W] → [b N width]."""
 
-    extra = {"embed_layer": stem} if config.stem_channels else {"patch_size": config.patch_size}
-    tower = VisionTransformer(
-        img_size=(height, width),
-        embed_dim=config.vit_width,
-        depth=config.vit_depth,
-        num_heads=config.vit_heads,
-        mlp_ratio=config.vit_mlp_ratio,
-        num_classes=0,
-        global_pool="",
-        class_token=False,
-        weight_init="skip",
-        proj_drop_rate=config.dropout,
-        **extra,
-    )
-    nn.init.trunc_normal_(tower.pos_embed, std=0.02)
-    for block in tower.blocks:
-        for linear in (block.attn.qkv, block.mlp.fc1):
-            init_linear(linear)
-        for linear in (block.attn.proj, block.mlp.fc2):
-            nn.init.zeros_(linear.weight)
-            nn.init.zeros_(linear.bias)
-    return tower
+    def __init__(self, patch: int, height: int, width: int, embed_dim: int):
+        super().__init__()
+        self.proj = nn.Conv2d(3, embed_dim, patch, patch)
+        self.num_patches = (height // patch) * (width // patch)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.proj(x).flatten(2).transpose(1, 2)
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int, dropout: float):
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, length, width = x.shape
+        q, k, v = self.qkv(x).reshape(b, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        x = attend(q, k, v, causal=False).transpose(1, 2).reshape(b, length, width)
+        return F.dropout(self.proj(x), self.dropout, self.training)
+
+
+class FeedForward(nn.Module):
+    def __init__(self, width: int, hidden: int, dropout: float):
+        super().__init__()
+        self.dropout = dropout
+        self.fc1, self.fc2 = nn.Linear(width, hidden), nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.dropout(F.gelu(self.fc1(x)), self.dropout, self.training)
+        return F.dropout(self.fc2(x), self.dropout, self.training)
+
+
+class VisionBlock(nn.Module):
+    def __init__(self, config: TrunkConfig):
+        super().__init__()
+        width = config.vit_width
+        self.norm1 = nn.LayerNorm(width, eps=_EPSILON)
+        self.attn = Attention(width, config.vit_heads, config.dropout)
+        self.norm2 = nn.LayerNorm(width, eps=_EPSILON)
+        self.mlp = FeedForward(width, int(width * config.vit_mlp_ratio), config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class VisionTower(nn.Module):
+    """A ViT (Dosovitskiy et al. 2020, arXiv 2010.11929) without a class token: pictures of one camera [b 3 H W] → tokens
+    [b N width]. Its parts have the names that timm gives them, whose import takes seconds."""
+
+    def __init__(self, config: TrunkConfig, height: int, width: int):
+        super().__init__()
+        size = (height, width, config.vit_width)
+        embed = ConvStem(config, *size) if config.stem_channels else PatchEmbed(config.patch_size, *size)
+        self.patch_embed = embed
+        self.pos_embed = nn.Parameter(torch.empty(1, embed.num_patches, config.vit_width))
+        self.blocks = nn.Sequential(*(VisionBlock(config) for _ in range(config.vit_depth)))
+        self.norm = nn.LayerNorm(config.vit_width, eps=_EPSILON)
+        nn.init.trunc_normal_(self.pos_embed, std=0.02)
+        for block in self.blocks:
+            for linear in (block.attn.qkv, block.mlp.fc1):
+                init_linear(linear)
+            for linear in (block.attn.proj, block.mlp.fc2):
+                nn.init.zeros_(linear.weight)
+                nn.init.zeros_(linear.bias)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.norm(self.blocks(self.patch_embed(pixels) + self.pos_embed))
 
 
 class FeatureNorm(nn.Module):
