@@ -70,7 +70,8 @@ class SuccessClassifier(LearnedReward):
         return {**figures, "threshold": self.threshold, "held_out_accuracy": accuracy, "held_out": float(len(held))}
 
     def before_fit(self, table: FrameTable) -> dict[str, float]:
-        positive, negative = [], []
+        positive: list[int] = []
+        negative: list[int] = []
         for k, won in enumerate(table.success.tolist()):
             start, last = int(table.starts[k]), int(table.lengths[k]) - 1
             for i in range(last + 1):
@@ -83,12 +84,12 @@ class SuccessClassifier(LearnedReward):
     def loss(self, table: FrameTable, batch: int) -> Tensor:
         half = max(1, batch // 2)
         rows = torch.cat([pool[self.draw(len(pool), half)] for pool in (self._positive, self._negative)])
-        logits = self.head(self.network(table, rows)).squeeze(-1)
+        logits = self.head(self.fitted_network(table, rows)).squeeze(-1)
         return F.binary_cross_entropy_with_logits(logits, torch.cat([torch.ones(half), torch.zeros(half)]).to(logits.device))
 
     @torch.no_grad()
     def _probabilities(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
-        table = FrameTable.of(trajectories, self.network.cameras)
+        table = FrameTable.of(trajectories, self.fitted_network.cameras)
         return [p.cpu() for p in torch.sigmoid(self.head(self.features(table)).squeeze(-1)).split(table.lengths.tolist())]
 
     def curve(self, features: Tensor, lengths: Sequence[int]) -> list[Tensor]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -101,25 +101,26 @@ def resized(frames: Tensor, size: int) -> Tensor:
 
 def timm_features(config: EncoderConfig) -> ImageFeatures:
     """Frozen features of a timm image model. Without ``checkpoint`` its weights are random (nothing is downloaded)."""
-    model, size = timm_model(config.model, config.checkpoint)
+    model, _, size = timm_model(config.model, config.checkpoint)
     device = pick_device(config.device, "reward.encoder.device")
     model.to(device).eval().requires_grad_(False)
     return lambda frames: model(normalized_pixels(frames, size, device))
 
 
-def timm_model(name: str, checkpoint: str, owner: str = "reward.encoder") -> tuple[nn.Module, int]:
-    """A timm model without its classifier, and the image size it reads (pixels)."""
+def timm_model(name: str, checkpoint: str, owner: str = "reward.encoder") -> tuple[nn.Module, int, int]:
+    """A timm model without its classifier, how many features it gives, and the image size it reads (pixels)."""
     import timm
 
     try:
         # The weights' own path is opened by timm; `pretrained` stays off, so that nothing reaches for a hub.
-        model = timm.create_model(name, pretrained=False, num_classes=0, checkpoint_path=checkpoint or "")
+        # Its type is that of any module, which says nothing of what all of timm's models have.
+        model: Any = timm.create_model(name, pretrained=False, num_classes=0, checkpoint_path=checkpoint or "")
     except (RuntimeError, FileNotFoundError, ValueError) as error:
         raise ConfigError(
             f"{owner}.model={name!r} with checkpoint={checkpoint!r} cannot be built ({error}). Give a name that timm "
             f"knows and a state dict of that model."
         ) from error
-    return model, int(model.default_cfg.get("input_size", (3, 224, 224))[-1])
+    return model, int(model.num_features), int(model.default_cfg.get("input_size", (3, 224, 224))[-1])
 
 
 def clip_indices(length: int, count: int) -> list[int]:

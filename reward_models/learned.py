@@ -27,13 +27,13 @@ class LearnedReward(ShapedProgress):
     learned: ClassVar[bool] = True
     judge_first: ClassVar[bool] = True  # its quality is checked before RL trains on it
     kind: ClassVar[str] = ""
+    head: nn.Module  # made beside the network
 
     def __init__(self, config: LearnedConfig):
         super().__init__()
         self.config = config
         self.device = pick_device(config.device, "reward.device")
         self.network: FrameNetwork | None = None
-        self.head: nn.Module | None = None
         self.generator = torch.Generator().manual_seed(config.seed)
 
     # ----------------------------------------------------------------------------------------------- for the subclasses
@@ -65,20 +65,21 @@ class LearnedReward(ShapedProgress):
         where labels cannot be made from these trajectories, or where the loss is not finite.
         """
         c = self.config
-        cameras = self.network.cameras if self.network is not None else c.network.cameras
+        network = self.network
+        cameras = c.network.cameras if network is None else network.cameras
         table = FrameTable.of(trajectories, cameras)
         figures = self.before_fit(table)
-        updates = c.updates if self.network is None else c.refit_updates
-        if self.network is None:
+        updates = c.updates if network is None else c.refit_updates
+        if network is None:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(c.seed)
-                self._build(sorted(table.images), table.proprio.shape[1])
-            self.network.set_statistics(table.proprio)
-        parameters = [p for p in [*self.network.parameters(), *self.head.parameters()] if p.requires_grad]
+                network = self._build(sorted(table.images), table.proprio.shape[1])
+            network.set_statistics(table.proprio)
+        parameters = [p for p in [*network.parameters(), *self.head.parameters()] if p.requires_grad]
         optimizer = torch.optim.AdamW(parameters, lr=c.learning_rate, weight_decay=c.weight_decay)
         steps, rising = max(updates, 2), min(max(0.1, 2 / updates), 0.75)  # no phase of no length
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, c.learning_rate, total_steps=steps, pct_start=rising)
-        self.network.train()
+        network.train()
         average = float("nan")
         for update in range(updates):
             loss = self.loss(table, c.batch_size)
@@ -96,16 +97,16 @@ class LearnedReward(ShapedProgress):
             average = value if average != average else 0.95 * average + 0.05 * value
             if progress is not None:
                 progress(update + 1, average)
-        self.network.eval()
+        network.eval()
         self._prepared.clear()
         successes = float(table.success.sum())
         return {"loss": average, "trajectories": float(len(trajectories)), "successes": successes, **figures}
 
-    def _build(self, cameras: Sequence[str], proprio_dim: int) -> None:
-        self.network = FrameNetwork(self.config.network, cameras, proprio_dim).to(self.device)
-        self.network.generator = self.generator
+    def _build(self, cameras: Sequence[str], proprio_dim: int) -> FrameNetwork:
+        self.network = network = FrameNetwork(self.config.network, cameras, proprio_dim).to(self.device)
+        network.generator = self.generator
         self.head = self.make_head(self.config.network.width).to(self.device)
-        self.network.eval()
+        return network.eval()
 
     # ---------------------------------------------------------------------------------------------------------- scoring
     @property
@@ -129,10 +130,11 @@ class LearnedReward(ShapedProgress):
         """Progress float32 [t+1] per trajectory, before each decision and at the end."""
         if not trajectories:
             return []
-        table = FrameTable.of(trajectories, self.fitted_network.cameras)
-        if table.proprio.shape[1] != len(self.network.proprio_mean):
+        network = self.fitted_network
+        table = FrameTable.of(trajectories, network.cameras)
+        if table.proprio.shape[1] != len(network.proprio_mean):
             raise UserError(
-                f"the {self.kind} reward was trained with {len(self.network.proprio_mean)} proprio dimensions, rollout "
+                f"the {self.kind} reward was trained with {len(network.proprio_mean)} proprio dimensions, rollout "
                 f"{trajectories[0].rollout_id} has {table.proprio.shape[1]}: train it on data of this robot"
             )
         return [c.float().cpu() for c in self.curve(self.features(table), table.lengths.tolist())]
@@ -180,8 +182,8 @@ class LearnedReward(ShapedProgress):
             )
         # The stored sizes win: what was trained can only be built as it was.
         self.config = dataclasses.replace(self.config, network=NetworkConfig(**state["network_config"]))
-        self._build(list(state["cameras"]), int(state["proprio_dim"]))
-        self.network.load_state_dict(state["network"])
+        network = self._build(list(state["cameras"]), int(state["proprio_dim"]))
+        network.load_state_dict(state["network"])
         self.head.load_state_dict(state["head"])
         self.generator.set_state(state["generator"].cpu())
         self.load_extra_state(state["extra"])

@@ -71,11 +71,16 @@ def text_ids(text: str) -> list[int]:
 class FrameNetwork(nn.Module):
     """Features float32 [n width] of frames (their cameras, proprioception and instruction)."""
 
+    tower: nn.Module
+    frozen: nn.Module | None
+    proprio_mean: Tensor
+    proprio_scale: Tensor
+
     def __init__(self, config: NetworkConfig, cameras: Sequence[str], proprio_dim: int):
         super().__init__()
         self.config, self.cameras = config, list(cameras)
         self.generator: torch.Generator | None = None  # of the random shifts
-        self.frozen: nn.Module | None = None
+        self.frozen = None
         if config.backbone == "conv":
             self.tower = nn.Sequential(
                 nn.Conv2d(3, 16, 8, 4, 2), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU(),
@@ -84,9 +89,10 @@ class FrameNetwork(nn.Module):
             self.tower(torch.zeros(1, 3, config.image_size, config.image_size))
             inner = config.width
         else:
-            self.frozen, self.size = timm_model(config.backbone, config.backbone_checkpoint, "reward.network.backbone")
+            self.frozen, inner, self.size = timm_model(
+                config.backbone, config.backbone_checkpoint, "reward.network.backbone"
+            )
             self.frozen.eval().requires_grad_(False)
-            inner = int(self.frozen.num_features)
             self.tower = nn.Linear(inner, config.width)
         self.text = nn.EmbeddingBag(TEXT_BUCKETS, config.width, mode="mean")
         nn.init.normal_(self.text.weight, std=0.1)

@@ -89,7 +89,7 @@ class PairwiseCritic(LearnedReward):
         for g in torch.nonzero(wrong).flatten().tolist():
             texts[4 * g : 4 * g + 4] = [self._other_instruction(table, chosen[g])] * 4
         labels[still | wrong.repeat_interleave(4)] = 0.0
-        features = self.network(table, torch.cat([first, second]), [*texts, *texts])
+        features = self.fitted_network(table, torch.cat([first, second]), [*texts, *texts])
         before, after = features.chunk(2)
         return F.smooth_l1_loss(self.head.delta(before, after), labels.to(features.device), beta=0.1)
 
@@ -116,14 +116,14 @@ class PairwiseCritic(LearnedReward):
             early = [i for i in range(last + 1) if from_failures or done_label(i, last) == 0]
             rows.append(int(table.starts[k]) + early[int(self.draw(len(early), 1))])
             labels.append(0.0)
-        logits = self.head.done_logit(self.network(table, torch.tensor(rows)))
+        logits = self.head.done_logit(self.fitted_network(table, torch.tensor(rows)))
         return F.binary_cross_entropy_with_logits(logits, torch.tensor(labels, device=logits.device))
 
     def _failure_loss(self, table: FrameTable, count: int) -> Tensor:
         chosen = self._losses[self.draw(len(self._losses), count)]
         offset = (torch.rand(count, generator=self.generator) * (table.lengths[chosen] - 1)).long()
         rows, ends = table.starts[chosen] + offset, table.starts[chosen] + table.lengths[chosen] - 1
-        before, after = self.network(table, torch.cat([rows, ends])).chunk(2)
+        before, after = self.fitted_network(table, torch.cat([rows, ends])).chunk(2)
         return F.relu(self.head.delta(before, after)).square().mean()
 
     # ---------------------------------------------------------------------------------------------------------- scoring

@@ -98,12 +98,12 @@ class PreferenceReward(LearnedReward):
         shares = torch.rand(len(chosen), self.config.frames, generator=self.generator)
         shares[:, 0] = 1.0 - 1e-6  # how it ended is always among the frames
         rows = table.starts[chosen, None] + (shares * table.lengths[chosen, None]).long()
-        scores = self.head(self.network(table, rows.flatten())).reshape(len(chosen), -1).mean(1)
+        scores = self.head(self.fitted_network(table, rows.flatten())).reshape(len(chosen), -1).mean(1)
         better, worse = scores.chunk(2)
         return F.softplus(worse - better).mean()
 
     def _raw(self, trajectory: Trajectory) -> Tensor:
-        table = FrameTable.of([trajectory], self.network.cameras)
+        table = FrameTable.of([trajectory], self.fitted_network.cameras)
         with torch.no_grad():
             return self.head(self.features(table)).squeeze(-1).cpu()
 

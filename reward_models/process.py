@@ -67,7 +67,8 @@ class ProcessReward(LearnedReward):
         proprio = table.proprio.numpy()
         gripper_range = (0.0, 0.0)
         if self._gripper:
-            gripper_range = tuple(np.quantile(proprio[:, self._gripper[0]], (0.02, 0.98)).tolist())  # type: ignore[assignment]
+            low, high = np.quantile(proprio[:, self._gripper[0]], (0.02, 0.98)).tolist()
+            gripper_range = (low, high)
         seconds = self._seconds or 0.2
         lead = np.zeros(len(table), np.float32)
         share = np.zeros(len(table), np.float32)
@@ -106,7 +107,7 @@ class ProcessReward(LearnedReward):
         ends = self._ends[self.draw(len(self._ends), batch // 2)]
         pool = self._failed_rows if len(self._failed_rows) else self._rows
         others = torch.cat([self._rows[self.draw(len(self._rows), batch // 4)], pool[self.draw(len(pool), batch // 4)]])
-        out = self.head(self.network(table, torch.cat([rows, ends, others])))
+        out = self.head(self.fitted_network(table, torch.cat([rows, ends, others])))
         labelled, judged = out[: len(rows)], out[len(rows) :, 2]
         done = torch.cat([torch.ones(len(ends)), torch.isin(others, self._ends).float()]).to(out.device)
         weight = 1.0 / self._lead[self._rows].mean().clamp(0.05, 0.95) - 1.0  # positives are rare

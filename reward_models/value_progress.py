@@ -59,7 +59,7 @@ class ValueProgress(LearnedReward):
         if hindsight:
             rows = torch.cat([rows, self._early[self.draw(len(self._early), hindsight)]])
             targets = torch.cat([targets, torch.zeros(hindsight)])
-        logits = self.head(self.network(table, rows))
+        logits = self.head(self.fitted_network(table, rows))
         weights = two_hot(targets, self.config.bins).to(logits.device)
         return -(weights * logits.log_softmax(-1)).sum(-1).mean()
 

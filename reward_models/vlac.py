@@ -124,7 +124,8 @@ class InternVLBackend:
         options: dict[str, Any] = {"trust_remote_code": True} if remote else {"attn_implementation": config.attention}
         loader = transformers.AutoModel if remote else transformers.AutoModelForImageTextToText
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=remote, padding_side="left")
-        self.model = loader.from_pretrained(path, dtype=dtype, **options).to(self.device).eval().requires_grad_(False)
+        model = loader.from_pretrained(path, dtype=dtype, **options).eval().requires_grad_(False)
+        self.model = model.to(self.device)  # type: ignore[arg-type] # its decorator in transformers hides that it is a method
         if self.tokenizer.pad_token_id is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
         context = self.tokenizer.convert_tokens_to_ids(self.CONTEXT)
@@ -199,7 +200,8 @@ class VLAC(ShapedProgress):
     def __init__(self, config: VLACConfig, backend: ChatBackend | None = None):
         super().__init__()
         if config.texts == "release":
-            config = dataclasses.replace(config, **release_texts(config.release))
+            texts: dict[str, Any] = {**release_texts(config.release)}
+            config = dataclasses.replace(config, **texts)
         self.config = config
         self.backend: ChatBackend = backend or InternVLBackend(config)
         self.references: dict[str, list[Tensor]] = {}  # task → frames of a successful example

@@ -40,6 +40,11 @@ def chunk_normals(seeds: Sequence[int], steps: int, h: int, a: int, correlation:
 class DenoisingBase(VisionLanguageTrunk, ABC):
     """Trunk, expert, normalisation: what the policies that denoise and their students share."""
 
+    action_offset: Tensor
+    action_scale: Tensor
+    action_low: Tensor
+    action_high: Tensor
+
     def __init__(
         self,
         config: DenoisingConfig,

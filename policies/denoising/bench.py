@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,11 @@ from torch import Tensor
 from policies.denoising.policy import DenoisingVLA, DenoisingVLAConfig
 from policies.nano_vla import NanoVLA, preset
 from policies.trunk.noise import counter_normals
+from vla_rl.interfaces import Policy
 from vla_rl.types import EmbodimentSpec, Observation
 
 _BURST = 4  # counted calls in a row
+Decision = Callable[[], Tensor]
 
 
 def plain_act(policy: DenoisingVLA, observation: Observation, first_noise: Tensor) -> Tensor:
@@ -59,7 +62,7 @@ def bench_heads(
     teacher = DenoisingVLA(config, embodiment).to(device).eval()
     student = teacher.make_student(1).to(device).eval()
     tokens = NanoVLA(dataclasses.replace(base, precision="float32"), embodiment).to(device).eval()
-    plain = {"token head": tokens, "teacher": teacher, "student": student}
+    plain: dict[str, Policy] = {"token head": tokens, "teacher": teacher, "student": student}
     fast = {name: _compiled(policy) for name, policy in plain.items()} if compiled else {}
     h, a = teacher.chunk_length, embodiment.action_dim
     size = sum(p.numel() for p in teacher.expert.parameters())
@@ -74,17 +77,19 @@ def bench_heads(
             own = teacher.as_expert(cache)
             return teacher.denormalize(teacher._denoise(noise, [own] * steps)[0][:, -1])
 
-        calls: dict[str, Callable[[], Tensor]] = {
-            "token head": lambda o=observation, s=seeds: tokens.act(o, seeds=s).chunk.actions,
-            "teacher": lambda o=observation, s=seeds: teacher.act(o, deterministic=True, seeds=s).chunk.actions,
-            "student": lambda o=observation, s=seeds: student.act(o, seeds=s).chunk.actions,
-            "plain teacher": lambda o=observation, n=noise: plain_act(teacher, o, n[:, 0]),
+        def student_head(cache: Any = cache, noise: Tensor = noise) -> Tensor:
+            return student.denormalize(student.solve(cache, noise))
+
+        def whole(name: str, policy: Policy, o: Observation = observation, seeds: Sequence[int] = seeds) -> Decision:
+            return lambda: policy.act(o, deterministic=name == "teacher", seeds=seeds).chunk.actions
+
+        calls: dict[str, Decision] = {
+            **{name: whole(name, policy) for name, policy in plain.items()},
+            "plain teacher": partial(plain_act, teacher, observation, noise[:, 0]),
             "teacher, head alone": teacher_head,
-            "student, head alone": lambda c=cache, n=noise: student.denormalize(student.solve(c, n)),
+            "student, head alone": student_head,
+            **{f"{name}, compiled": whole(name, policy) for name, policy in fast.items()},
         }
-        for name, policy in fast.items():
-            options = {"seeds": seeds, "deterministic": name == "teacher"}
-            calls[f"{name}, compiled"] = lambda p=policy, o=observation, k=options: p.act(o, **k).chunk.actions
         with torch.inference_mode():
             for one, other in [("plain teacher", "teacher"), *((f"{name}, compiled", name) for name in fast)]:
                 _check_same(one, calls[one](), calls[other]())
@@ -122,7 +127,7 @@ def _check_same(name: str, actions: Tensor, expected: Tensor) -> None:
         raise AssertionError(f"{name}: only {same:.2%} of the actions equal those of its other form")
 
 
-def _alternate(calls: dict[str, Callable[[], Tensor]], repeats: int) -> dict[str, list[float]]:
+def _alternate(calls: dict[str, Decision], repeats: int) -> dict[str, list[float]]:
     """Seconds of each call. Variants take turns in bursts; the first call of one, with cold caches, is not counted."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for repeat in range(repeats + 1):

@@ -23,9 +23,11 @@ from torch import Tensor
 from policies.denoising.base import DenoisingBase
 from policies.denoising.expert import ActionExpert, Cache
 from policies.denoising.settings import ConsistencyConfig
+from policies.normalization import VectorStats
+from policies.tokenizer import WordTokenizer
 from policies.trunk.noise import counter_normals
 from vla_rl.errors import ConfigError
-from vla_rl.types import Observation, PolicyOutput
+from vla_rl.types import EmbodimentSpec, Observation, PolicyOutput
 
 if TYPE_CHECKING:
     from policies.denoising.policy import DenoisingVLA
@@ -96,9 +98,19 @@ class ConsistencyVLA(DenoisingBase):
     policy_type = "consistency_vla"
     config_class = ConsistencyConfig
     config: ConsistencyConfig
+    grid_time: Tensor
+    grid_signal: Tensor
+    grid_noise: Tensor
 
-    def __init__(self, config: ConsistencyConfig, *args: object, **kwargs: object):
-        super().__init__(config, *args, **kwargs)
+    def __init__(
+        self,
+        config: ConsistencyConfig,
+        embodiment: EmbodimentSpec,
+        action_stats: VectorStats | None = None,
+        proprio_stats: VectorStats | None = None,
+        tokenizer: WordTokenizer | None = None,
+    ):
+        super().__init__(config, embodiment, action_stats, proprio_stats, tokenizer)
         for name in ("time", "signal", "noise"):
             values = torch.tensor(getattr(config, f"step_{name}s"), dtype=torch.float32)
             self.register_buffer(f"grid_{name}", values, persistent=False)

@@ -48,7 +48,20 @@ class DenoisingVLA(DenoisingBase):
     policy_type = "denoising_vla"
     config_class = DenoisingVLAConfig
     frozen: DenoisingVLA | None
+    is_frozen: Tensor  # where there is a frozen copy
+    train_alphas: Tensor  # where the sampler is a diffusion
     draws: Tensor
+    discount: Tensor
+    clip_scale: Tensor
+    # the columns of `chains.Chain`
+    chain_time: Tensor
+    chain_signal: Tensor
+    chain_noise: Tensor
+    chain_weight_action: Tensor
+    chain_weight_noise: Tensor
+    chain_std: Tensor
+    chain_mean_action: Tensor
+    chain_mean_noise: Tensor
 
     def __init__(
         self,
@@ -259,6 +272,7 @@ class DenoisingVLA(DenoisingBase):
             if step_noise is not None and i < step_noise.shape[1]:
                 after = mean + std * step_noise[:, i, None]
                 if one:
+                    assert first_step is not None, "first_step comes with step_noise"
                     after = torch.where((first_step == i)[:, None, None, None], after, ode)
             if self.first_trained <= i < self.end_stochastic:
                 likely = step_noise is not None
@@ -406,10 +420,9 @@ class DenoisingVLA(DenoisingBase):
         grid = Grid.straight(steps, self.device) if method == "same_noise" else Grid.of_chain(self, steps)
         shared = {f.name: getattr(self.config, f.name) for f in fields(DenoisingConfig)}
         config = ConsistencyConfig(
-            **{**shared, "denoising_steps": steps, "value_head": False},
+            **{**shared, **grid.lists(), "denoising_steps": steps, "value_head": False},
             prediction=self._student_prediction if method == "same_noise" else "sample",
             method=method,
-            **grid.lists(),
         )
         student = ConsistencyVLA(config, self.embodiment, self.action_stats, self.proprio_stats, self.tokenizer)
         own = self.state_dict()

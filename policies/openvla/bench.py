@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import LlamaForCausalLM, LogitsProcessor
+from transformers import LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
 
 from policies.normalization import VectorStats
 from policies.openvla.config import OpenVLAConfig
@@ -62,8 +62,9 @@ def generate_tokens(policy: OpenVLA, llama: LlamaForCausalLM, observation: Obser
             min_new_tokens=policy.action_tokens,
             do_sample=False,
             pad_token_id=STOP_ID,
-            logits_processor=[OnlyActions(policy)],
+            logits_processor=LogitsProcessorList([OnlyActions(policy)]),
         )
+    assert isinstance(ids, torch.Tensor)  # else it was asked for more than the tokens
     return ids - policy.architecture.first_action_id
 
 
@@ -120,7 +121,7 @@ def bench_decoding(
         def at_once(o: Observation = observation) -> None:
             parallel.act(o, deterministic=True).chunk.actions.cpu()
 
-        calls = {"cached": cached, "no_reuse": again, "one_row": rows, "parallel": at_once}
+        calls: dict[str, Callable[[], None]] = {"cached": cached, "no_reuse": again, "one_row": rows, "parallel": at_once}
         seconds = take_turns(calls, repeats)
         row: dict[str, Any] = {f"{name}_ms": float(np.median(times) * 1e3) for name, times in seconds.items()}
         row["equal"] = all(torch.equal(tokens["cached"], tokens[name]) for name in ("no_reuse", "one_row"))

@@ -127,8 +127,8 @@ def read_weights(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
                             "checkpoints are not supported")  # fmt: skip
         weights |= {name: tensor.to(dtype) for name, tensor in tensors.items()}
     for part in PARTS:
-        if (path := part_file(folder, part)) is not None:
-            weights |= {f"{part}.{name}": tensor.to(dtype) for name, tensor in _part(path).items()}
+        if (file := part_file(folder, part)) is not None:
+            weights |= {f"{part}.{name}": tensor.to(dtype) for name, tensor in _part(file).items()}
     broken = sorted(name for name, tensor in weights.items() if not torch.isfinite(tensor).all())
     if broken:
         raise UserError(
@@ -249,7 +249,7 @@ def _write_shards(folder: Path, shards: list[dict[str, Tensor]], total: int) -> 
     if len(shards) == 1:
         save_file(shards[0], folder / SINGLE, metadata={"format": "pt"})
         return
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for i, shard in enumerate(shards):
         name = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
         save_file(shard, folder / name, metadata={"format": "pt"})

@@ -158,8 +158,12 @@ def normalization(preprocessor: Mapping[str, Any], towers: int, where: str) -> l
 
 def _constants(row: Mapping[str, Any], key: str, where: str) -> Tensor:
     values = row.get(key)
-    numbers = isinstance(values, list) and all(isinstance(v, int | float) and math.isfinite(v) for v in values)
-    if not numbers or len(values) != 3 or (key == "std" and min(values) <= 0):
+    if (
+        not isinstance(values, list)
+        or not all(isinstance(v, int | float) and math.isfinite(v) for v in values)
+        or len(values) != 3
+        or (key == "std" and min(values) <= 0)
+    ):
         raise UserError(
             f"{where} has the normalisation constants {key} {values!r}, it should be three numbers"
             f"{' above 0' if key == 'std' else ''}: use the file that the checkpoint was published with"

@@ -83,7 +83,8 @@ def estimate(
     language = d * sequence * layers + layer if config.gradient_checkpointing else layer * layers
     towers = 0
     for tower in () if config.freeze_vision else vision.towers:
-        width, hidden, depth = tower.embed_dim, tower.blocks[0].mlp.fc1.out_features, len(tower.blocks) - 1
+        first: Any = tower.blocks[0]  # timm's, in which peft may have replaced the layers
+        width, hidden, depth = tower.embed_dim, first.mlp.fc1.out_features, len(tower.blocks) - 1
         tokens = cameras * (vision.patches + tower.num_prefix_tokens)
         block = (8 * width + 2 * hidden) * tokens
         towers += width * tokens * depth + block if config.gradient_checkpointing else block * depth

@@ -34,11 +34,12 @@ class LayerScale(nn.Module):
         return x * self.scale_factor
 
 
-def _tower(spec: TowerSpec, where: str) -> nn.Module:
+def _tower(spec: TowerSpec, where: str) -> VisionTransformer:
     """timm's vision transformer. `UserError` for what timm does not know, cannot build so, or is no such transformer."""
     options: dict[str, Any] = {"img_size": spec.image_size, "num_classes": 0, **spec.arguments}
     if spec.act_layer is not None:
         options["act_layer"] = spec.act_layer
+    tower: nn.Module | None = None
     problem = "timm knows no such model"
     if ":" not in spec.timm_name and timm.is_model(spec.timm_name):  # a colon would make timm look elsewhere, even online
         try:
@@ -46,8 +47,8 @@ def _tower(spec: TowerSpec, where: str) -> nn.Module:
         except Exception as error:  # timm passes sizes on to many constructors
             problem = f"timm cannot build it with {options}: {error}"
         else:
-            problem = "" if isinstance(tower, VisionTransformer) else f"it is a {type(tower).__name__}, no VisionTransformer"
-    if problem:
+            problem = f"it is a {type(tower).__name__}, no VisionTransformer"
+    if not isinstance(tower, VisionTransformer):
         raise UserError(
             f"{where} names the vision tower {spec.timm_name!r} (timm_model_ids): {problem}. Use the config.json that the "
             "checkpoint was published with, or another version of timm"
@@ -75,7 +76,7 @@ class VisionBackbone(nn.Module):
         self.checkpointing = False
 
     @property
-    def towers(self) -> list[nn.Module]:
+    def towers(self) -> list[VisionTransformer]:
         return [self.featurizer, *([] if self.fused_featurizer is None else [self.fused_featurizer])]
 
     @property
@@ -270,6 +271,9 @@ class OpenVLABlock(nn.Module):
 
 class Rope(nn.Module):
     """Cosines and sines [max_length head] of rotary embeddings in transformers' half-split layout."""
+
+    cos: Tensor
+    sin: Tensor
 
     def __init__(self, architecture: Architecture):
         super().__init__()

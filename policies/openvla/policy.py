@@ -84,6 +84,10 @@ class OpenVLABase(nn.Module):
     policy_type: str
     config_path = (_OWN, "config")
     base_key = "checkpoint"
+    action_values: Tensor
+    proprio_low: Tensor  # these where the policy uses proprioception
+    proprio_high: Tensor
+    proprio_mask: Tensor
 
     def __init__(
         self, config: OpenVLAConfig, embodiment: EmbodimentSpec, source: Source, statistics: tuple[str, Mapping[str, Any]]
