@@ -24,7 +24,7 @@ from vla_rl.types import Observation, Trajectory
 ROOT = Path(__file__).resolve().parent.parent
 INDEX = ROOT / "docs" / "README.md"
 PURPOSEFUL = sorted({*(ROOT / "docs").rglob("*.md")} - {INDEX})
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", INDEX, *PURPOSEFUL]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md", INDEX, *PURPOSEFUL]
 KINDS = {"tutorials": "Tutorial", "how_to": "How-to guide", "reference": "Reference", "explanation": "Explanation",
          "results": "Results", "architecture.md": "Explanation"}  # fmt: skip
 MADE_ELSEWHERE = {"docs/images/report.png"}  # a screenshot of a real run
@@ -32,9 +32,13 @@ MADE_ELSEWHERE = {"docs/images/report.png"}  # a screenshot of a real run
 
 @pytest.fixture
 def examples(tmp_path, monkeypatch):
-    """The Python files that README.md and docs/how_to/adding_your_own.md print, importable."""
+    """The Python files of examples/ and those that README.md and docs/how_to/adding_your_own.md print, importable."""
+    for file in (ROOT / "examples").glob("my_*.py"):
+        (tmp_path / file.name).write_text(file.read_text())
     for page in (ROOT / "README.md", ROOT / "docs" / "how_to" / "adding_your_own.md"):
         for name, code in re.findall(r"^```python\n# (my_\w+)\.py\n(.*?)^```", page.read_text(), re.M | re.S):
+            example = ROOT / "examples" / f"{name}.py"
+            assert not example.exists() or example.read_text() == code, f"{page.name} and {example} differ"
             (tmp_path / f"{name}.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     importlib.invalidate_caches()
