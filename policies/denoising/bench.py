@@ -80,16 +80,14 @@ def bench_heads(
         def student_head(cache: Any = cache, noise: Tensor = noise) -> Tensor:
             return student.denormalize(student.solve(cache, noise))
 
-        def whole(name: str, policy: Policy, o: Observation = observation, seeds: Sequence[int] = seeds) -> Decision:
-            return lambda: policy.act(o, deterministic=name == "teacher", seeds=seeds).chunk.actions
-
         calls: dict[str, Decision] = {
-            **{name: whole(name, policy) for name, policy in plain.items()},
+            **{name: _whole(policy, observation, seeds, name == "teacher") for name, policy in plain.items()},
             "plain teacher": partial(plain_act, teacher, observation, noise[:, 0]),
             "teacher, head alone": teacher_head,
             "student, head alone": student_head,
-            **{f"{name}, compiled": whole(name, policy) for name, policy in fast.items()},
         }
+        for name, policy in fast.items():
+            calls[f"{name}, compiled"] = _whole(policy, observation, seeds, name == "teacher")
         with torch.inference_mode():
             for one, other in [("plain teacher", "teacher"), *((f"{name}, compiled", name) for name in fast)]:
                 _check_same(one, calls[one](), calls[other]())
@@ -105,6 +103,10 @@ def bench_heads(
     if verbose:
         _print(result)
     return result
+
+
+def _whole(policy: Policy, observation: Observation, seeds: Sequence[int], deterministic: bool) -> Decision:
+    return lambda: policy.act(observation, deterministic=deterministic, seeds=seeds).chunk.actions
 
 
 def _compiled(policy: Any) -> Any:
