@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP, LlamaRMSNorm
 
 from policies.settings import (
     TrunkConfig,
@@ -34,8 +35,14 @@ class LlamaBlock(nn.Module):
     It is called as a module, so that whatever hooks a module's call (FSDP2, profilers) sees every block.
     """
 
+    self_attn: LlamaAttention
+    mlp: LlamaMLP
+    input_layernorm: LlamaRMSNorm
+    post_attention_layernorm: LlamaRMSNorm
+
     def __init__(self, layer: nn.Module):
         super().__init__()
+        assert isinstance(layer, LlamaDecoderLayer), f"its parts are those of a Llama layer, not of {type(layer).__name__}"
         self.self_attn, self.mlp = layer.self_attn, layer.mlp
         self.input_layernorm, self.post_attention_layernorm = layer.input_layernorm, layer.post_attention_layernorm
 
@@ -84,6 +91,9 @@ class TrunkBlock(LlamaBlock):
 class LlamaTrunk(nn.Module):
     """The weights of a transformers `LlamaModel` with a lean forward: same result, none of the generic code per call."""
 
+    rope_cos: Tensor
+    rope_sin: Tensor
+
     def __init__(self, config: TrunkConfig, vocab_size: int, max_length: int):
         super().__init__()
         self.llama = LlamaModel(
@@ -102,15 +112,16 @@ class LlamaTrunk(nn.Module):
                 attention_dropout=0.0,
             )
         )
-        self.llama.layers = nn.ModuleList(TrunkBlock(x, config.llm_heads, config.dropout) for x in self.llama.layers)
+        blocks = [TrunkBlock(x, config.llm_heads, config.dropout) for x in self.llama.layers]
+        self.llama.layers = nn.ModuleList(blocks)
         self.checkpointing = config.gradient_checkpointing
         half = config.llm_width // config.llm_heads // 2
         angles = torch.arange(max_length)[:, None] * config.rope_theta ** -(torch.arange(half) / half)
         angles = torch.cat([angles, angles], dim=-1)
         self.register_buffer("rope_cos", angles.cos(), persistent=False)  # [L head]
         self.register_buffer("rope_sin", angles.sin(), persistent=False)
-        for layer in self.llama.layers:
-            attention, mlp = layer.self_attn, layer.mlp
+        for block in blocks:
+            attention, mlp = block.self_attn, block.mlp
             for linear in (attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj):
                 init_linear(linear)
             for linear in (attention.o_proj, mlp.down_proj):
@@ -161,7 +172,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     return scores.softmax(-1) @ v
 
 
-def rms_norm(norm: nn.Module, x: Tensor) -> Tensor:
+def rms_norm(norm: LlamaRMSNorm, x: Tensor) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],), norm.weight, norm.variance_epsilon)
 
 

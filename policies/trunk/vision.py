@@ -79,7 +79,8 @@ class ConvStem(nn.Module):
         for module in self.layers:
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-                nn.init.zeros_(module.bias)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x).flatten(2).transpose(1, 2)
@@ -103,14 +104,29 @@ def vision_tower(config: TrunkConfig, height: int, width: int) -> VisionTransfor
         proj_drop_rate=config.dropout,
         **extra,
     )
+    assert tower.pos_embed is not None, "timm learns it unless told otherwise"
     nn.init.trunc_normal_(tower.pos_embed, std=0.02)
     for block in tower.blocks:
-        for linear in (block.attn.qkv, block.mlp.fc1):
-            init_linear(linear)
-        for linear in (block.attn.proj, block.mlp.fc2):
+        for name in ("attn.qkv", "mlp.fc1"):
+            init_linear(_linear(block, name))
+        for name in ("attn.proj", "mlp.fc2"):
+            linear = _linear(block, name)
             nn.init.zeros_(linear.weight)
             nn.init.zeros_(linear.bias)
     return tower
+
+
+def _linear(block: nn.Module, name: str) -> nn.Linear:
+    linear = block.get_submodule(name)
+    assert isinstance(linear, nn.Linear), f"{name} of a timm block is a {type(linear).__name__}"
+    return linear
+
+
+def fuse_attention(tower: VisionTransformer, fused: bool) -> None:
+    """Whether its blocks take torch's fused attention."""
+    for block in tower.blocks:
+        attention: Any = block.attn  # to type checkers the flag is final, for TorchScript's sake
+        attention.fused_attn = fused
 
 
 class FeatureNorm(nn.Module):
