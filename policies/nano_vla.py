@@ -24,7 +24,7 @@ from policies.settings import NanoVLAConfig
 from policies.tokenizer import WordTokenizer
 from policies.trunk.llama import MASKED, init_linear, parameter
 from policies.trunk.noise import chunk_uniforms, sample_inverse_cdf
-from policies.trunk.trunk import VisionLanguageTrunk
+from policies.trunk.trunk import Inputs, VisionLanguageTrunk
 from vla_rl.errors import ConfigError, EmbodimentMismatch
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyEvaluation, PolicyOutput
 
@@ -83,6 +83,9 @@ class NanoVLA(VisionLanguageTrunk):
     policy_type = "nano_vla"
     config_class = NanoVLAConfig
     imitates_itself = True
+    bin_centers: Tensor
+    unused_bins: Tensor
+    label_sigma: Tensor
 
     def __init__(
         self,
@@ -168,7 +171,7 @@ class NanoVLA(VisionLanguageTrunk):
         """Logits float32 [b h a bins] at temperature 1, and value [b] or None, with gradient; ``kept`` image features."""
         return self._from_inputs(self._inputs(observation, kept), tokens)
 
-    def _from_inputs(self, inputs: tuple[Tensor, ...], tokens: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _from_inputs(self, inputs: Inputs, tokens: Tensor | None) -> tuple[Tensor, Tensor | None]:
         if self.config.decoding == "autoregressive" and tokens is None:
             raise ValueError("autoregressive decoding needs the action tokens to compute logits")
         if self.config.decoding == "parallel":
@@ -185,7 +188,7 @@ class NanoVLA(VisionLanguageTrunk):
     def _choose(self, log_probs: Tensor, uniforms: Tensor | None) -> Tensor:
         return log_probs.argmax(-1) if uniforms is None else sample_inverse_cdf(log_probs, uniforms)
 
-    def _decode(self, inputs: tuple[Tensor, ...], uniforms: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _decode(self, inputs: Inputs, uniforms: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Autoregressive decoding with a KV cache: tokens [b h a], log-probs [b h a bins], value [b]."""
         unused = self.unused_bins.view(-1, self.group, self.config.action_bins)  # by position within a control step
         chosen, all_log_probs = [], []
@@ -203,9 +206,7 @@ class NanoVLA(VisionLanguageTrunk):
         shape = (len(hidden), self.chunk_length, self.embodiment.action_dim)
         return torch.stack(chosen, 1).view(shape), torch.stack(all_log_probs, 1).view(*shape, -1), value
 
-    def _first_position(
-        self, inputs: tuple[Tensor, ...]
-    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]], Tensor | None]:
+    def _first_position(self, inputs: Inputs) -> tuple[Tensor, list[tuple[Tensor, Tensor]], Tensor | None]:
         """Hidden states of the prefix and the first action position, their keys and values, and the value [b]."""
         prefix = self._prefix(*inputs)
         x = torch.cat([prefix, self.action_queries[:1].expand(len(prefix), 1, -1)], dim=1)

@@ -180,11 +180,7 @@ class FrozenBaseActor(Actor):
 
     def __init__(self, config: ActorConfig, base: Any, extra_inputs: int = 0) -> None:
         """Raises ConfigError for a base that does not offer what it sees, or for pictures where there is no camera."""
-        if not isinstance(base, FeaturePolicy):
-            raise ConfigError(
-                f"{type(self).__name__} builds on what a policy sees, and {type(base).__name__} does not offer it "
-                f"(frame_features, `vla_rl.interfaces.FeaturePolicy`): start from a nano_vla checkpoint"
-            )
+        self._require_features(base)
         super().__init__(base.embodiment)
         self.config = config
         self.base: Any = base.requires_grad_(False).eval()
@@ -193,6 +189,14 @@ class FrozenBaseActor(Actor):
         self._names = tuple(sizes)  # of the frames that are kept
         self.encoder = FrameEncoder(sizes, config.encoder, self._trunks())
         self._build_actor(self.encoder.width + extra_inputs)
+
+    @classmethod
+    def _require_features(cls, base: Any) -> None:
+        if not isinstance(base, FeaturePolicy):
+            raise ConfigError(
+                f"{cls.__name__} builds on what a policy sees, and {type(base).__name__} does not offer it "
+                f"(frame_features, `vla_rl.interfaces.FeaturePolicy`): start from a nano_vla checkpoint"
+            )
 
     def _build_actor(self, inputs: int) -> None:
         outputs = self.latent_dim * (2 if self.stochastic else 1)

@@ -37,6 +37,7 @@ class GripperActor(FrozenBaseActor):
     config: GripperConfig
     choices: nn.Module | None
     steady: nn.ModuleList | None  # the running averages of encoder and actor
+    averaged: Tensor  # int64 [], how many updates ``steady`` averages
     _at: int
 
     def _build_actor(self, inputs: int) -> None:
@@ -93,7 +94,10 @@ class GripperActor(FrozenBaseActor):
 
     def choice_values(self, encoded: Tensor, frames: Mapping[str, Tensor], choices: nn.Module | None = None) -> Tensor:
         """Values [b 3]; ``choices``: another network than the actor's own."""
-        return (choices or self.choices)(self.actor_inputs(encoded, frames))
+        judge = self.choices if choices is None else choices
+        if judge is None:
+            raise ValueError("this actor's gripper is an action as the others: it has no values of choices")
+        return judge(self.actor_inputs(encoded, frames))
 
     def choosable(self, frames: Mapping[str, Tensor]) -> Tensor:
         """Which choices there are, bool [b 3]: an end that keeping goes to anyway is none."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from policies.actors.base import FrozenBaseActor
 from policies.actors.settings import OwnConfig
@@ -30,16 +30,7 @@ class OwnPolicy(FrozenBaseActor):
 
     def __init__(self, config: Any, base: Any) -> None:
         """Raises ConfigError for a base that cannot be trained on actions."""
-        if not isinstance(base, ImitationPolicy):
-            raise ConfigError(
-                f"actor {self.named} trains the policy beneath on what was chosen, and {type(base).__name__} has no "
-                f"imitation_loss: use actor=residual or actor=steered"
-            )
-        if "features" not in inspect.signature(base.imitation_loss).parameters:
-            raise ConfigError(
-                f"actor {self.named} trains the policy beneath from the features that were kept, and {type(base).__name__} "
-                f"learns from images alone: use actor=residual"
-            )
+        self._require_trainable(base)
         self.chunk_length, self.latent_dim = base.chunk_length, base.chunk_length * base.embodiment.action_dim
         frozen = {name for name, p in base.named_parameters() if not p.requires_grad}
         super().__init__(config, base)
@@ -48,12 +39,21 @@ class OwnPolicy(FrozenBaseActor):
         if isinstance(base, HeldFeatures):
             base.hold_features()
 
-    def _build_actor(self, inputs: int) -> None:
-        """None: what is trained is the policy beneath."""
+    @classmethod
+    def _require_trainable(cls, base: Any) -> None:
+        if not isinstance(base, ImitationPolicy):
+            raise ConfigError(
+                f"actor {cls.named} trains the policy beneath on what was chosen, and {type(base).__name__} has no "
+                f"imitation_loss: use actor=residual or actor=steered"
+            )
+        if "features" not in inspect.signature(base.imitation_loss).parameters:
+            raise ConfigError(
+                f"actor {cls.named} trains the policy beneath from the features that were kept, and {type(base).__name__} "
+                f"learns from images alone: use actor=residual"
+            )
 
-    @property
-    def actor(self) -> nn.Module:
-        return self.base
+    def _build_actor(self, inputs: int) -> None:
+        self.actor = self.base  # what is trained is the policy beneath
 
     def weighted_loss(
         self, batch: Transitions, encoded: Tensor, frames: Mapping[str, Tensor], weights: Tensor, generator: torch.Generator
@@ -93,7 +93,7 @@ class OwnPolicy(FrozenBaseActor):
     def extra_files(self) -> dict[str, str]:
         return self.base.extra_files()
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The weights of the policy beneath."""
         return self.base.state_dict(*args, **kwargs)
 
@@ -101,5 +101,5 @@ class OwnPolicy(FrozenBaseActor):
         return self.base.load_state_dict(state_dict, *args, **kwargs)
 
     @property
-    def policy_type(self) -> str:  # type: ignore[override]
+    def policy_type(self) -> str:  # type: ignore[override]  # a class variable of every other actor
         return self.base.policy_type

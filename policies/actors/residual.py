@@ -146,7 +146,7 @@ class ResidualPolicy(GripperActor):
         memory: Sequence[Any] | None = None,
     ) -> PolicyOutput:
         """``hold`` control steps per row; the frozen policy takes its most likely action."""
-        queues = [None] * len(observation) if memory is None else list(memory)
+        queues: list[Any] = [None] * len(observation) if memory is None else list(memory)
         ended = [i for i, queue in enumerate(queues) if queue is None or queue[1] >= self.base_decisions]
         if ended:
             for i, chunk in zip(ended, self._base_units(observation[ended])):

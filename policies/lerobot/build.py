@@ -60,7 +60,7 @@ def build_policy(settings: Mapping[str, Any], vlm: str, offline: Mapping[str, An
 def require_patched_transformers(family: str) -> None:
     """lerobot makes the same check, but only once the whole model is in memory."""
     try:
-        from transformers.models.siglip import check
+        from transformers.models.siglip import check  # type: ignore[attr-defined]  # the patched version has it
 
         patched = check.check_whether_transformers_replace_is_installed_correctly()
     except ImportError:

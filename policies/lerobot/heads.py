@@ -9,6 +9,7 @@ handed in (`policies.lerobot` builds them).
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,18 +26,11 @@ TOKENS, TOKEN_MASK = "observation.language.tokens", "observation.language.attent
 PADDED = "action_is_pad"
 
 
-class ChainHead(Protocol):
-    """A head whose actions come out of the steps of a `policies.denoising.chain.Chain`.
-
-    ``first_step`` control steps of a sample lie before the present one; ``executed`` are run of the ``chunk_length`` after.
-    """
+class Head(Protocol):
+    """What every family's head offers. ``executed`` control steps are run of the ``chunk_length``."""
 
     chunk_length: int
     executed: int
-    first_step: int
-    sample_shape: tuple[int, int]
-    default_steps: int
-    default_noise: float
 
     def loss(self, batch: dict[str, Any], valid: Tensor) -> tuple[Tensor, dict[str, float]]:
         """Training loss over the control steps that ``valid`` [b h] marks, and its parts."""
@@ -49,6 +43,18 @@ class ChainHead(Protocol):
     def told(self, batch: dict[str, Any]) -> dict[str, Tensor]:
         """What the instruction makes {"text": [b d]}; nothing of families that are told nothing."""
         ...
+
+
+class ChainHead(Head, Protocol):
+    """A head whose actions come out of the steps of a `policies.denoising.chain.Chain`.
+
+    ``first_step`` control steps of a sample lie before the present one, and ``chunk_length`` after.
+    """
+
+    first_step: int
+    sample_shape: tuple[int, int]
+    default_steps: int
+    default_noise: float
 
     def chain(self, steps: int, form: str, noise_level: float) -> Chain:
         """The table of ``steps`` steps; ``form`` is one of a flow's, ``noise_level`` its a, or η of DDIM."""
@@ -332,6 +338,6 @@ class Pi0Head(FlowHead):
         return _Prefix(cache, padding, self._state(batch))
 
 
-FAMILIES = {
+FAMILIES: dict[str, Callable[[Any], Head]] = {
     "act": RegressionHead, "diffusion": DiffusionHead, "smolvla": SmolVLAHead, "pi0": Pi0Head, "pi05": Pi0Head
 }  # fmt: skip

@@ -103,7 +103,7 @@ class LeRobotPolicy(nn.Module):
         self.preprocessor, self.postprocessor = build_pipelines(stored, config.vlm)
         self._processor_device = "cpu"
         self._checked_instructions: set[str] = set()
-        self.chunk_length: int = self.head.chunk_length
+        self.chunk_length = self.head.chunk_length
         if config.chunk_length != self.chunk_length:
             raise ConfigError(
                 f"policy.chunk_length is {config.chunk_length}, this {stored.family} checkpoint predicts chunks of "
@@ -175,8 +175,7 @@ class LeRobotPolicy(nn.Module):
         """What lerobot's preprocessor makes of an observation (and of chunks to imitate), on the policy's device."""
         device = self.device
         self._move_processors(device)
-        missing = [camera for camera in self.cameras.values() if camera not in observation.images]
-        if missing:
+        if missing := [camera for camera in self.cameras.values() if camera not in observation.images]:
             raise EmbodimentMismatch(
                 f"the policy reads camera {missing[0]!r}, the observation has {sorted(observation.images)}"
             )
@@ -227,6 +226,7 @@ class LeRobotPolicy(nn.Module):
     ) -> PolicyOutput:
         """One chunk per row, the same every time: this family has no noise, ``seeds`` change nothing and the reported
         log-prob [b] is 0 (`PPO` refuses a policy without `evaluate`)."""
+        assert isinstance(self.head, RegressionHead), "`from_stored` makes a LeRobotChainPolicy of every other family"
         self.model.eval()
         chunk = self._chunk(self.head.predict(self._batch(observation)))
         return PolicyOutput(chunk=chunk, behavior_log_prob=torch.zeros(len(observation), device=self.device), replay={})

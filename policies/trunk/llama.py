@@ -106,6 +106,9 @@ class LlamaWeights(nn.Module):
 class LlamaTrunk(nn.Module):
     """A Llama: the result of transformers' `LlamaModel`, without the generic code per call and the seconds of its import."""
 
+    rope_cos: Tensor
+    rope_sin: Tensor
+
     def __init__(self, config: TrunkConfig, vocab_size: int, max_length: int):
         super().__init__()
         self.llama = LlamaWeights(config, vocab_size)
@@ -115,8 +118,8 @@ class LlamaTrunk(nn.Module):
         angles = torch.cat([angles, angles], dim=-1)
         self.register_buffer("rope_cos", angles.cos(), persistent=False)  # [L head]
         self.register_buffer("rope_sin", angles.sin(), persistent=False)
-        for layer in self.llama.layers:
-            attention, mlp = layer.self_attn, layer.mlp
+        for block in blocks:
+            attention, mlp = block.self_attn, block.mlp
             for linear in (attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj):
                 init_linear(linear)
             for linear in (attention.o_proj, mlp.down_proj):

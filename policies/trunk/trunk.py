@@ -15,17 +15,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from typing_extensions import Self
 
 from policies.normalization import VectorStats
 from policies.tokenizer import PAD_ID, WordTokenizer
 from policies.trunk.llama import MASKED, LlamaTrunk, mlp, native_bfloat16, parameter
+from policies.trunk.modules import Modules
 from policies.trunk.vision import FeatureNorm, VisionTower, conditioned, merge_tokens
 from vla_rl.errors import ConfigError, EmbodimentMismatch
 from vla_rl.types import EmbodimentSpec, Observation
 
 IMAGE_TOKENS = "image_tokens"  # in a decision's replay
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor]  # image tokens, distinct instructions, which of them each row has, proprio
 
 
 class VisionLanguageTrunk(nn.Module):
@@ -38,6 +41,10 @@ class VisionLanguageTrunk(nn.Module):
 
     policy_type: ClassVar[str]
     config_class: ClassVar[type]
+    vision: Modules[VisionTransformer]
+    feature_norms: Modules[FeatureNorm]
+    proprio_mean: Tensor
+    proprio_std: Tensor
 
     def __init__(
         self,
@@ -47,7 +54,7 @@ class VisionLanguageTrunk(nn.Module):
         proprio_stats: VectorStats | None = None,
         tokenizer: WordTokenizer | None = None,
         *,
-        positions: int,
+        positions: int = 0,
     ):
         super().__init__()
         self.config = config
@@ -85,7 +92,7 @@ class VisionLanguageTrunk(nn.Module):
         self.register_buffer("proprio_mean", mean, persistent=False)
         self.register_buffer("proprio_std", std, persistent=False)
         if config.stem_channels:
-            self.vision.to(memory_format=torch.channels_last)
+            self.vision.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's overloads lack it
 
     def _build_value_head(self) -> None:
         if self.config.value_head:
@@ -105,7 +112,7 @@ class VisionLanguageTrunk(nn.Module):
         config = self.config
         sizes = [(camera.height, camera.width) for camera in self.cameras]
         self.shared_vision = config.share_vision and len(set(sizes)) == 1
-        self.vision = nn.ModuleList(VisionTower(config, *size) for size in (sizes[:1] if self.shared_vision else sizes))
+        self.vision = Modules(VisionTower(config, *size) for size in (sizes[:1] if self.shared_vision else sizes))
         self.grids = [config.grid(*size) for size in sizes]
         for camera in self.cameras:
             config.check_camera(camera.name, camera.height, camera.width)
@@ -116,7 +123,7 @@ class VisionLanguageTrunk(nn.Module):
         features = config.vit_width * config.merge**2
         self.projector = nn.ModuleList(mlp(features, d, d) for _ in self.vision)
         self.image_positions = parameter(sum(self.camera_tokens), d, std=0.1)
-        self.feature_norms = nn.ModuleList()
+        self.feature_norms = Modules()
         if config.feature_norm != "none":
             self.feature_norms.extend(FeatureNorm(n, d, config.feature_norm) for n in self.camera_tokens)
 
@@ -297,10 +304,8 @@ class VisionLanguageTrunk(nn.Module):
     def _standardized(self, proprio: Tensor) -> Tensor:
         return ((proprio.to(self.device) - self.proprio_mean) / self.proprio_std).clamp(-5.0, 5.0)
 
-    def _inputs(
-        self, observation: Observation, replay: Mapping[str, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What `_prefix` takes: image tokens, distinct instructions, which of them each row has, proprio."""
+    def _inputs(self, observation: Observation, replay: Mapping[str, Tensor] | None = None) -> Inputs:
+        """What `_prefix` takes."""
         ids, rows = self._text_ids(observation.instruction)
         self._require_proprio(observation)
         return self.image_tokens(observation, replay), ids, rows, observation.proprio.to(self.device)

@@ -80,7 +80,8 @@ class ConvStem(nn.Module):
         for module in self.layers:
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-                nn.init.zeros_(module.bias)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x).flatten(2).transpose(1, 2)
@@ -158,6 +159,19 @@ class VisionTower(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         return self.norm(self.blocks(self.patch_embed(pixels) + self.pos_embed))
+
+
+def _linear(block: nn.Module, name: str) -> nn.Linear:
+    linear = block.get_submodule(name)
+    assert isinstance(linear, nn.Linear), f"{name} of a timm block is a {type(linear).__name__}"
+    return linear
+
+
+def fuse_attention(tower: VisionTransformer, fused: bool) -> None:
+    """Whether its blocks take torch's fused attention."""
+    for block in tower.blocks:
+        attention: Any = block.attn  # to type checkers the flag is final, for TorchScript's sake
+        attention.fused_attn = fused
 
 
 class FeatureNorm(nn.Module):
