@@ -83,8 +83,11 @@ class Body:
         self.run.mkdir(parents=True, exist_ok=True)
         robot, options = x.robot, x.options
         if not robot:
-            arm: dict[str, Any] = {"socket": self.arm_socket, "world": x.world, "options": x.options, "defects": x.defects}
-            arm |= {
+            arm: dict[str, Any] = {
+                "socket": self.arm_socket,
+                "world": x.world,
+                "options": x.options,
+                "defects": x.defects,
                 "driver": x.driver,
                 "hz": x.arm_hz,
                 "camera_hz": x.camera_hz,

@@ -31,7 +31,7 @@ from sim.robotwin.collect import robot_of
 from sim.robotwin.published import episodes
 from sim.robotwin.seeds import FIRST, SeedFile, raw_seed, take
 from sim.robotwin.settings import RoboTwinConfig
-from sim.robotwin.simulator import RoboTwinSimulator
+from sim.robotwin.simulator import RoboTwinSimulator, _embodiment
 from sim.robotwin.tasks import BOXES_ONLY, RLINF, TASKS, step_limit
 from vla_rl import cli
 from vla_rl.data.lerobot_reader import load_demonstrations
@@ -99,6 +99,23 @@ def test_the_primitive_arm_is_a_chain_of_six_joints_and_two_fingers(tmp_path) ->
     named = [*described["arm_joints_name"][0], gripper["base"], gripper["mimic"][0][0]]
     assert set(named) <= set(joints) and described["ee_joints"] == ["joint6", "joint6"]
     assert {link.get("name") for link in robot.iter("link")} >= {"camera", "finger_a", "finger_b"}
+
+
+@pytest.mark.parametrize("change", [{"type": "continuous"}, {"name": "another"}])  # without a limit; no such joint
+def test_a_robot_whose_joint_has_no_limit_is_named(tmp_path, change: dict) -> None:
+    folder = primitive_arm.write(tmp_path / "arm")
+    described = yaml.safe_load((folder / "config.yml").read_text(encoding="utf-8"))
+    options = {"left_embodiment_config": described, "left_robot_file": str(folder)}
+    config = RoboTwinConfig(embodiment="primitive")
+    assert _embodiment(config, options, (48, 64)).action_dim == 14
+    tree = ElementTree.parse(folder / described["urdf_path"])
+    joint = next(joint for joint in tree.iter("joint") if joint.get("name") == "joint3")
+    joint.attrib |= change
+    if "type" in change:
+        joint.remove(joint.find("limit"))
+    tree.write(folder / described["urdf_path"])
+    with pytest.raises(UserError, match=r"joint joint3 of .*arm\.urdf has no lower limit"):
+        _embodiment(config, options, (48, 64))
 
 
 # -------------------------------------------------------------------------------------------------------------- checkout

@@ -30,7 +30,8 @@ def connected(path: str | Path) -> socket.socket:
 def main(arguments: list[str]) -> int:
     config: dict[str, Any] = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
     try:
-        options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in config.get("console", {}).items()}
+        options: dict[str, Any] = dict(config.get("console", {}))
+        options |= {k: tuple(v) for k, v in options.items() if isinstance(v, list)}
         try:
             settings = ConsoleConfig(**options)
         except TypeError as error:

@@ -87,8 +87,8 @@ class CartesianArm:
         self.name = f"cartesian_{self.arm.name}"
         self.embodiment = _embodiment(self.name, x, bool(gripper), self.arm.embodiment)
         self.capabilities = Capabilities(kind="cartesian", max_hz=self.arm.capabilities.max_hz)
-        low, high = tuple(map(float, k.low)), tuple(map(float, k.high))
-        self.limits = dataclasses.replace(_TURNS if x.turn else _FAST, joint_low=low, joint_high=high, joint_speed=x.speed)
+        own, low, high = _TURNS if x.turn else _FAST, tuple(map(float, k.low)), tuple(map(float, k.high))
+        self.limits = dataclasses.replace(own, joint_low=low, joint_high=high, joint_speed=x.speed)
         self._seen: Measured | None = None
         self._wanted: np.ndarray | None = None  # the joints that were commanded last (rad)
         self._kept: np.ndarray | None = None  # the hand's turn, where actions have none

@@ -284,8 +284,8 @@ class Reception:
     def _notice(self, name: str, value: str, by: str) -> None:
         x = self.modes
         notice = self._writer.make(
-            Notice, name=name, value=value[:200], by=by, mode=x.mode.value, epoch=x.epoch, tick=max(self.tick_number, 0),
-            episode=x.episode,
+            Notice, name=name, value=value[:200], by=by, mode=x.mode.value, epoch=x.epoch,
+            tick=max(self.tick_number, 0), episode=x.episode,
         )  # fmt: skip
         self._say(None, notice)
 

@@ -45,7 +45,7 @@ class Steps:
         return self._origin
 
     def human(self, tick: int, ticks: int, device: Input) -> tuple[int, Input]:
-        """The tick in which the present step of a person began, and what is latched for it: a new one latches ``device``."""
+        """The tick in which the present step of a person began, and what it latched: a new one latches ``device``."""
         if self.device is None or tick - self._begun >= ticks:
             self.device, self._begun, self._ticks = device, tick, ticks
         return self._begun, self.device

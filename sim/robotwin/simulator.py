@@ -264,7 +264,7 @@ def _end(limit: ElementTree.Element | None, bound: str, place: str) -> float:
     """``bound`` "lower" or "upper" of a URDF's joint (rad); `UserError` that names ``place`` where it has none."""
     text = None if limit is None else limit.get(bound)
     if text is None:
-        raise UserError(f"{place} has no {bound} limit, which actions need: give it one, or choose another env.embodiment")
+        raise UserError(f"{place} has no {bound} limit, which actions need: add it, or choose another env.embodiment")
     return float(text)
 
 
