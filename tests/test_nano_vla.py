@@ -12,7 +12,6 @@ import torch
 from contracts import check_policy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LlamaConfig, LlamaModel
 
 from policies.nano_vla import NanoVLA, preset
 from policies.normalization import VectorStats, bin_centers, decode_actions, encode_actions
@@ -126,6 +125,8 @@ def test_autoregressive_tokens_depend_on_those_before_and_not_on_those_after():
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_trunk_equals_the_llama_of_transformers(causal: bool):
+    from transformers import LlamaConfig, LlamaModel
+
     trunk = LlamaTrunk(dataclasses.replace(TINY, llm_depth=2), 32, 7).eval()
     with torch.no_grad():
         for parameter in trunk.parameters():

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import timm
 import torch
 import torch.nn.functional as F
 from contracts import check_policy, random_observation
@@ -311,6 +310,8 @@ def test_pixels_are_normalised_by_the_files_constants(folder):
 
 # ------------------------------------------------------------------------------------------------------------ the model
 def test_features_are_those_of_timms_second_to_last_block(folder):
+    import timm
+
     policy, weights = load(folder), random_weights()
     pixels = [torch.randn(2, 3, IMAGE, IMAGE) for _ in range(2)]
     expected = []

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from transformers import LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
 
 from policies.normalization import VectorStats
 from policies.openvla.config import OpenVLAConfig
@@ -16,6 +15,9 @@ from policies.openvla.model import stock_llama
 from policies.openvla.policy import OpenVLA
 from policies.openvla.tokens import STOP_ID
 from vla_rl.types import EmbodimentSpec, Observation
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 # Dense bfloat16 multiplications and additions a second, from the vendor's data sheets.
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
@@ -32,8 +34,8 @@ def random_policy(embodiment: EmbodimentSpec, architecture: str, device: str, **
     return policy.to(device).eval()
 
 
-class OnlyActions(LogitsProcessor):
-    """Leaves transformers' ``generate`` nothing but the action tokens."""
+class OnlyActions:
+    """A `LogitsProcessor` that leaves transformers' ``generate`` nothing but the action tokens."""
 
     def __init__(self, policy: OpenVLA):
         self.first = policy.architecture.first_action_id
@@ -51,6 +53,8 @@ def generate_tokens(policy: OpenVLA, llama: LlamaForCausalLM, observation: Obser
 
     ``llama`` is the policy's `stock_llama`. The prompts of the batch need one length.
     """
+    from transformers import LogitsProcessorList
+
     with policy._autocast():
         prefix = policy._prefix(observation)
         if prefix.padded:

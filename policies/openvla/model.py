@@ -7,19 +7,21 @@ provide the layers and hold the weights; the forward passes are written out here
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import timm
 import torch
 import torch.nn.functional as F
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
 from policies.openvla.config import Architecture, TowerSpec
 from policies.trunk.llama import rotate
 from vla_rl.errors import UserError
+
+if TYPE_CHECKING:  # their import takes seconds: it waits for a model that is made
+    from timm.models.vision_transformer import VisionTransformer
+    from transformers import LlamaForCausalLM, LlamaModel
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
 
 # --------------------------------------------------------------------------------------------------------------- vision
@@ -36,6 +38,9 @@ class LayerScale(nn.Module):
 
 def _tower(spec: TowerSpec, where: str) -> VisionTransformer:
     """timm's vision transformer. `UserError` for what timm does not know, cannot build so, or is no such transformer."""
+    import timm
+    from timm.models.vision_transformer import VisionTransformer
+
     options: dict[str, Any] = {"img_size": spec.image_size, "num_classes": 0, **spec.arguments}
     if spec.act_layer is not None:
         options["act_layer"] = spec.act_layer
@@ -190,6 +195,8 @@ def make_llama(architecture: Architecture) -> LlamaForCausalLM:
 
     Its layers are `OpenVLABlock`s, which `run_llama` calls; for transformers' own forward see `stock_llama`.
     """
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     config = LlamaConfig(
         **architecture.text, tie_word_embeddings=False, pad_token_id=None, bos_token_id=1, eos_token_id=2,
         attention_bias=False, mlp_bias=False, attention_dropout=0.0, hidden_act="silu",
@@ -204,7 +211,7 @@ def make_llama(architecture: Architecture) -> LlamaForCausalLM:
 def stock_llama(llama: LlamaForCausalLM) -> LlamaForCausalLM:
     """transformers' own model, with its forward and ``generate``, on the very weights of ``llama`` (without adapters)."""
     with torch.device("meta"):
-        stock = LlamaForCausalLM(llama.config)
+        stock = type(llama)(llama.config)
     stock.load_state_dict(llama.state_dict(), assign=True)
     stock.model.rotary_emb = type(stock.model.rotary_emb)(llama.config).to(llama.lm_head.weight.device)
     return stock.eval()
@@ -226,7 +233,7 @@ class KVCache:
         return cls(make(), make())
 
 
-def rms_norm(norm: nn.Module, x: Tensor) -> Tensor:
+def rms_norm(norm: LlamaRMSNorm, x: Tensor) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],), norm.weight, norm.variance_epsilon)
 
 
@@ -236,7 +243,7 @@ class OpenVLABlock(nn.Module):
     It is called as a module, so that whatever hooks a module's call (FSDP2, profilers) sees every block.
     """
 
-    def __init__(self, layer: nn.Module, heads: int, kv_heads: int):
+    def __init__(self, layer: LlamaDecoderLayer, heads: int, kv_heads: int):
         super().__init__()
         self.self_attn, self.mlp = layer.self_attn, layer.mlp
         self.input_layernorm, self.post_attention_layernorm = layer.input_layernorm, layer.post_attention_layernorm

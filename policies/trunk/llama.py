@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,6 +13,7 @@ from policies.settings import (
     TrunkConfig,
 )
 from policies.tokenizer import PAD_ID
+from policies.trunk.modules import Modules
 
 LONGEST_PLAIN_ATTENTION = 256
 _EPSILON = 1e-6  # of the norms, as in Llama
@@ -36,6 +39,10 @@ class Linears(nn.Module):
         super().__init__()
         for name, shape in shapes.items():
             self.add_module(name, nn.Linear(*shape, bias=False))
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> nn.Linear: ...
 
 
 class TrunkBlock(nn.Module):
@@ -94,7 +101,7 @@ class LlamaWeights(nn.Module):
     def __init__(self, config: TrunkConfig, vocab_size: int):
         super().__init__()
         self.embed_tokens = nn.Embedding(vocab_size, config.llm_width, PAD_ID)
-        self.layers = nn.ModuleList(TrunkBlock(config) for _ in range(config.llm_depth))
+        self.layers = Modules(TrunkBlock(config) for _ in range(config.llm_depth))
         self.norm = nn.RMSNorm(config.llm_width, eps=_EPSILON)
         for part in self.modules():  # `LlamaModel` draws them twice: a seed is to give the weights that it always gave
             if isinstance(part, nn.Linear | nn.Embedding):
@@ -118,7 +125,7 @@ class LlamaTrunk(nn.Module):
         angles = torch.cat([angles, angles], dim=-1)
         self.register_buffer("rope_cos", angles.cos(), persistent=False)  # [L head]
         self.register_buffer("rope_sin", angles.sin(), persistent=False)
-        for block in blocks:
+        for block in self.llama.layers:
             attention, mlp = block.self_attn, block.mlp
             for linear in (attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj):
                 init_linear(linear)

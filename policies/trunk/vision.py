@@ -147,10 +147,11 @@ class VisionTower(nn.Module):
         embed = ConvStem(config, *size) if config.stem_channels else PatchEmbed(config.patch_size, *size)
         self.patch_embed = embed
         self.pos_embed = nn.Parameter(torch.empty(1, embed.num_patches, config.vit_width))
-        self.blocks = nn.Sequential(*(VisionBlock(config) for _ in range(config.vit_depth)))
+        blocks = [VisionBlock(config) for _ in range(config.vit_depth)]
+        self.blocks = nn.Sequential(*blocks)
         self.norm = nn.LayerNorm(config.vit_width, eps=_EPSILON)
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
-        for block in self.blocks:
+        for block in blocks:
             for linear in (block.attn.qkv, block.mlp.fc1):
                 init_linear(linear)
             for linear in (block.attn.proj, block.mlp.fc2):
@@ -159,19 +160,6 @@ class VisionTower(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         return self.norm(self.blocks(self.patch_embed(pixels) + self.pos_embed))
-
-
-def _linear(block: nn.Module, name: str) -> nn.Linear:
-    linear = block.get_submodule(name)
-    assert isinstance(linear, nn.Linear), f"{name} of a timm block is a {type(linear).__name__}"
-    return linear
-
-
-def fuse_attention(tower: VisionTransformer, fused: bool) -> None:
-    """Whether its blocks take torch's fused attention."""
-    for block in tower.blocks:
-        attention: Any = block.attn  # to type checkers the flag is final, for TorchScript's sake
-        attention.fused_attn = fused
 
 
 class FeatureNorm(nn.Module):
