@@ -101,7 +101,10 @@ def milestones(
     success: bool = True,
 ) -> list[int]:
     """Milestone frames of one episode of t frames: gripper changes, rests, and the last frame of a success."""
-    length = len(openness if openness is not None else position)  # type: ignore[arg-type]
+    track = position if openness is None else openness
+    if track is None:
+        raise ValueError("milestones are found by the gripper's openness or by the position, and neither is given")
+    length = len(track)
     found: list[int] = []
     low, high = gripper_range
     if openness is not None and high > low:
