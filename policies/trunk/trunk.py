@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from typing_extensions import Self
 
@@ -41,7 +40,7 @@ class VisionLanguageTrunk(nn.Module):
 
     policy_type: ClassVar[str]
     config_class: ClassVar[type]
-    vision: Modules[VisionTransformer]
+    vision: Modules[VisionTower]
     feature_norms: Modules[FeatureNorm]
     proprio_mean: Tensor
     proprio_std: Tensor
