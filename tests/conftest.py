@@ -30,7 +30,7 @@ from costs import Costs
 jaxtyping.install_import_hook(["vla_rl.types", "vla_rl.algorithms"], "beartype.beartype").__enter__()
 
 torch.set_num_threads(1)
-hypothesis.settings.register_profile("vla_rl")  # a busy machine is no failure
+hypothesis.settings.register_profile("vla_rl", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("vla_rl")
 
 
