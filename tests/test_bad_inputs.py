@@ -284,7 +284,13 @@ VALUES: list[tuple[str, tuple[str, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize(("words", "parts"), VALUES, ids=[words[:60] for words, _ in VALUES])
+def some(rows: list[tuple], every: int = 3) -> list:
+    """The rows as parameters: one of ``every`` in the fast tier, all of them in the slow one."""
+    marks = [() if i % every == 0 else pytest.mark.slow for i in range(len(rows))]
+    return [pytest.param(*row, id=row[0][:60], marks=mark) for row, mark in zip(rows, marks)]
+
+
+@pytest.mark.parametrize(("words", "parts"), some(VALUES))
 def test_values(words, parts, places, capsys):
     arguments = [filled(word, places) for word in (*TRAIN, *words.split(" "))]
     text = refused(capsys, arguments, places["out"].parent, places["run"])

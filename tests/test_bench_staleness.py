@@ -35,6 +35,7 @@ def test_episodes_act_with_the_weights_of_lag_iterations_ago(lag, acted):
     assert seen == versions == acted and collector.policy is learner and learner.weight.item() == 4.0
 
 
+@pytest.mark.slow
 def test_the_command_trains_each_way_at_each_lag(tmp_path, capsys):
     """At lag 0 it is the plain run: same episodes, same success. With lag, and only then, another policy has acted."""
     target = tmp_path / "out.json"

@@ -69,6 +69,7 @@ def test_rotation_matrix_turns_about_its_axis() -> None:
 
 
 @pytest.mark.parametrize("controller", ["osc_position", "osc_pose"])
+@pytest.mark.slow
 def test_same_states_and_pixels_as_robosuite(controller: str) -> None:
     """A whole grasp and lift under noise (with rotations for osc_pose), robosuite's `env.step` beside ours."""
     from sim.bench import same_start

@@ -146,6 +146,7 @@ def test_exploring_decisions_choose_at_random_by_their_share_and_their_seeds():
 
 
 @pytest.mark.parametrize("kind", ["direct", "residual"])
+@pytest.mark.slow
 def test_the_choice_that_pays_is_learned_and_goes_on_exactly_after_a_resume(kind):
     def fresh():
         policy = direct(gripper_noise=0.5) if kind == "direct" else residual(gripper_noise=0.5, noise=0.3)

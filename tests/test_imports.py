@@ -101,6 +101,7 @@ def test_the_parser_needs_no_numpy():
     assert done.stdout == "False\n", done.stderr
 
 
+@pytest.mark.slow
 def test_all_imports_without_its_sdk_or_names_the_extra():
     """Core, policies and reward models import whole; any component does, or says what is to be installed."""
     modules = modules_of("vla_rl") + modules_of("policies") + modules_of("reward_models")
@@ -167,6 +168,7 @@ except ConfigError as error:
     assert f"such as my_{place.name}" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_training_imports_no_library_of_models():
     """timm and transformers take seconds, and timm takes wandb along; only policies and rewards that use them pay."""
     code = """

@@ -121,6 +121,7 @@ def test_sampled_states_are_those_that_libero_draws_from_the_seed(simulator, ref
     run_beside(reference, simulator, 0, smooth_actions(CHUNK, seed=1))
 
 
+@pytest.mark.slow
 def test_arm_noise_is_that_of_an_initial_state_which_libero_is_given(simulator, reference) -> None:
     """The sampled state with a noisy arm, handed to LIBERO's own `set_init_state` as evaluations do with official ones."""
     reference.reset(seed_of(6), official=None, settle=0)

@@ -116,6 +116,7 @@ TOY = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_sft_grpo_export_and_a_run_from_the_export(tmp_path):
     """Supervised training from a published folder, GRPO, resuming, export; another run starts from what was exported."""
     published = write_checkpoint(tmp_path / "published")

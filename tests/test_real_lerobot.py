@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import importlib
 
 import numpy as np
 import pytest
-
-pytest.importorskip("lerobot")
-from lerobot.robots import Robot
-from lerobot.robots.config import RobotConfig
 from real_helpers import DT, Clock
 
 from real import limits as limit_files
@@ -19,52 +15,17 @@ from real.supervisor.core import Supervisor
 from real.supervisor.settings import SupervisorConfig
 from vla_rl.errors import ConfigError
 
-JOINTS = ("shoulder.pos", "elbow.pos", "gripper.pos")
+
+@pytest.fixture(autouse=True)
+def paper_arm(monkeypatch):
+    """The module of that robot, registered; lerobot makes one of it."""
+    pytest.importorskip("lerobot")
+    module = importlib.import_module("paper_arm")
+    monkeypatch.setattr("lerobot.robots.utils.make_device_from_device_class", module.PaperArm)
+    return module
 
 
-@RobotConfig.register_subclass("paper_arm")
-@dataclass(kw_only=True)
-class PaperArmConfig(RobotConfig):
-    port: str = ""
-
-
-class PaperArm(Robot):
-    """Goes where it is told in a tick; a drawer of what it was told."""
-
-    config_class = PaperArmConfig
-    name = "paper_arm"
-
-    def __init__(self, config):
-        self.config, self.told, self.plugged = config, [], True
-        self.place = {name: 50.0 if "gripper" in name else 0.0 for name in JOINTS}
-
-    observation_features = dict.fromkeys(JOINTS, float) | {"wrist": (4, 6, 3)}
-    action_features = dict.fromkeys(JOINTS, float)
-    is_connected = is_calibrated = True
-
-    def connect(self, calibrate=True):
-        if not self.config.port:
-            raise ConnectionError("no port")
-
-    def calibrate(self): ...
-
-    def configure(self): ...
-
-    def disconnect(self): ...
-
-    def get_observation(self):
-        if not self.plugged:
-            raise ConnectionError("the cable is out")
-        return {**self.place, "wrist": np.full((4, 6, 3), 7, np.uint8)}
-
-    def send_action(self, action):
-        self.told.append(dict(action))
-        self.place = dict(action)
-        return action
-
-
-def test_a_registered_robot_is_driven_within_its_limits(monkeypatch, tmp_path):
-    monkeypatch.setattr("lerobot.robots.utils.make_device_from_device_class", lambda config: PaperArm(config))
+def test_a_registered_robot_is_driven_within_its_limits(paper_arm, tmp_path):
     clock = Clock()
     arm = LeRobotArm("paper_arm", {"port": "x", "calibration_dir": tmp_path}, clock=clock)
     arm.connect()
@@ -90,7 +51,7 @@ def test_a_registered_robot_is_driven_within_its_limits(monkeypatch, tmp_path):
             epoch = supervisor.modes.epoch
             supervisor.receive(1, policy.make(Chunk, 0.15, epoch=epoch, start=0, actions=tuple(targets), **fields), clock())
         supervisor.tick(tick, clock())
-    told = np.array([[row[name] for name in JOINTS] for row in arm.device.told])
+    told = np.array([[row[name] for name in paper_arm.JOINTS] for row in arm.device.told])
     speed = np.abs(np.diff(told[:, 0])) / DT
     assert told[:, 0].max() == pytest.approx(95.0, abs=0.1), "as far as its margin"
     assert speed.max() <= 60.0 + 1e-6 and (told[:, 1] == 0.0).all() and (told[:, 2] == 50.0).all()
@@ -101,8 +62,7 @@ def test_a_registered_robot_is_driven_within_its_limits(monkeypatch, tmp_path):
     arm.close()
 
 
-def test_a_stopped_one_ignores_commands_until_it_is_cleared(monkeypatch, tmp_path):
-    monkeypatch.setattr("lerobot.robots.utils.make_device_from_device_class", lambda config: PaperArm(config))
+def test_a_stopped_one_ignores_commands_until_it_is_cleared(tmp_path):
     arm = LeRobotArm("paper_arm", {"calibration_dir": tmp_path}, clock=Clock())
     with pytest.raises(ConfigError, match="no port"):
         arm.connect()
@@ -126,7 +86,6 @@ def test_unknown_types_and_options_are_one_clear_error():
 
 
 @pytest.mark.parametrize("key", ["speeed", "force"])  # no limit at all, and one that is no speed of a joint
-def test_a_wrong_key_of_speeds_is_named(key, monkeypatch, tmp_path):
-    monkeypatch.setattr("lerobot.robots.utils.make_device_from_device_class", lambda config: PaperArm(config))
+def test_a_wrong_key_of_speeds_is_named(key, tmp_path):
     with pytest.raises(ConfigError, match=f"robot.options.speeds has '{key}': use joint_speed"):
         LeRobotArm("paper_arm", {"calibration_dir": tmp_path}, speeds={key: 1.0})

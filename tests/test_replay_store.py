@@ -269,6 +269,7 @@ os.waitpid(process, 0)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked writers")
+@pytest.mark.slow
 def test_a_writer_that_was_killed_leaves_every_closed_episode(tmp_path):
     """SIGKILL before, in the middle of and after each write of an episode, and at some moment of a stream of them."""
     code = [sys.executable, "-c", FORKS, str(Path(__file__).parent), str(tmp_path)]

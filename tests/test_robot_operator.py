@@ -41,6 +41,7 @@ def idle(tmp_path, monkeypatch):
     return tmp_path / "idle"
 
 
+@pytest.mark.slow
 def test_it_helps_by_a_lease_a_dead_man_and_inputs(tmp_path, idle, capsys):
     given = overrides(tmp_path, idle, *HELPS)
     assert main(["robot", "run", "--headless", "--episodes", "1", *given]) == 0
@@ -54,6 +55,7 @@ def test_it_helps_by_a_lease_a_dead_man_and_inputs(tmp_path, idle, capsys):
     assert [p for p in verify(tmp_path / "s")[0] if "policy" in p or "person" in p] == []
 
 
+@pytest.mark.slow
 def test_where_it_dies_the_arm_holds_and_the_session_ends(tmp_path, idle):
     given = overrides(tmp_path, idle, *HELPS, "operator.speed=0.1", "robot.horizon=2000")
     process, said = begun("run", "--headless", "--episodes", "1", *given, until="loading")
@@ -146,6 +148,7 @@ def test_in_virtual_time_a_session_without_learning_is_helped_too(tmp_path, idle
 
 
 # -------------------------------------------------------------------------------------------------------- a person's device
+@pytest.mark.slow
 def test_a_persons_device_takes_over_in_a_session(tmp_path, idle, capsys):
     own = ["teleop=session_device:Raiser", "console.port=0", "robot.horizon=2000"]
     asked = ["robot", "run", "--episodes", "1", *overrides(tmp_path, idle, *own)]

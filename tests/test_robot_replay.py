@@ -33,7 +33,7 @@ def sent(folder):
     return [tick for tick in episode.steps if tick["sent"]]
 
 
-@pytest.mark.parametrize("way", ["--lockstep", "--headless"])
+@pytest.mark.parametrize("way", ["--lockstep", pytest.param("--headless", marks=pytest.mark.slow)])
 def test_an_episode_is_done_again_and_compared(session, tmp_path, capsys, way):
     given = ["robot=fake", "robot.supervisor.silence_s=0.3", "robot.supervisor.frame_age_s=2.0", f"output_dir={tmp_path}"]
     asked = ["robot", "replay", str(session), way, "--episode", "1", *given]

@@ -433,6 +433,7 @@ def unhurried(capsys, arguments):
     raise AssertionError(said)
 
 
+@pytest.mark.slow
 def test_a_policy_that_cannot_be_guided_is_refused_before_anything_moves(tmp_path, mover, capsys):
     asked = ["robot", "run", "--headless", "--episodes", "1"]
     for more in (["--lockstep"], []):
@@ -556,6 +557,7 @@ def test_an_interrupt_while_a_session_closes_ends_every_process(tmp_path, monkey
         process.stdout.close()
 
 
+@pytest.mark.slow
 def test_teaching_records_what_a_person_does(tmp_path):
     """A device takes control over the session's socket, drives up, labels; then the episode that was asked for is there."""
     given = ["robot=fake", f"output_dir={tmp_path}", "name=s", "console.port=0", "robot.supervisor.silence_s=0.3"]

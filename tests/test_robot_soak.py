@@ -24,6 +24,7 @@ def short(tmp_path, kinds: list[str], monkeypatch, minutes: float = 0.3):
     return soak.bench_soak("fake", FAKE, minutes, 3.0, 0, told.append, tmp_path), told
 
 
+@pytest.mark.slow
 def test_the_command_strikes_looks_and_leaves_nothing_behind(tmp_path, capsys):
     out = tmp_path / "a.json"
     given = ["--minutes", "0.6", "--every", "3", "--seed", "1", "--keep", str(tmp_path / "kept"), "--json", str(out)]
@@ -51,6 +52,7 @@ def test_a_fault_is_timed_until_the_arm_is_followed_again(tmp_path, monkeypatch)
     assert document["counts"]["recovered"] >= 1 and document["sessions"] >= 2
 
 
+@pytest.mark.slow
 def test_a_record_that_is_lost_a_wall_that_is_passed_and_an_arm_that_stays_are_found(tmp_path, monkeypatch):
     plain = JournalWriter.tick
 

@@ -71,7 +71,10 @@ def test_a_toy_run_leaves_time_for_skill(name: str):
 
 
 @pytest.mark.real_sim
-@pytest.mark.parametrize("name", [n for n in SCRIPTED if ENVS[n] == "tabletop"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n == "quickstart" else pytest.mark.slow) for n in SCRIPTED if ENVS[n] == "tabletop"],
+)
 def test_a_tabletop_run_leaves_time_for_skill(name: str):
     for task, (demonstrated, limit) in lengths(compose([f"run={name}"])).items():
         assert limit >= 1.5 * demonstrated, (name, task)
