@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import hashlib
+import importlib
 import importlib.util
 import os
 import random
@@ -138,6 +139,15 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
         return copies[key]
 
     return folder_of
+
+
+@pytest.fixture
+def paper_arm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """tests/paper_arm.py, whose robot lerobot makes whatever it is asked for; lerobot's import takes seconds."""
+    pytest.importorskip("lerobot")
+    module = importlib.import_module("paper_arm")
+    monkeypatch.setattr("lerobot.robots.utils.make_device_from_device_class", module.PaperArm)
+    return module
 
 
 @pytest.fixture(scope="session")

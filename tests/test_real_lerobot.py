@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 import numpy as np
 import pytest
 from real_helpers import DT, Clock
@@ -14,15 +12,6 @@ from real.robots.lerobot import LeRobotArm
 from real.supervisor.core import Supervisor
 from real.supervisor.settings import SupervisorConfig
 from vla_rl.errors import ConfigError
-
-
-@pytest.fixture(autouse=True)
-def paper_arm(monkeypatch):
-    """The module of that robot, registered; lerobot makes one of it."""
-    pytest.importorskip("lerobot")
-    module = importlib.import_module("paper_arm")
-    monkeypatch.setattr("lerobot.robots.utils.make_device_from_device_class", module.PaperArm)
-    return module
 
 
 def test_a_registered_robot_is_driven_within_its_limits(paper_arm, tmp_path):
@@ -62,7 +51,7 @@ def test_a_registered_robot_is_driven_within_its_limits(paper_arm, tmp_path):
     arm.close()
 
 
-def test_a_stopped_one_ignores_commands_until_it_is_cleared(tmp_path):
+def test_a_stopped_one_ignores_commands_until_it_is_cleared(paper_arm, tmp_path):
     arm = LeRobotArm("paper_arm", {"calibration_dir": tmp_path}, clock=Clock())
     with pytest.raises(ConfigError, match="no port"):
         arm.connect()
@@ -86,6 +75,6 @@ def test_unknown_types_and_options_are_one_clear_error():
 
 
 @pytest.mark.parametrize("key", ["speeed", "force"])  # no limit at all, and one that is no speed of a joint
-def test_a_wrong_key_of_speeds_is_named(key, tmp_path):
+def test_a_wrong_key_of_speeds_is_named(key, paper_arm, tmp_path):
     with pytest.raises(ConfigError, match=f"robot.options.speeds has '{key}': use joint_speed"):
         LeRobotArm("paper_arm", {"calibration_dir": tmp_path}, speeds={key: 1.0})

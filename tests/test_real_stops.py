@@ -17,7 +17,6 @@ import msgpack
 import numpy as np
 import pytest
 from real_helpers import LIMITS, Clock, Rig, point_robot
-from test_real_lerobot import PaperArm
 
 from real.bench.trials import Operator, driver
 from real.body import Body, BodyConfig
@@ -198,8 +197,7 @@ def test_a_guards_stop_counts_once_the_arm_says_so(arm, monkeypatch):
     assert problems == ["not confirmed", ""] and arm.robot.told == ["stop"]
 
 
-def test_a_stop_that_a_bus_lost_is_not_confirmed_and_comes_again(monkeypatch, tmp_path):
-    monkeypatch.setattr("lerobot.robots.utils.make_device_from_device_class", lambda config: PaperArm(config))
+def test_a_stop_that_a_bus_lost_is_not_confirmed_and_comes_again(paper_arm, tmp_path):
     arm = LeRobotArm("paper_arm", {"port": "x", "calibration_dir": tmp_path}, clock=Clock())
     arm.connect()
     arm.observe()
