@@ -1,4 +1,4 @@
-"""A vision-language-action model in miniature: timm ViT → projector → Llama → discrete action tokens.
+"""A vision-language-action model in miniature: ViT → projector → Llama → discrete action tokens.
 
 The parts and their order are those of OpenVLA (arXiv 2406.09246) and OpenVLA-OFT (arXiv 2502.19645), so that a recipe
 that works here carries over; one config scales it from about a million parameters to the 7B layout (`PRESETS`).

@@ -49,7 +49,7 @@ SHARING = {
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A session of Ray is slow, and there is one: its tests go to one worker."""
+    """Which tests share a worker. A session of Ray is slow, and there is one."""
     for item in items:
         if item.path.stem in SHARING:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
@@ -155,7 +155,7 @@ def ray_here():
     """The one Ray of a test session, started by the first test that asks for it; runs with ``cluster=ray`` join it."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("needs ray")
-    # Ray gives up on its own processes after half a minute, which a busy machine needs
+    # by itself Ray gives up on its own processes after half a minute; a busy machine needs more
     os.environ.setdefault("RAY_raylet_start_wait_time_s", "240")
     os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "240")
     from vla_rl.cluster.session import ray_session

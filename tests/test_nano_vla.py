@@ -19,7 +19,7 @@ from policies.settings import NanoVLAConfig
 from policies.tokenizer import WordTokenizer
 from policies.trunk.llama import LlamaTrunk, attend
 from policies.trunk.noise import chunk_uniforms, counter_uniforms, sample_inverse_cdf
-from policies.trunk.vision import FeatureNorm, FiLM, conditioned, merge_tokens
+from policies.trunk.vision import FeatureNorm, FiLM, VisionTower, conditioned, merge_tokens
 from vla_rl.checkpoint import load_policy, save_checkpoint
 from vla_rl.errors import ConfigError, EmbodimentMismatch, UserError
 from vla_rl.interfaces import ImitationPolicy, LikelihoodPolicy
@@ -146,6 +146,24 @@ def test_trunk_equals_the_llama_of_transformers(causal: bool):
         stock.load_state_dict(trunk.llama.state_dict())
         theirs = stock(inputs_embeds=x, attention_mask=mask, use_cache=False).last_hidden_state
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_the_vision_tower_equals_timms():
+    from timm.models.vision_transformer import VisionTransformer
+
+    config = dataclasses.replace(TINY, stem_channels=[], stem_kernels=[4], stem_strides=[4], patch_size=8, vit_depth=2)
+    tower = VisionTower(config, 16, 24).eval()
+    with torch.no_grad():
+        for parameter in tower.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    stock = VisionTransformer(
+        img_size=(16, 24), patch_size=config.patch_size, embed_dim=config.vit_width, depth=2, num_heads=config.vit_heads,
+        mlp_ratio=config.vit_mlp_ratio, num_classes=0, global_pool="", class_token=False,
+    ).eval()  # fmt: skip
+    stock.load_state_dict(tower.state_dict())
+    pixels = torch.randn(2, 3, 16, 24)
+    with torch.no_grad():
+        torch.testing.assert_close(tower(pixels), stock.forward_features(pixels), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("causal", [False, True])
