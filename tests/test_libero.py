@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import zipfile
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -138,7 +140,8 @@ def test_a_suite_is_named_on_the_command_line(tmp_path) -> None:
 def fake_package(tmp_path, monkeypatch) -> Path:
     """A LIBERO package without assets, and a home of its own."""
     root = tmp_path / "site" / "libero" / "libero"
-    (root / "bddl_files").mkdir(parents=True)
+    for folder in ("bddl_files", "init_files"):
+        (root / folder).mkdir(parents=True)
     monkeypatch.setattr(package, "root", lambda: root)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -151,8 +154,24 @@ def test_the_config_file_is_written_once_and_never_changed(fake_package, tmp_pat
     assert path == tmp_path / "home" / ".libero" / "config.yaml"
     assert f'bddl_files: "{fake_package}/bddl_files"' in path.read_text()
     assert [p.name for p in path.parent.iterdir()] == ["config.yaml"], "no temporary file is left"
-    path.write_text("datasets: /mine\n")
-    assert package.ensure_config() == path and path.read_text() == "datasets: /mine\n"
+    mine = path.read_text().replace("datasets", "my_datasets")
+    path.write_text(mine)
+    assert package.ensure_config() == path and path.read_text() == mine
+
+
+@pytest.mark.parametrize("text", ["datasets: /mine\n", 'bddl_files: "/gone/bddl_files"\ninit_states: "/gone/init_files"\n'])
+def test_a_config_file_whose_folders_are_gone_is_left_alone_and_not_used(fake_package, tmp_path, monkeypatch, text) -> None:
+    """As a deleted environment leaves it; LIBERO, imported or not, then reads another."""
+    monkeypatch.setenv("LIBERO_CONFIG_PATH", str(tmp_path / "mine"))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.yaml").write_text(text)
+    imported = ModuleType("libero.libero")
+    monkeypatch.setitem(sys.modules, "libero.libero", imported)
+    path = package.ensure_config()
+    assert path.is_relative_to(tmp_path / "home" / ".cache" / "vla_rl")
+    assert str(fake_package / "init_files") in path.read_text()
+    assert imported.config_file == str(path) and os.environ["LIBERO_CONFIG_PATH"] == str(path.parent)
+    assert package.ensure_config() == path and (tmp_path / "mine" / "config.yaml").read_text() == text
 
 
 def test_a_config_folder_that_cannot_be_written_is_a_clear_error(fake_package, tmp_path, monkeypatch) -> None:

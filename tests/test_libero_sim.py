@@ -320,6 +320,7 @@ def test_a_burner_shows_as_it_does_in_libero() -> None:
 def test_equal_to_lerobots_env(suite, task, reset) -> None:
     """lerobot's constructor resets once, and each reset leaves LIBERO one more draw of openings: 3 at its first episode."""
     lerobot = pytest.importorskip("lerobot.envs.libero")
+    package.load()
     with package.quiet():
         env = lerobot.LiberoEnv(
             lerobot._get_suite(suite), task, suite, obs_type="pixels_agent_pos", observation_width=SIZE,

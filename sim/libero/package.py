@@ -7,11 +7,13 @@ of the package; a copy that exists already can be named instead.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
 import logging
 import os
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -50,14 +52,26 @@ def config_file() -> Path:
 
 
 def ensure_config() -> Path:
-    """Write the package's config file where there is none; a user's own is never touched. Returns its path.
+    """Let the package find a config file whose folders exist, written where there is none. Returns its path.
 
-    Safe with several processes at once: the file appears complete or not at all. Raises `UserError` where it cannot be
-    written.
+    A user's own file is never touched. Where it names folders that are gone (an environment that was deleted, say), one
+    under ``~/.cache/vla_rl`` serves this process and its children instead, through ``LIBERO_CONFIG_PATH``. Safe with
+    several processes at once: the file appears complete or not at all. Raises `UserError` where it cannot be written.
     """
     path = config_file()
-    if path.exists():
-        return path
+    if path.exists() and not all(folder.is_dir() for folder in (_configured("bddl_files"), _configured("init_states"))):
+        installation = hashlib.sha256(str(root()).encode()).hexdigest()[:16]
+        path = Path("~/.cache/vla_rl/libero").expanduser() / installation / "config.yaml"
+        os.environ["LIBERO_CONFIG_PATH"] = str(path.parent)
+    if not path.exists():
+        _write_config(path)
+    imported: Any = sys.modules.get("libero.libero")
+    if imported is not None:
+        imported.config_file = str(path)  # it looked only when it was imported
+    return path
+
+
+def _write_config(path: Path) -> None:
     package = root()
     folders = {
         "benchmark_root": package,
@@ -83,18 +97,17 @@ def ensure_config() -> Path:
             f"The LIBERO package needs its config file {path}, which cannot be written ({error.strerror or error}). "
             f"Set LIBERO_CONFIG_PATH to a folder you can write to."
         ) from error
-    return path
 
 
 def find_assets(folder: str = "") -> Path:
-    """The asset folder: ``folder`` where given, else the package's own, else the default download place.
+    """The asset folder: ``folder`` where given, else the first of `_asset_places` that exists.
 
     Downloads them the package's way where there are none. Raises `MissingDependency`, with the remedy, where that is
     impossible (no network, or ``HF_HUB_OFFLINE`` is set) or the folder is not complete.
     """
     if folder:
         return _complete(Path(folder).expanduser(), f"env.assets={folder}")
-    for place in (root() / "assets", _DEFAULT_ASSETS.expanduser()):
+    for place in _asset_places():
         if place.exists():
             return _complete(place, "the LIBERO assets")
     return _download(_DEFAULT_ASSETS.expanduser())
@@ -169,8 +182,7 @@ def check() -> tuple[str, str, str]:
         package = root()
     except MissingPackage:
         return "fail", f"{versions[0]}, but the package is incomplete", "pip install --force-reinstall hf-libero"
-    places = [*_configured_assets(), package / "assets", _DEFAULT_ASSETS.expanduser()]
-    assets = next((p for p in places if p.is_dir() and any(p.iterdir())), None)
+    assets = next((p for p in _asset_places() if p.is_dir() and any(p.iterdir())), None)
     if assets is None:
         fix = (
             "fetch them once where there is network: hf download lerobot/libero-assets --repo-type dataset --local-dir "
@@ -189,10 +201,16 @@ def _version(distribution: str) -> str:
         return ""
 
 
-def _configured_assets() -> list[Path]:
-    """Where LIBERO's own config file says its assets lie."""
+def _asset_places() -> list[Path]:
+    """Where assets may lie: what LIBERO's own config file says, the package's own folder, the default download place."""
+    return [_configured("assets"), root() / "assets", _DEFAULT_ASSETS.expanduser()]
+
+
+def _configured(key: str) -> Path:
+    """The folder that LIBERO's own config file gives for ``key``; one that does not exist where it gives none."""
     try:
         lines = config_file().read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    return [Path(line.partition(":")[2].strip()) for line in lines if line.startswith("assets:")]
+    except (OSError, UnicodeDecodeError):
+        lines = []
+    values = [line.partition(":")[2].strip() for line in lines if line.startswith(f"{key}:")]
+    return Path(values[-1].strip("'\"")) if values else Path("/nonexistent")
