@@ -114,7 +114,7 @@ def collected(simulator: RoboTwinSimulator, folder: str) -> list[tuple[np.ndarra
         return frames[-1]
 
     task.get_obs = noted
-    collect_data.run(task, simulator.options | {"task_name": TASK, "save_path": folder, "episode_num": 1})
+    collect_data.run(task, simulator.scene_options("train") | {"task_name": TASK, "save_path": folder, "episode_num": 1})
     return [(frame["joint_action"]["vector"], frame["observation"]["head_camera"]["rgb"]) for frame in frames]
 
 

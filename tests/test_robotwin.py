@@ -29,7 +29,7 @@ from sim.robotwin.bench import bench_robotwin
 from sim.robotwin.checkout import Checkout
 from sim.robotwin.collect import robot_of
 from sim.robotwin.published import episodes
-from sim.robotwin.seeds import FIRST, SeedFile, raw_seed, take
+from sim.robotwin.seeds import SeedFile, candidates, raw_seed, take
 from sim.robotwin.settings import RoboTwinConfig
 from sim.robotwin.simulator import RoboTwinSimulator, _embodiment
 from sim.robotwin.tasks import BOXES_ONLY, RLINF, TASKS, step_limit
@@ -81,6 +81,9 @@ def test_there_are_fifty_tasks_and_limits_by_name() -> None:
         ({"control": "torque"}, "qpos, ee"),
         ({"embodiment": "primitive", "distance": 0.0}, "distance"),
         ({"horizon": -1}, "horizon"),
+        ({"seed_list": "mine"}, "official, simplevla"),
+        ({"textures": "new"}, "split, seen, unseen"),
+        ({"instructions": "both"}, "split, seen, unseen"),
     ],
 )
 def test_bad_config_is_one_clear_error(options: dict, part: str) -> None:
@@ -261,19 +264,21 @@ def test_solved_seeds_are_kept_and_failed_ones_say_why(tmp_path) -> None:
     answers = iter([(5, ""), (6, "no plan"), (7, "unstable"), (8, ""), (9, "")])
     solved, failed = take("lift_pot", "train", 2, answers)
     assert solved == [5, 8] and failed == {"6": "no plan", "7": "unstable"} and next(answers) == (9, "")
-    with pytest.raises(UserError, match=r"solved 1 of the 3 train seeds from 100000 on, and 2 are wanted \(no plan; unst"):
+    with pytest.raises(UserError, match=r"solved 1 of the first 3 train seeds, and 2 are wanted \(no plan; unst"):
         take("lift_pot", "train", 2, iter([(5, ""), (6, "no plan"), (7, "unstable")]))
     entry = {"fingerprint": "abc", "solved": {"train": solved, "held_out": []}, "failed": {"train": failed}}
     SeedFile(tmp_path / "seeds.json", {"lift_pot": entry}).write()
     seeds = SeedFile.read(tmp_path / "seeds.json")
     assert [seeds.seed("lift_pot", "train", i) for i in range(3)] == [5, 8, 5]
-    seeds.require("lift_pot", "abc")
+    seeds.require("lift_pot", "abc", "official")
     with pytest.raises(UserError, match="no held_out seed of lift_pot"):
         seeds.seed("lift_pot", "held_out", 0)
     with pytest.raises(UserError, match=r"found with other code.*abc, now xyz.*--task lift_pot"):
-        seeds.require("lift_pot", "xyz")
+        seeds.require("lift_pot", "xyz", "official")
     with pytest.raises(UserError, match="no seeds of click_bell"):
-        seeds.require("click_bell", "abc")
+        seeds.require("click_bell", "abc", "official")
+    with pytest.raises(UserError, match=r"train seed 5 of lift_pot is not of env.seed_list=simplevla, .* begin at 100000"):
+        seeds.require("lift_pot", "abc", "simplevla")
 
 
 @pytest.mark.parametrize("text", [None, "not json", "[]", '{"format": 9, "tasks": {}}'])
@@ -285,9 +290,36 @@ def test_what_is_no_seed_file_is_named(tmp_path, text) -> None:
         SeedFile.read(file)
 
 
-def test_the_splits_seeds_never_meet() -> None:
-    assert raw_seed("train", 3) == 100_003 and raw_seed("held_out", 3) == 100_100_003
-    assert FIRST["held_out"] - FIRST["train"] > 10**7
+def test_official_evaluation_seeds_are_held_out_unless_asked_otherwise() -> None:
+    """RoboTwin evaluates from 100000 on; SimpleVLA-RL trains there."""
+    name = RoboTwinConfig().seed_list
+    assert raw_seed(name, "train", 3) == 3 and raw_seed(name, "held_out", 3) == 100_003
+    assert raw_seed("simplevla", "train", 3) == 100_003 and raw_seed("simplevla", "held_out", 3) == 100_100_003
+    assert list(candidates("official", "held_out", 1)) == list(range(100_000, 100_050))
+    with pytest.raises(UserError, match=r"initial state 100000 is beyond the 100000 train seeds of env\.seed_list=official"):
+        raw_seed("official", "train", 100_000)  # which is the first that is held out
+
+
+@pytest.mark.parametrize(
+    ("options", "split", "textures", "phrases"),
+    [
+        ({"setting": "demo_randomized"}, "train", False, False),
+        ({"setting": "demo_randomized"}, "held_out", True, True),  # as RoboTwin evaluates
+        ({"setting": "demo_clean"}, "held_out", True, False),
+        ({"setting": "demo_randomized", "instructions": "seen", "textures": "seen"}, "held_out", False, False),
+        ({"setting": "demo_clean", "instructions": "unseen", "textures": "unseen"}, "train", True, True),
+    ],
+)
+def test_what_a_held_out_scene_shows_and_is_told(options: dict, split: str, textures: bool, phrases: bool, checkout) -> None:
+    config = RoboTwinConfig(root=str(checkout), **options)
+    assert (config.unseen_textures(split), config.unseen_instructions(split)) == (textures, phrases)
+    words = ["seen", "unseen"]
+    text = config.describe()
+    assert f"held out with {words[config.unseen_textures('held_out')]} textures and" in text and "official seeds" in text
+    assert f"and {words[config.unseen_instructions('held_out')]} instructions" in text
+    simulator = object.__new__(RoboTwinSimulator)
+    simulator.config, simulator.options = config, {"render_freq": 0}
+    assert simulator.scene_options(split) == {"render_freq": 0, "eval_mode": textures}
 
 
 # ------------------------------------------------------------------------------------------------- published demonstrations

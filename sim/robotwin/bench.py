@@ -45,7 +45,7 @@ class Upstream:
     def __init__(self, simulator: RoboTwinSimulator, single: bool = False) -> None:
         module = importlib.import_module("robotwin.envs.vector_env")
         self._simulator, self._single, (task,) = simulator, single, simulator.config.tasks
-        options = {**simulator.options, "task_name": task, "step_lim": _NO_LIMIT}
+        options = {**simulator.scene_options("train"), "task_name": task, "step_lim": _NO_LIMIT}
         self._env = module.SubEnv(0, task, options, None, "seen", threading.Lock())
 
     def start(self, episode: EpisodeSpec) -> np.ndarray:
@@ -88,7 +88,8 @@ class Evaluated:
 
     def _set_up(self, task: Any, episode: EpisodeSpec) -> None:
         seed = self._simulator.seed_of(episode)
-        task.setup_demo(now_ep_num=seed, seed=seed, is_test=True, task_name=episode.task_id, **self._simulator.options)
+        options = self._simulator.scene_options(episode.split)
+        task.setup_demo(now_ep_num=seed, seed=seed, is_test=True, task_name=episode.task_id, **options)
         task.step_lim = _NO_LIMIT
 
     def step(self, chunks: Sequence[np.ndarray]) -> list[np.ndarray]:

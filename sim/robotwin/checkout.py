@@ -216,7 +216,7 @@ class Checkout:
         return options | {
             "left_robot_file": str(robot), "right_robot_file": str(robot), "left_embodiment_config": described,
             "right_embodiment_config": described, "dual_arm_embodied": not c.distance, "embodiment_dis": c.distance,
-            "embodiment_name": c.embodiment, "planner_backend": "mplib", "render_freq": 0, "eval_mode": False,
+            "embodiment_name": c.embodiment, "planner_backend": "mplib", "render_freq": 0,
         }  # fmt: skip
 
     def official_limits(self) -> dict[str, int]:

@@ -93,7 +93,8 @@ def find_seeds(
         mark = calls.one(fingerprint, name)
         entry = {"fingerprint": mark, "solved": {}, "failed": {}}
         for split, number in wanted.items():
-            tried = (tuple(answer) for answer in calls.ordered(solve, ((name, seed) for seed in candidates(split, number))))
+            asked = ((name, seed, split) for seed in candidates(config.seed_list, split, number))
+            tried = (tuple(answer) for answer in calls.ordered(solve, asked))
             solved, failed = take(name, split, number, tried)
             entry["solved"][split], entry["failed"][split] = solved, failed
             seeds.tasks[name] = entry
@@ -114,11 +115,11 @@ def _robot(simulator: RoboTwinSimulator, _: None) -> dict[str, Any]:
     return simulator.embodiment.to_dict()
 
 
-def solve(simulator: RoboTwinSimulator, asked: tuple[str, int]) -> tuple[int, str]:
+def solve(simulator: RoboTwinSimulator, asked: tuple[str, int, str]) -> tuple[int, str]:
     """(seed, why the expert does not solve it); the text is empty where it does."""
-    name, seed = asked
+    name, seed, split = asked
     try:
-        task, _ = simulator.set_up(name, seed)
+        task, _ = simulator.set_up(name, seed, split)
     except UserError:
         return seed, "unstable"
     try:

@@ -14,14 +14,25 @@ from typing import Any
 from vla_rl.errors import UserError
 from vla_rl.splits import check_split
 
-FIRST = {"train": 100_000, "held_out": 100_100_000}  # where SimpleVLA-RL's lists begin
+# RoboTwin collects data with seeds from 0 on and evaluates from 100000 (1 + seed) on; SimpleVLA-RL's lists, which RLinf
+# has too, train on those.
+SEED_LISTS = {
+    "official": {"train": range(100_000), "held_out": range(100_000, 2**31)},
+    "simplevla": {"train": range(100_000, 100_100_000), "held_out": range(100_100_000, 2**31)},
+}
 FORMAT = 1
 _TRIES = 50  # seeds tried for each that is wanted
 
 
-def raw_seed(split: str, index: int) -> int:
-    """The seed of an initial state where no expert was asked."""
-    return FIRST[check_split(split)] + index
+def raw_seed(seed_list: str, split: str, index: int) -> int:
+    """The seed of an initial state where no expert was asked. `UserError` for more than the list has."""
+    seeds = SEED_LISTS[seed_list][check_split(split)]
+    if index >= len(seeds):
+        raise UserError(
+            f"initial state {index} is beyond the {len(seeds)} {split} seeds of env.seed_list={seed_list}: the next ones "
+            "are held out. Use initial states below it"
+        )
+    return seeds[index]
 
 
 @dataclass
@@ -47,8 +58,8 @@ class SeedFile:
         text = json.dumps({"format": FORMAT, "tasks": self.tasks}, indent=1)
         self.path.write_text(text + "\n", encoding="utf-8")
 
-    def require(self, task: str, fingerprint: str) -> None:
-        """Raise `UserError` where the file does not know the task, or knows it under another configuration."""
+    def require(self, task: str, fingerprint: str, seed_list: str) -> None:
+        """Raise `UserError` where the file does not know the task, or knows it under another configuration or seed list."""
         if task not in self.tasks:
             raise UserError(f"env.seeds={self.path} has no seeds of {task}: vla-rl robotwin seeds --task {task}")
         if self.tasks[task]["fingerprint"] != fingerprint:
@@ -57,6 +68,13 @@ class SeedFile:
                 f"({self.tasks[task]['fingerprint']}, now {fingerprint}). Find them again: vla-rl robotwin seeds "
                 f"--task {task}"
             )
+        for split, seeds in SEED_LISTS[seed_list].items():
+            outside = [seed for seed in self.tasks[task]["solved"].get(split, []) if seed not in seeds]
+            if outside:
+                raise UserError(
+                    f"env.seeds={self.path}: {split} seed {outside[0]} of {task} is not of env.seed_list={seed_list}, whose "
+                    f"{split} seeds begin at {seeds.start}. Use the list that the file was made with, or find other seeds"
+                )
 
     def seed(self, task: str, split: str, index: int) -> int:
         """The solved seed of an initial state; they repeat once all were used."""
@@ -66,9 +84,9 @@ class SeedFile:
         return int(solved[index % len(solved)])
 
 
-def candidates(split: str, wanted: int) -> range:
+def candidates(seed_list: str, split: str, wanted: int) -> range:
     """The seeds to try for ``wanted`` that are solved."""
-    return range(FIRST[split], FIRST[split] + _TRIES * wanted)
+    return SEED_LISTS[seed_list][split][: _TRIES * wanted]
 
 
 def take(name: str, split: str, wanted: int, tried: Iterator[tuple[int, str]]) -> tuple[list[int], dict[str, str]]:
@@ -87,6 +105,6 @@ def take(name: str, split: str, wanted: int, tried: Iterator[tuple[int, str]]) -
             return solved, failed
     examples = "; ".join(sorted(set(failed.values()))[:3])
     raise UserError(
-        f"{name}: the expert solved {len(solved)} of the {len(solved) + len(failed)} {split} seeds from {FIRST[split]} on, "
-        f"and {wanted} are wanted ({examples}). Ask for fewer, or check embodiment and distance"
+        f"{name}: the expert solved {len(solved)} of the first {len(solved) + len(failed)} {split} seeds, and {wanted} are "
+        f"wanted ({examples}). Ask for fewer, or check embodiment and distance"
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sim.robotwin import branches, primitive_arm
+from sim.robotwin.seeds import SEED_LISTS
 from sim.robotwin.tasks import LIMITS, RLINF, TASKS
 from sim.vulkan import ensure_driver
 from vla_rl.errors import ConfigError
@@ -16,6 +17,8 @@ LOOKS = ("fast", "default", "paper")
 STATES = ("commanded", "measured")
 CONTROLS = ("qpos", "ee")
 PATHS = ("", *branches.PATHS)
+TEXTURES = ("split", "seen", "unseen")
+INSTRUCTIONS = ("split", "seen", "unseen")
 
 
 @dataclass
@@ -26,7 +29,15 @@ class RoboTwinConfig:
     (empty: the checkout). ``embodiment``: the name of an arm of its ``_embodiment_config.yml``, which stands ``distance`` m
     beside another one, or of a robot with two arms (``distance`` 0); "primitive" is an arm of boxes that needs no download.
     ``limit``: whose step limits hold, "official", "simplevla" or "rlinf" (of ten tasks); ``horizon`` above 0 overrules them.
-    ``seeds``: a file of `vla-rl robotwin seeds` (empty: seeds in a row, some of which no expert can solve). ``state``: the
+    ``seeds``: a file of `vla-rl robotwin seeds` (empty: seeds in a row, some of which no expert can solve).
+
+    What a published figure is compared with: ``seed_list`` says where the seeds begin. Those of RoboTwin's evaluation,
+    100000 on, are held out under "official", whose training has those of its data collection, 0 on; SimpleVLA-RL and RLinf
+    train from 100000 on and hold out 100100000 on ("simplevla"). ``textures`` of walls and tables, in a randomised setting:
+    "split" has unseen ones in held-out scenes alone (``eval_mode``, as RoboTwin evaluates). ``instructions``: "split" has
+    seen phrases in training and in ``demo_clean``, unseen ones in held-out scenes of ``demo_randomized``, as RoboTwin has.
+
+    ``state``: the
     proprioception, "commanded" joint targets as RoboTwin has it, or "measured" ones. ``control``: what an action is, "qpos",
     joint targets, or "ee", where the hands go in the world, with a path for each action, which the planner finds. ``path``:
     whether a "chunk" or an "action" of joint targets is one path from rest to rest (empty: as the branch has it). ``look``:
@@ -53,6 +64,9 @@ class RoboTwinConfig:
     # control steps that end an episode; 0: as limit says
     horizon: int = 0
     seeds: str = ""
+    seed_list: str = "official"  # official | simplevla: which seeds are trained on, which held out
+    textures: str = "split"  # split | seen | unseen: those of walls and tables, where the setting changes them
+    instructions: str = "split"  # split | seen | unseen phrases
     state: str = "commanded"
     control: str = "qpos"
     path: str = ""
@@ -63,7 +77,10 @@ class RoboTwinConfig:
         return self.control == "qpos" and self.path != "action"
 
     def __post_init__(self) -> None:
-        choices = {"setting": SETTINGS, "look": LOOKS, "limit": LIMITS, "state": STATES, "control": CONTROLS, "path": PATHS}
+        choices = {
+            "setting": SETTINGS, "look": LOOKS, "limit": LIMITS, "state": STATES, "control": CONTROLS, "path": PATHS,
+            "seed_list": SEED_LISTS, "textures": TEXTURES, "instructions": INSTRUCTIONS,
+        }  # fmt: skip
         for key, allowed in choices.items():
             _check(key, getattr(self, key), allowed)
         for key, allowed in (("tasks", TASKS), ("cameras", CAMERAS)):
@@ -83,6 +100,15 @@ class RoboTwinConfig:
         if self.horizon < 0 or self.distance < 0:
             raise ConfigError(f"env.horizon={self.horizon} and env.distance={self.distance} must be 0 or more")
 
+    def unseen_textures(self, split: str) -> bool:
+        """RoboTwin's ``eval_mode`` for a scene of ``split``."""
+        return self.textures == "unseen" or (self.textures == "split" and split != "train")
+
+    def unseen_instructions(self, split: str) -> bool:
+        """Whether a scene of ``split`` is told with an unseen phrase."""
+        held_out = split != "train" and self.setting != "demo_clean"
+        return self.instructions == "unseen" or (self.instructions == "split" and held_out)
+
     def check_machine(self) -> None:
         """Raise `UserError` where checkout, assets, packages or driver are missing."""
         from sim.robotwin.checkout import Checkout
@@ -93,11 +119,14 @@ class RoboTwinConfig:
     def describe(self) -> str:
         """What a figure measured here depends on besides the policy, in a line for reports."""
         limit = f"at most {self.horizon} actions" if self.horizon else f"{self.limit} step limits"
-        seeds = f"seeds of {Path(self.seeds).name}" if self.seeds else "seeds in a row"
+        seeds = f"{self.seed_list} seeds, " + (f"those of {Path(self.seeds).name}" if self.seeds else "in a row")
+        shown = "unseen" if self.unseen_textures("held_out") else "seen"
+        told = "unseen" if self.unseen_instructions("held_out") else "seen"
         branch = branches.detect(self.root)
         moved = branches.PATHS[self.path or branch.path] if self.control == "qpos" else "a planned path an action"
         scene = f"branch {branch.name}, {self.setting}, {self.embodiment} at {self.distance:g} m"
-        return f"{scene}, {self.look} look, {limit}, {seeds}, {moved}"
+        held_out = f"held out with {shown} textures and {told} instructions"
+        return f"{scene}, {self.look} look, {limit}, {seeds}, {held_out}, {moved}"
 
 
 def _check(key: str, value: str, choices: tuple[str, ...]) -> None:

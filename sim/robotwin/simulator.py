@@ -55,7 +55,7 @@ class RoboTwinSimulator:
         self._seeds = SeedFile.read(Path(config.seeds)) if config.seeds else None
         if self._seeds is not None:
             for name in config.tasks:
-                self._seeds.require(name, self.checkout.fingerprint(name))
+                self._seeds.require(name, self.checkout.fingerprint(name), config.seed_list)
         self.tasks = tuple(TaskSpec(name, *_templates(self.checkout.root, name), self._limit[name]) for name in config.tasks)
         self.embodiment = _embodiment(config, self.options, self.checkout.camera_size)
         self._low, self._high = np.array(self.embodiment.action_low), np.array(self.embodiment.action_high)
@@ -70,7 +70,7 @@ class RoboTwinSimulator:
         if old is not None:
             branches.close(old.task)
         seed = self.seed_of(episode)
-        task, numbers = self.set_up(episode.task_id, seed)
+        task, numbers = self.set_up(episode.task_id, seed, episode.split)
         s = self._slots[slot] = _Slot(task, episode, numbers, self._instruction(task, episode, seed))
         return self._observe(s)
 
@@ -99,15 +99,19 @@ class RoboTwinSimulator:
     def seed_of(self, episode: EpisodeSpec) -> int:
         """RoboTwin's seed of an initial state."""
         if self._seeds is None:
-            return raw_seed(episode.split, episode.init_state_id)
+            return raw_seed(self.config.seed_list, episode.split, episode.init_state_id)
         return self._seeds.seed(episode.task_id, episode.split, episode.init_state_id)
 
-    def set_up(self, name: str, seed: int) -> tuple[Any, dict]:
+    def scene_options(self, split: str) -> dict[str, Any]:
+        """What ``setup_demo`` takes besides task and seed for a scene of ``split``."""
+        return {**self.options, "eval_mode": self.config.unseen_textures(split)}
+
+    def set_up(self, name: str, seed: int, split: str = "train") -> tuple[Any, dict]:
         """A fresh task object in its settled scene, and the state of numpy's generator afterwards."""
         task = self.checkout.task_class(name)()
         with _numpy_state() as kept:
             try:
-                task.setup_demo(now_ep_num=seed, seed=seed, task_name=name, **self.options)
+                task.setup_demo(now_ep_num=seed, seed=seed, task_name=name, **self.scene_options(split))
             except Exception as error:
                 branches.close(task)
                 if type(error).__name__ == "UnStableError":
@@ -199,7 +203,7 @@ class RoboTwinSimulator:
         return np.array(parts, dtype=np.float32)
 
     def _instruction(self, task: Any, episode: EpisodeSpec, seed: int) -> str:
-        """RoboTwin's phrase for this scene: a seen one in training, an unseen one if held out; the same for a seed."""
+        """RoboTwin's phrase for this scene, the same for a seed; see ``env.instructions``."""
         describe = importlib.import_module("description.utils.generate_episode_instructions")
         before = random.getstate()
         random.seed(splits.stable_seed("robotwin", seed, episode.instruction_index) % 2**32)
@@ -211,8 +215,7 @@ class RoboTwinSimulator:
             random.setstate(before)
         if not found:
             raise UserError(f"the checkout has no instruction for {episode.task_id} that fits what {about} says")
-        texts = found[0]["seen" if episode.split == "train" else "unseen"] or found[0]["seen"]
-        return texts[0]
+        return (found[0]["unseen" if self.config.unseen_instructions(episode.split) else "seen"] or found[0]["seen"])[0]
 
 
 class _Slot:
