@@ -177,7 +177,12 @@ def tokenizer_json() -> str:
 def write_checkpoint(
     folder: Path, *, weights: dict[str, Tensor] | None = None, parts: tuple[str, ...] = (), shards: int = 2, **config: Any
 ) -> Path:
-    """A folder as the OFT authors publish it, but for a recorded chunk length; ``config`` overrides keys of config.json."""
+    """A folder as the OFT authors publish it, but for a recorded chunk length and, with an L1 head, one picture.
+
+    ``config`` overrides keys of config.json.
+    """
+    if "action_head" in parts:
+        config = {"num_images_in_input": 1, **config}
     folder.mkdir(parents=True, exist_ok=True)
     weights = random_weights() if weights is None else weights
     names = list(weights)

@@ -337,6 +337,45 @@ def test_parts_are_never_left_out_silently(tmp_path):
         load(folder, OpenVLAL1)
 
 
+L1 = {"use_proprio": True, "cameras": ["agentview", "wrist"]}
+HEAD = {"parts": ["proprio_projector", "action_head"]}
+CODE = "modeling_prismatic.py"
+
+
+@pytest.mark.parametrize(
+    ("options", "config", "files", "words"),
+    [
+        ({"cameras": ["agentview"]}, HEAD, {}, r"has 1 of .* L1 head is published for 2.*\"num_images_in_input\": 1"),
+        (L1, {**HEAD, "num_images_in_input": 3}, {}, r"has 2 of .*records num_images_in_input = 3"),
+        ({"cameras": ["agentview", "wrist"]}, {}, {}, r"has 2 of .* discrete tokens is published for 1"),
+        ({"decoding": "autoregressive"}, {"parts": ["proprio_projector"]}, {}, r"OFT \(it has proprio_projector--150000"),
+        ({"decoding": "autoregressive"}, {}, {CODE: "x = NUM_ACTIONS_CHUNK"}, r"imports NUM_ACTIONS_CHUNK"),
+        ({}, {}, {CODE: "raise SystemExit"}, r"is a checkpoint of OpenVLA \(.*set policy.decoding=auto"),
+        ({"unnorm_key": "fractal20220817_data"}, {"pretrained": True}, {}, r"OpenVLA \(its norm_stats are those of the pre"),
+        ({**L1, "dialect": "rlinf"}, HEAD, {}, r"dialect=rlinf, but .* has a proprio_projector in openvla-oft's form"),
+        ({"image_path": "auto"}, {"_name_or_path": "RLinf/OFT"}, {}, r"calls itself 'RLinf/OFT': take policy=openvla_oft_rlinf"),
+    ],
+)
+def test_a_folder_run_otherwise_than_it_was_published_is_refused(tmp_path, options, config, files, words):
+    config = {"num_images_in_input": None, **config}
+    parts = tuple(config.pop("parts", ()))
+    pretrained = config.pop("pretrained", False)
+    if pretrained:
+        config["norm_stats"] = {"fractal20220817_data": STATISTICS["libero_spatial_no_noops"]}
+    folder = write_checkpoint(tmp_path, parts=parts, **config)
+    if pretrained:
+        (folder / "dataset_statistics.json").unlink()
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        load(folder, OpenVLAL1 if "action_head" in parts else OpenVLA, **{"use_proprio": bool(parts), **options})
+
+
+def test_an_l1_head_with_both_pictures_loads(tmp_path):
+    folder = write_checkpoint(tmp_path, parts=("proprio_projector", "action_head"), num_images_in_input=None)
+    assert [camera.name for camera in load(folder, OpenVLAL1, **L1).cameras] == L1["cameras"]
+
+
 def damaged(folder, tmp_path):
     """The folder again, with the large files shared."""
     copy = tmp_path / "damaged"
@@ -474,6 +513,10 @@ BROKEN = {  # what is done to a good folder, and what the message has to say
         r"'libero_spatial_no_noops' of .*dataset_statistics.json are not finite \(q01 is nan in dimension 0",
     ),
     "infinite": (statistics(action__q99=[*Q[1:], float("inf")]), r"not finite \(q99 is inf in dimension 6"),
+    "absurd": (statistics(action__q01=[-1e30] * 7, action__q99=[1e30] * 7), r"q01 -1e\+30 in dimension 0, which is no r"),
+    "another robot's": (
+        statistics(action__q99=[350.0, *[0.7] * 6]), r"send dx of embodiment libero_like as far as 350, its bound is 1"
+    ),
     "crossed": (statistics(action__q01=[0.95, *[-0.6] * 5, 0.0]), r"have q01 0.95 above q99 0.9 in dimension 0"),
     "constants": (preprocessor(tvf_normalize_params=[1, 2]), r"preprocessor_config.json gives normalisation constants"),
     "constants text": (preprocessor(tvf_normalize_params="x"), r"preprocessor_config.json .* for no towers"),

@@ -11,9 +11,6 @@ from vla_rl.errors import ConfigError, UserError, require_packages
 
 DIALECTS = ("official", "rlinf")
 ACTION_BINS, LLAMA_VOCABULARY = 256, 32000
-# Chunk lengths by the first letters of the statistics' name: openvla-oft picks them by the platform (`constants.py`) and no
-# published folder records them. RLinf keeps 8 for LIBERO and has others elsewhere.
-PUBLISHED_CHUNKS = {"official": {"libero": 8, "aloha": 25, "bridge": 5}, "rlinf": {"libero": 8}}
 _UNSUPPORTED = {
     "use_film": "FiLM (vision features that depend on the instruction) is",
     "use_diffusion": "OFT's diffusion head is",

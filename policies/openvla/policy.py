@@ -36,7 +36,7 @@ from policies.openvla.checkpoint import (
     read_weights,
     write_checkpoint,
 )
-from policies.openvla.config import PUBLISHED_CHUNKS, Architecture, OpenVLAConfig, random_config, random_preprocessor
+from policies.openvla.config import Architecture, OpenVLAConfig, random_config, random_preprocessor
 from policies.openvla.model import (
     KVCache,
     L1Head,
@@ -49,6 +49,7 @@ from policies.openvla.model import (
     make_llama,
     run_llama,
 )
+from policies.openvla.published import check_published
 from policies.openvla.tokens import (
     STOP_ID,
     ActionCodec,
@@ -140,7 +141,7 @@ class OpenVLABase(nn.Module):
             )
         source = read_source(config.checkpoint, config.dialect)
         policy = cls(config, embodiment, source, source.choose_statistics(config.unnorm_key))
-        policy._check_published()
+        check_published(config, source, policy.unnorm_key, embodiment, l1="action_head" in dict(policy.named_children()))
         policy._load_published(new_parts=("value_head",))
         return policy._finish()
 
@@ -264,39 +265,24 @@ class OpenVLABase(nn.Module):
     def _check_recorded(self) -> None:
         """What some checkpoints record about themselves must agree with the options."""
         recorded = self.source.config
+        mine_of = {"chunk_length": self.chunk_length, "use_proprio": self.config.use_proprio, "cameras": len(self.cameras)}
         for key, option in (
             ("chunk_length", "chunk_length"),
             ("num_actions_chunk", "chunk_length"),
             ("use_proprio", "use_proprio"),
+            ("num_images_in_input", "cameras"),
         ):
-            mine = getattr(self.config, option)
+            mine = mine_of[option]
+            if recorded.get(key) is not None and recorded[key] != mine and option == "cameras":
+                raise ConfigError(
+                    f"policy.cameras has {mine} of the env's cameras, but {self.source.where} records {key} = "
+                    f"{recorded[key]}: name as many, in the order that the checkpoint was trained with"
+                )
             if recorded.get(key) is not None and recorded[key] != mine:
                 raise ConfigError(
                     f"policy.{option} is {mine}, but {self.source.where} records {key} = {recorded[key]}: set "
                     f"policy.{option}={str(recorded[key]).lower()}"
                 )
-
-    def _check_published(self) -> None:
-        """A published folder records neither its chunk length nor what its actions are; others act without any error."""
-        if self.config.action_space == "unit" and self.embodiment.frame == "joints":
-            raise EmbodimentMismatch(
-                f"policy.action_space=unit takes the actions of {self.source.where} for shares of a range, as LIBERO's "
-                f"controller has them, but those of embodiment {self.embodiment.name} are positions of joints: set "
-                f"policy.action_space=embodiment (and policy.normalization=minmax for ALOHA and RoboTwin)"
-            )
-        recorded = any(self.source.config.get(key) is not None for key in ("chunk_length", "num_actions_chunk"))
-        if self.config.decoding == "autoregressive":
-            expected, why = 1, "an autoregressive OpenVLA is published with chunks of 1 control step"
-        else:
-            table = PUBLISHED_CHUNKS[self.config.dialect]
-            expected = next((n for start, n in table.items() if self.unnorm_key.startswith(start)), self.chunk_length)
-            why = f"with statistics {self.unnorm_key!r} OpenVLA-OFT is published with chunks of {expected} control steps"
-        if not recorded and self.chunk_length != expected:
-            raise ConfigError(
-                f"policy.chunk_length is {self.chunk_length}, but {why}, and {self.source.where} records no other: set "
-                f"policy.chunk_length={expected}. If this checkpoint was trained with {self.chunk_length}, say so in its "
-                f'config.json: "chunk_length": {self.chunk_length}'
-            )
 
     def _finish(self) -> Any:
         """Freeze, add LoRA, switch checkpointing on."""
@@ -547,7 +533,8 @@ class OpenVLABase(nn.Module):
         return {**config, **self._recorded(), "norm_stats": {self.unnorm_key: self.statistics}, _OWN: own}
 
     def _recorded(self) -> dict[str, Any]:
-        return {"chunk_length": self.chunk_length, "use_proprio": self.config.use_proprio}
+        own = {"chunk_length": self.chunk_length, "use_proprio": self.config.use_proprio}
+        return {**own, "num_images_in_input": len(self.cameras)}
 
     def extra_files(self) -> dict[str, str]:
         """The text files of the checkpoint: tokenizer, preprocessor, statistics."""

@@ -18,6 +18,8 @@ from vla_rl.errors import EmbodimentMismatch, UserError
 from vla_rl.types import EmbodimentSpec
 
 BOS_ID, STOP_ID, SPACE_ID = 1, 2, 29871  # 29871: the lone SentencePiece space
+_FAR = 10.0
+_ABSURD = 1e6  # no robot's metres, radians, degrees or encoder steps
 LIBERO_GRIPPER = "-1 open, +1 close"  # of `vla_rl.specs.GRIPPERS`
 _V01_SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
@@ -122,7 +124,20 @@ class ActionCodec:
                 f"{where} are for {len(low)} action dimensions, embodiment {embodiment.name} has {embodiment.action_dim} "
                 f"({', '.join(embodiment.action_names)}): use an env of the checkpoint's robot, or another policy.unnorm_key"
             )
-        return cls(embodiment, bins, low, high, mask, gripper, unit)
+        codec = cls(embodiment, bins, low, high, mask, gripper, unit)
+        codec._check_reach(where)
+        return codec
+
+    def _check_reach(self, where: str) -> None:
+        """Refuse what sends actions to `_FAR` times the robot's bounds: another robot's, in other units, or damaged."""
+        sent = np.abs([self.to_physical(np.full(len(self.low), end)) for end in (-1.0, 1.0)]).max(0)
+        bounds = np.abs([self.embodiment.action_low, self.embodiment.action_high]).max(0)
+        for i in np.flatnonzero(sent > _FAR * bounds)[:1]:
+            raise EmbodimentMismatch(
+                f"{where} send {self.embodiment.action_names[i]} of embodiment {self.embodiment.name} as far as "
+                f"{sent[i]:g}, its bound is {bounds[i]:g}: they are of another robot, in other units, or damaged. Choose "
+                "another policy.unnorm_key or policy.action_space, or copy the file again from the published checkpoint"
+            )
 
     @property
     def centers(self) -> np.ndarray:
@@ -194,6 +209,9 @@ def read_range(
             f"{where} have {len(low)} numbers in {keys[0]}, {len(high)} in {keys[1]} and {len(mask)} in mask: {remedy}"
         )
     used = np.array(mask, dtype=bool)
+    for key, bound in zip(keys, (low, high)):
+        for i in np.flatnonzero(used & (np.abs(bound) > _ABSURD))[:1]:
+            raise UserError(f"{where} have {key} {bound[i]:g} in dimension {i}, which is no robot's: {remedy}")
     for i in np.flatnonzero(used & (low > high))[:1]:
         raise UserError(f"{where} have {keys[0]} {low[i]:g} above {keys[1]} {high[i]:g} in dimension {i}: {remedy}")
     return low, high, used

@@ -79,7 +79,7 @@ class RoboTwinConfig:
     def __post_init__(self) -> None:
         choices = {
             "setting": SETTINGS, "look": LOOKS, "limit": LIMITS, "state": STATES, "control": CONTROLS, "path": PATHS,
-            "seed_list": SEED_LISTS, "textures": TEXTURES, "instructions": INSTRUCTIONS,
+            "seed_list": tuple(SEED_LISTS), "textures": TEXTURES, "instructions": INSTRUCTIONS,
         }  # fmt: skip
         for key, allowed in choices.items():
             _check(key, getattr(self, key), allowed)
