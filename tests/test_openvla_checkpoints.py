@@ -353,7 +353,7 @@ CODE = "modeling_prismatic.py"
         ({}, {}, {CODE: "raise SystemExit"}, r"is a checkpoint of OpenVLA \(.*set policy.decoding=auto"),
         ({"unnorm_key": "fractal20220817_data"}, {"pretrained": True}, {}, r"OpenVLA \(its norm_stats are those of the pre"),
         ({**L1, "dialect": "rlinf"}, HEAD, {}, r"dialect=rlinf, but .* has a proprio_projector in openvla-oft's form"),
-        ({"image_path": "auto"}, {"_name_or_path": "RLinf/OFT"}, {}, r"calls itself 'RLinf/OFT': take policy=openvla_oft_rlinf"),
+        ({"image_path": "auto"}, {"_name_or_path": "RLinf/OFT"}, {}, r"calls itself 'RLinf/OFT': take policy=openvla_oft"),
     ],
 )
 def test_a_folder_run_otherwise_than_it_was_published_is_refused(tmp_path, options, config, files, words):

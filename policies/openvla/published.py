@@ -94,8 +94,9 @@ def _check_dialect(config: OpenVLAConfig, source: Source) -> None:
 def _check_chunk(config: OpenVLAConfig, source: Source, statistics: str) -> None:
     if any(source.config.get(key) is not None for key in ("chunk_length", "num_actions_chunk")):
         return
+    expected: tuple[int, ...] = (1,)
     if config.decoding == "autoregressive":
-        expected, why = (1,), "an autoregressive OpenVLA is published with chunks of 1 control step"
+        why = "an autoregressive OpenVLA is published with chunks of 1 control step"
     else:
         table = CHUNKS[config.dialect]
         found = (n for name, n in table.items() if statistics.startswith(name) or statistics.endswith(name))
