@@ -165,6 +165,7 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             bench="sim.robotwin.bench:bench_robotwin",
             bench_overrides=(),
         ),
+        "gym": EnvEntry("sim.gym:GymSimulator", "sim.gym:GymConfig", collect="sim.gym:collect_episode"),
         "toy": EnvEntry("sim.toy:ToyReach", "sim.toy:ToyConfig", collect="sim.toy:collect_episode"),
     },
     "reward": {
