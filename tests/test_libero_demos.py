@@ -220,7 +220,9 @@ def test_own_datasets_are_read_as_they_are(tmp_path: Path) -> None:
             np.concatenate([rows["ee_states"], rows["gripper_states"]], axis=1),
             rows["actions"], TEXTS[0], success=True, task_id="libero_object/0", init_state_id=0,
         )  # fmt: skip
-    assert len(read(tmp_path / "own", instructions=["another"])) == STEPS
+    assert len(read(tmp_path / "own")) == STEPS  # no-ops too
+    with pytest.raises(DatasetError, match=rf"0 of 1 episodes have an instruction of the run's tasks; this one is '{TEXTS[0]}'"):
+        read(tmp_path / "own", instructions=["another"])
 
 
 def test_a_run_reads_its_training_tasks(tmp_path: Path) -> None:
@@ -232,7 +234,7 @@ def test_a_run_reads_its_training_tasks(tmp_path: Path) -> None:
         collect=CollectConfig(episodes_per_task=2),
     )
     task = TaskSpec("libero_object/0", TEXTS[:1], (), 280)
-    run = SimpleNamespace(config=config, env=SimpleNamespace(embodiment=SPEC), dir=tmp_path, train_tasks=[task])
+    run = SimpleNamespace(config=config, env=SimpleNamespace(embodiment=SPEC), dir=tmp_path, asked=list(task.instructions))
     dataset = demonstrations(run)
     assert [e.task_id for e in dataset.episodes] == [TASKS[0]] * 2 and dataset.chunk_length == 4
     assert [e.length for e in dataset.episodes] == [6, 6]  # of 8 rows, without those whose next action does nothing

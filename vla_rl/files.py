@@ -56,6 +56,27 @@ def reason(error: OSError) -> str:
     return f"{_REMEDIES[error.errno]} ({said})" if error.errno in _REMEDIES else said
 
 
+_POINTER = b"version https://git-lfs.github.com/spec/"
+
+
+def is_pointer(path: Path) -> bool:
+    """Whether git-lfs left its pointer there in place of the file."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_POINTER)) == _POINTER
+    except OSError:
+        return False
+
+
+def require_content(path: Path, error: type[UserError] = UserError) -> None:
+    """Raise ``error`` for a git-lfs pointer."""
+    if is_pointer(path):
+        raise error(
+            f"{path} is a git-lfs pointer, the file itself was not fetched: run 'git lfs pull' in its repository, or fetch "
+            f"it with 'hf download'"
+        )
+
+
 def read_json(path: Path, remedy: str, error: type[UserError] = UserError) -> dict[str, Any]:
     """The object in a JSON file. Anything else raises ``error``, whose message ends with ``remedy``."""
     try:
@@ -65,6 +86,7 @@ def read_json(path: Path, remedy: str, error: type[UserError] = UserError) -> di
     except OSError as problem:
         raise error(f"{path} cannot be read ({problem.strerror or problem}): {remedy}") from problem
     except (ValueError, RecursionError) as problem:  # (what is no UTF-8 is a ValueError too)
+        require_content(path, error)
         raise error(f"{path} is damaged ({first_line(problem)}): {remedy}") from problem
     if not isinstance(value, dict):
         raise error(f"{path} is damaged (it holds a {type(value).__name__}, not an object): {remedy}")
@@ -156,8 +178,10 @@ def check_tensors(path: Path) -> list[tuple[int, int]]:
     except OSError as problem:
         raise CheckpointError(f"{path} cannot be read ({problem.strerror or problem}): {_INCOMPLETE}") from problem
     except (ValueError, RecursionError, AttributeError, KeyError, IndexError, TypeError) as problem:
+        require_content(path, CheckpointError)
         raise CheckpointError(f"{path} is damaged (its header is no safetensors header): {_INCOMPLETE}") from problem
     if not complete:
+        require_content(path, CheckpointError)
         raise CheckpointError(f"{path} is damaged (it is cut short, or longer than its header says): {_INCOMPLETE}")
     return places
 

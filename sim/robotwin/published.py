@@ -128,7 +128,13 @@ def _pictures(encoded: np.ndarray, camera: CameraSpec, frames: int) -> np.ndarra
 
     if len(encoded) < frames:
         raise ValueError(f"it has {len(encoded)} pictures of {camera.name} for {frames} states")
-    pictures = [np.asarray(Image.open(io.BytesIO(bytes(each))).convert("RGB"))[..., ::-1] for each in encoded]
+    opened = [Image.open(io.BytesIO(bytes(each))) for each in encoded]
+    if odd := next((image.mode for image in opened if image.mode not in ("L", "RGB", "CMYK")), ""):
+        raise EmbodimentMismatch(
+            f"RoboTwin's data has pictures of {camera.name} that are no JPEG of 8 bits (Pillow's mode {odd}): depth is no "
+            "camera picture; set env.cameras=[...] to those with colours"
+        )
+    pictures = [np.asarray(image.convert("RGB"))[..., ::-1] for image in opened]
     if pictures[0].shape[:2] != (camera.height, camera.width):
         raise EmbodimentMismatch(
             f"RoboTwin's data has pictures of {pictures[0].shape[1]}x{pictures[0].shape[0]} px, and the env shows "
