@@ -119,6 +119,28 @@ class LiberoDemonstrations:
             ) from error
 
     @classmethod
+    def contents(cls, file: Path) -> Iterator[dict[str, Any]]:
+        """What can be checked of each demonstration without a robot, pictures unread: ``name``, ``actions`` [T a],
+        ``proprio`` [T p], ``instruction``, ``success``, ``pictures`` {camera: (dtype, how many)}."""
+        try:
+            import h5py
+        except ImportError:
+            raise MissingPackage("h5py", "libero", "Reading LIBERO's HDF5 demonstrations") from None
+        with h5py.File(file, "r") as opened:
+            for name in demo_names(opened["data"]):
+                demo = opened["data"][name]
+                actions, state = numbers(demo)
+                shown = {key: values for key, values in demo["obs"].items() if values.ndim == 4}
+                yield {
+                    "name": name,
+                    "actions": actions,
+                    "proprio": state,
+                    "instruction": cls.instruction(file),
+                    "success": succeeded(demo),
+                    "pictures": {key: (str(values.dtype), len(values)) for key, values in shown.items()},
+                }
+
+    @classmethod
     def _episode(
         cls, file: Path, name: str, demo: Any, embodiment: EmbodimentSpec, published: bool, upright: bool
     ) -> dict[str, Any]:
@@ -174,8 +196,8 @@ def numbers(demo: Any) -> tuple[np.ndarray, np.ndarray]:
     missing = [n for n in ("actions", "obs/ee_states", "obs/gripper_states") if n not in demo]
     if missing:
         raise EmbodimentMismatch(
-            f"{demo.file.filename}: {demo.name.rpartition('/')[2]} has no {missing[0]}, so it is no demonstration of LIBERO's "
-            f"own (robomimic names its states otherwise): convert it to a LeRobotDataset v3"
+            f"{demo.file.filename}: {demo.name.rpartition('/')[2]} has no {missing[0]}, so it is none of LIBERO's own "
+            f"(robomimic names its states otherwise): convert it to a LeRobotDataset v3"
         )
     parts = [np.asarray(demo[name]) for name in ("obs/ee_states", "obs/gripper_states")]
     if len({len(part) for part in parts}) > 1 or any(part.ndim != 2 for part in parts):

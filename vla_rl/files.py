@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,15 @@ def reason(error: OSError) -> str:
     """What the system refused and what helps, without the place."""
     said = error.strerror or str(error)
     return f"{_REMEDIES[error.errno]} ({said})" if error.errno in _REMEDIES else said
+
+
+def fetch_hint(path: str) -> str:
+    """How to get a dataset that is named as a hub does, by an id or an address; "" for an ordinary path."""
+    name = re.sub(r"^(\w+://[^/]*)?/*(datasets/)?", "", path) if "://" in path else path
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+(/tree/.*)?/?", name) or ("://" not in path and Path(path).parent.is_dir()):
+        return ""
+    known = "/".join(name.split("/")[:2])
+    return f". To get a hub's dataset: hf download {known} --repo-type dataset --local-dir FOLDER, and name that folder"
 
 
 _POINTER = b"version https://git-lfs.github.com/spec/"

@@ -124,8 +124,8 @@ class DataCheck:
     """Looks at one episode after another; `report` tells.
 
     ``embodiment`` gives names and bounds of state and action, ``bounds`` {key: {who says so: (low [d], high [d])}} further
-    ones; ``leeway`` {key: share of the range by which they may be left}. ``texts``: the instructions of the run that would learn from them (empty: any). ``hz``: rows per
-    second.
+    ones; ``leeway`` {key: share of the range by which they may be left}. ``texts``: the instructions of the run that would
+    learn from them (empty: any). ``hz``: rows per second. ``names`` {key: names of its numbers} where no robot gives them.
     """
 
     source: str

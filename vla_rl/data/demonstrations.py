@@ -285,7 +285,7 @@ def dataset_of_episodes(
 
 
 def rows_of_episode(episode: Mapping[str, Any], source: str) -> Rows:
-    """What is checked of an episode as a collector returns it; ``name`` and ``file`` in it say where it lies, if it tells."""
+    """What is checked of an episode as a collector returns it; ``name`` and ``file`` in it, if any, say where it lies."""
     vectors = {STATE_KEY: episode["proprio"], ACTION_KEY: episode["actions"]}
     name = episode.get("name") or f"episode {episode.get('init_state_id')}"
     return Rows(name, str(episode.get("file") or source), vectors, episode["instruction"], episode["success"])

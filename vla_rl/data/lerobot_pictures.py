@@ -35,10 +35,15 @@ def inside(path: Path, name: str) -> Path:
     return path / name
 
 
+def require_file(file: Path) -> None:
+    """Raise `DatasetError` for a file that is missing, or git-lfs's pointer to it."""
+    if not file.is_file():
+        raise DatasetError(f"{file} is missing. Write or fetch the dataset again.")
+    require_content(file, DatasetError)
+
+
 # --------------------------------------------------------------------------------------------------------------- images
-def read_images(
-    path: Path, files: Sequence[Path], key: str, camera: CameraSpec, places: np.ndarray, where: Where
-) -> Tensor:
+def read_images(path: Path, files: Sequence[Path], key: str, camera: CameraSpec, places: np.ndarray, where: Where) -> Tensor:
     """uint8 [k H W 3] of the rows ``places`` int64 [k], counted through the data ``files``; row groups without one of them
     are not read."""
     pq = pyarrow_package().parquet
@@ -109,7 +114,7 @@ def read_videos(
     out = np.empty((count, camera.height, camera.width, 3), np.uint8)
     av = av_package()
     for file, (rows, times) in wanted.items():
-        require_content(file, DatasetError)
+        require_file(file)
         order = np.argsort(times, kind="stable")
         rows, times = rows[order], times[order]
         cuts = np.flatnonzero(np.diff(times) > _SEEK_S) + 1

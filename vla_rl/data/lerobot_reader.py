@@ -26,12 +26,12 @@ from vla_rl.data.lerobot_format import (
     image_key,
     pyarrow_package,
 )
-from vla_rl.data.lerobot_pictures import inside, read_images, read_videos
+from vla_rl.data.lerobot_pictures import inside, read_images, read_videos, require_file
 from vla_rl.data.lerobot_rows import LeRobotRows, read_rows
 from vla_rl.errors import EmbodimentMismatch, first_line
 from vla_rl.files import read_embodiment as read_embodiment_file
-from vla_rl.files import read_json, require_content
-from vla_rl.types import EmbodimentSpec
+from vla_rl.files import read_json
+from vla_rl.types import CameraSpec, EmbodimentSpec
 
 Choose = Callable[[Sequence[DemonstrationEpisode], Tensor], Sequence[Tensor | None]]
 """(episodes, actions [n a]) → for each episode the control steps to read, bool [length], or None to leave it out."""
@@ -94,7 +94,7 @@ def load_demonstrations(
     path = Path(path)
     info, spec, keys, rows, report = _checked(path, expected_embodiment, features, texts)
     report.require()
-    with _damage(path):
+    with damage(path):
         whole = [torch.ones(e.length, dtype=torch.bool) for e in rows.episodes]
         actions = torch.from_numpy(rows.vectors[ACTION_KEY].astype(np.float32))
         keep = whole if choose is None else choose(rows.episodes, actions)
@@ -102,7 +102,7 @@ def load_demonstrations(
         if choose is not None:
             dataset = dataset.subset(keep)
         masks = [np.zeros(len(m), bool) if k is None else k.numpy() for k, m in zip(keep, whole, strict=True)]
-        dataset.images = _pictures(path, info, spec, keys, rows, np.flatnonzero(np.concatenate(masks)))
+        dataset.images = pictures(path, info, spec.cameras, keys, rows, np.flatnonzero(np.concatenate(masks)))
     dataset.notes = tuple(finding.line() for finding in report.warnings)
     return dataset
 
@@ -111,8 +111,8 @@ def successes(episodes: Sequence[DemonstrationEpisode], actions: Tensor) -> list
     """A `Choose` that leaves out what is marked as failed. Raises `DatasetError` where nothing else is there."""
     if all(e.success is False for e in episodes):
         raise DatasetError(
-            f"all {len(episodes)} demonstrations are marked as failures (success=false), which are not imitated: name others, "
-            f"or set sft.failures=true"
+            f"all {len(episodes)} demonstrations are marked as failures (success=false), which are not imitated: name "
+            f"others, or set sft.failures=true"
         )
     return [None if e.success is False else torch.ones(e.length, dtype=torch.bool) for e in episodes]
 
@@ -129,13 +129,11 @@ def check_dataset(
     """
     path = Path(path)
     info, _, keys, rows, report = _checked(path, embodiment, features, texts)
-    with _damage(path):
+    with damage(path):
         for key in keys.values():
             if info["features"][key]["dtype"] == "video":
                 for file in {_video_file(path, info, row, key) for row in rows.meta}:
-                    require_content(file, DatasetError)
-                    if not file.is_file():
-                        raise DatasetError(f"{file} is missing. Write or fetch the dataset again.")
+                    require_file(file)
     report.require()
     return report
 
@@ -152,14 +150,14 @@ def _checked(
             f"{path} does not say which robot it is of (no meta/embodiment.json). Pass the embodiment it must fit."
         )
     keys = dict(features) if features is not None else {c.name: image_key(c.name) for c in spec.cameras}
-    with _damage(path):
-        _require_fit(path, info, stored, spec, keys, compare_names=features is None)
+    with damage(path):
+        require_fit(path, info, stored, spec, keys, compare_names=features is None)
         rows = read_rows(path, info)
         return info, spec, keys, rows, rows.report(info, spec, texts)
 
 
 @contextlib.contextmanager
-def _damage(path: Path) -> Iterator[None]:
+def damage(path: Path) -> Iterator[None]:
     """What the block raises because the folder is not what its metadata promise becomes a `DatasetError`."""
     try:
         yield
@@ -171,9 +169,7 @@ def _said(error: Exception) -> str:
     return f"it has no {error}" if isinstance(error, KeyError) else first_line(error)
 
 
-def _without_pictures(
-    rows: LeRobotRows, spec: EmbodimentSpec, actions: Tensor, chunk_length: int
-) -> DemonstrationDataset:
+def _without_pictures(rows: LeRobotRows, spec: EmbodimentSpec, actions: Tensor, chunk_length: int) -> DemonstrationDataset:
     proprio = torch.from_numpy(rows.vectors[STATE_KEY].astype(np.float32))
     index = torch.from_numpy(rows.task_index)
     dataset = DemonstrationDataset(spec, {}, proprio, actions, index, rows.instructions, rows.episodes, chunk_length)
@@ -184,16 +180,21 @@ def _without_pictures(
     return dataset
 
 
-def _pictures(
-    path: Path, info: Mapping[str, Any], spec: EmbodimentSpec, keys: Mapping[str, str], rows: LeRobotRows, kept: np.ndarray
+def pictures(
+    path: Path,
+    info: Mapping[str, Any],
+    cameras: Sequence[CameraSpec],
+    keys: Mapping[str, str],
+    rows: LeRobotRows,
+    kept: np.ndarray,
 ) -> dict[str, Tensor]:
-    """{camera: uint8 [k H W 3]} of the rows ``kept`` int64 [k], in rising order."""
+    """{camera: uint8 [k H W 3]} of the rows ``kept`` int64 [k], in rising order; ``keys`` {camera: feature}."""
 
     def where(row: int) -> str:
         return rows.where(int(kept[row]))
 
     images, hz = {}, float(info["fps"])
-    for camera in spec.cameras:
+    for camera in cameras:
         key = keys[camera.name]
         if info["features"][key]["dtype"] != "video":
             images[camera.name] = read_images(path, rows.files, key, camera, rows.places[kept], where)
@@ -237,15 +238,15 @@ def read_info(path: Path) -> dict[str, Any]:
     return info
 
 
-def _flat_names(names: Any) -> tuple[str, ...] | None:
+def flat_names(names: Any) -> tuple[str, ...] | None:
     """Feature names as lerobot stores them: a list, or a dict of lists such as {"motors": [...]}."""
     if isinstance(names, Mapping):
-        parts = [_flat_names(v) for v in names.values()]
+        parts = [flat_names(v) for v in names.values()]
         return tuple(n for p in parts if p for n in p)
     return tuple(str(n) for n in names) if isinstance(names, list | tuple) else None
 
 
-def _require_fit(
+def require_fit(
     path: Path,
     info: Mapping[str, Any],
     stored: EmbodimentSpec | None,
@@ -266,7 +267,7 @@ def _require_fit(
         if shape and sorted(shape) != sorted([c.height, c.width, 3]):
             lines.append(f"camera {c.name}: expected {[c.height, c.width, 3]}, the dataset has {shape}")
     for key, names in ((ACTION_KEY, spec.action_names), (STATE_KEY, spec.proprio_names)):
-        found = _flat_names(features[key].get("names")) if key in features else None
+        found = flat_names(features[key].get("names")) if key in features else None
         if key not in features:
             lines.append(f"{key}: expected {list(names)}, the dataset has no such feature, only {sorted(features)}")
         elif compare_names and found is not None and found != names:

@@ -197,8 +197,10 @@ def _tasks(path: Path, pa: Any, index: np.ndarray, episode: np.ndarray) -> tuple
             row = int(np.argmax(index == number))
             at = row - int(np.argmax(episode == episode[row]))
             raise DatasetError(
-                f"{file} has no text for task_index {number}, which episode {episode[row]}, row {at} has. {_AGAIN}."
+                f"{file} has no text for the task_index {number}, which episode {episode[row]}, row {at} has. {_AGAIN}."
             )
+        if not isinstance(texts[place[number]], str):
+            raise DatasetError(f"{file} has {texts[place[number]]!r} in place of the text of task_index {number}. {_AGAIN}.")
     return np.array([place[n] for n in found.tolist()], np.int64)[inverse], texts
 
 

@@ -36,7 +36,8 @@ def load_published(
 
     Only tasks with one of ``instructions`` are read, at most ``episodes_per_task`` demonstrations each (in the files'
     order). Control steps that do nothing are dropped unless ``keep_noops``, demonstrations that failed unless ``failures``.
-    Of a folder that this project wrote `load_demonstrations` reads the rest as it is. Raises `DatasetError` where no demonstration of these tasks is found.
+    Of a folder that this project wrote `load_demonstrations` reads the rest as it is. Raises `DatasetError` where no
+    demonstration of these tasks is found, or what is found is none (`vla_rl.data.checks`).
     """
     path = Path(path)
     wanted = {" ".join(text.lower().split()) for text in instructions}
@@ -60,7 +61,10 @@ def load_published(
             )
         )
         return dataset_of_episodes(
-            episodes if keep_noops else map(functools.partial(_without_noops, form), episodes), embodiment, chunk_length, path
+            episodes if keep_noops else map(functools.partial(_without_noops, form), episodes),
+            embodiment,
+            chunk_length,
+            path,
         )
     if read_embodiment(path) is not None:
         choose = None if failures else successes
