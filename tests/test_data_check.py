@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from vla_rl.cli import main
+from vla_rl.config import RunConfig
 from vla_rl.data import lerobot_pictures
 from vla_rl.data.checks import DataCheck, Rows, as_success
 from vla_rl.data.demonstrations import dataset_of_episodes
@@ -147,7 +149,7 @@ SPOILT: dict[str, tuple[Callable[[Path], None], str]] = {
     "nan action": (table("data", at(8, action=[0.1, NAN])), r"episode 1, row 2, action\[b\]: is nan"),
     "inf state": (table("data", at(8, observation__state=[INF, 0.0])), r"episode 1, row 2, observation.state\[a\]: is inf"),
     "huge action": (table("data", at(8, action=[1e30, 0.0])), r"episode 1, row 2, action\[a\]: is 1e\+30, which no robot"),
-    "huge state": (table("data", at(0, observation__state=[0.0, -3e7])), r"episode 0, row 0, observation.state\[b\]: is -3e\+07"),
+    "huge state": (table("data", at(0, observation__state=[0.0, -3e7])), r"episode 0, row 0, .*state\[b\]: is -3e\+07"),
     "degrees": (
         table("data", every(lambda i, r: {"action": [57.3 * v for v in r["action"]]})),
         r"episode 0, row \d, action\[a\]: is -?\d.*beyond the -1 … 1 of the robot \(in 3 episodes\)",
@@ -159,7 +161,9 @@ SPOILT: dict[str, tuple[Callable[[Path], None], str]] = {
     "one action outside": (table("data", at(17, action=[0.0, 1.5])), r"episode 2, row 6, action\[b\]: is 1.5, beyond"),
     "null action": (table("data", at(8, action=None)), "action is empty in row 8"),
     "null number": (table("data", at(8, action=[0.1, None])), "action is empty in row 8"),
-    "ragged": (table("data", lambda r: at(8, action=[0.1])(at(9, action=[0.1, 0.2, 0.3])(r))), "action has 1 numbers in row 8"),
+    "ragged": (
+        table("data", lambda r: at(8, action=[0.1])(at(9, action=[0.1, 0.2, 0.3])(r))), "action has 1 numbers in row 8",
+    ),
     "words": (table("data", every(lambda i, r: {"action": ["x", "y"]})), "incomplete or damaged|it holds"),
     "no instruction": (said_to_be(""), "episode 0: its instruction is empty"),
     "null instruction": (said_to_be(None), "has None in place of the text of task_index 0"),
@@ -186,7 +190,7 @@ SPOILT: dict[str, tuple[Callable[[Path], None], str]] = {
     "success is a word": (
         table("meta/episodes", every(lambda i, r: {"success": "maybe" if i == 1 else "x"})), "episode 0: its success is 'x'",
     ),
-    "depth": (table("data", at(8, **{FRONT.replace(".", "__"): DEPTH})), "episode 1, row 2, the picture of camera front has more"),
+    "depth": (table("data", at(8, **{FRONT.replace(".", "__"): DEPTH})), "episode 1, row 2, .* camera front has more"),
     "small picture": (table("data", at(8, **{FRONT.replace(".", "__"): SMALL})), r"episode 1, row 2, .*front is \(4, 4\)"),
     "no picture": (table("data", at(8, **{FRONT.replace(".", "__"): NOISE})), "episode 1, row 2, .* cannot be read"),
     "null picture": (table("data", at(8, **{FRONT.replace(".", "__"): None})), "episode 1, row 2, .* is missing"),
@@ -300,7 +304,7 @@ def test_pictures_are_paired_by_time_and_not_by_number(filmed):
     ("times", "said"),
     [
         ([n / 25 for n in range(60)], r"row 1, .*should be at 0.1 s, and the nearest frame is at 0\.(08|12) s"),
-        ([n / 10 for n in range(18) if n != 8], r"episode 1, row 2, .*should be at 0.8 s, and the nearest frame is at 0.[79] s"),
+        ([n / 10 for n in range(18) if n != 8], r"episode 1, row 2, .*should be at 0.8 s, and the nearest .* 0.[79] s"),
         ([n / 10 for n in range(12)], r"episode 2, row 1, .*should be at 1.2 s, and the nearest frame is at 1.1 s"),
         ([0.03 + n / 10 for n in range(18)], r"episode 0, row 0, .*should be at 0 s, and the nearest frame is at 0.03 s"),
     ],
@@ -430,7 +434,8 @@ def test_short_episodes_and_still_numbers_are_said(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("value", "level"), [(1.0, None), (1.00001, None), (1.05, "warning"), (-1.19, "warning"), (1.25, "error"), (-2.0, "error")]
+    ("value", "level"),
+    [(1.0, None), (1.00001, None), (1.05, "warning"), (-1.19, "warning"), (1.25, "error"), (-2.0, "error")],
 )
 def test_how_far_an_action_may_leave_its_bounds(value, level):
     """The range is 2: a tenth of it beyond is refused, rounding is not said."""
@@ -442,6 +447,7 @@ def test_how_far_an_action_may_leave_its_bounds(value, level):
 # -------------------------------------------------------------------------------------------------------- the other forms
 def test_episodes_in_memory_are_checked_alike():
     """What readers of HDF5 files hand over."""
+
     def each(**changes: Any) -> Any:
         known = {"success": True, "task_id": "x", "init_state_id": 4}
         return dataset_of_episodes([episode(0, 3) | known, episode(1, 3) | known | changes], SPEC, 1, "the file")
@@ -462,3 +468,300 @@ def test_episodes_in_memory_are_checked_alike():
     empty = {name: np.zeros((0, 2), np.float32) for name in ("actions", "proprio")}
     data = each(**empty, images={"front": np.zeros((0, 8, 12, 3), np.uint8)})
     assert len(data) == 3 and len(data.episodes) == 1 and "episode 4: it has no row" in data.notes[0]
+
+
+def checked(path: Path, capsys: pytest.CaptureFixture[str], *options: str) -> list[dict[str, Any]]:
+    """What the command finds, as errors and warnings; its status is that of the errors."""
+    status = main(["data", "check", str(path), "--json", *options])
+    document = json.loads(capsys.readouterr().out)
+    findings = [f for source in document["sources"] for f in source["findings"]]
+    assert status == int(any(f["level"] == "error" for f in findings)) and document["sound"] == (status == 0)
+    return findings
+
+
+def libero(path: Path, spoil: Callable[[Any], None] = lambda data: None) -> Path:
+    """Two demonstrations as LIBERO publishes them; ``spoil`` gets the open group."""
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed: pip install 'vla-rl[libero]'")
+    from test_libero_demos import demonstration
+
+    path.mkdir(parents=True, exist_ok=True)
+    with h5py.File(path / "KITCHEN_SCENE3_turn_on_the_stove_demo.hdf5", "w") as file:
+        data = file.create_group("data")
+        data.attrs["macros_image_convention"] = "opengl"
+        for i in range(2):
+            rows = demonstration(i)
+            demo = data.create_group(f"demo_{i}")
+            demo.create_dataset("actions", data=rows.pop("actions"))
+            for name, values in rows.items():
+                demo.create_dataset(f"obs/{name}", data=values)
+        spoil(data)
+    return path
+
+
+def put(place: str, change: Callable[[np.ndarray], Any]) -> Callable[[Any], None]:
+    """Another array in the second demonstration."""
+
+    def spoil(data: Any) -> None:
+        values = np.array(data[f"demo_1/{place}"])
+        del data[f"demo_1/{place}"]
+        data[f"demo_1/{place}"] = change(values)
+
+    return spoil
+
+
+def cell(row: int, number: int, value: float) -> Callable[[np.ndarray], np.ndarray]:
+    def change(values: np.ndarray) -> np.ndarray:
+        values = values.astype(np.float64)
+        values[row, number] = value
+        return values
+
+    return change
+
+
+def remove(place: str) -> Callable[[Any], None]:
+    return lambda data: data.__delitem__(f"demo_1/{place}")
+
+
+def emptied(data: Any) -> None:
+    for place in ("actions", "obs/ee_states", "obs/gripper_states", "obs/agentview_rgb", "obs/eye_in_hand_rgb"):
+        put(place, lambda v: v[:0])(data)
+
+
+def only_one_row(data: Any) -> None:
+    for place in ("actions", "obs/ee_states", "obs/gripper_states", "obs/agentview_rgb", "obs/eye_in_hand_rgb"):
+        put(place, lambda v: v[:1])(data)
+
+
+def lost(data: Any) -> None:
+    data["demo_1/rewards"] = np.zeros(9)
+
+
+# What is said of it by the check, and by the reader of a run (None: it is read, without that demonstration).
+HDF5: dict[str, tuple[Callable[[Any], None], str, str | None]] = {
+    "nan action": (put("actions", cell(4, 2, NAN)), "is nan", r"demo_1, row 4, action\[dz\]: is nan"),
+    "inf state": (put("obs/ee_states", cell(4, 2, -INF)), "is -inf", r"demo_1, row 4, observation.state\[z\]: is -inf"),
+    "hundredfold": (put("actions", lambda a: 100 * a), "beyond the -1 … 1", "beyond the -1 … 1"),
+    "eight wide": (put("actions", lambda a: np.pad(a, ((0, 0), (0, 1)))), "shape", r"shape \[\d, 8\]"),
+    "flat actions": (put("actions", lambda a: a[:, 0]), "shape", "shape"),
+    "states cut": (put("obs/gripper_states", lambda g: g[:4]), "one row of each", "one row of each"),
+    "actions cut": (put("actions", lambda a: a[:4]), "rows of action", "rows of action"),
+    "depth": (put("obs/agentview_rgb", lambda p: p.astype(np.uint16) * 100), "of uint16", "of uint16 for 9 actions"),
+    "float pictures": (put("obs/agentview_rgb", lambda p: p / 255.0), "of float64", "of float64"),
+    "no wrist": (remove("obs/eye_in_hand_rgb"), "", r"no pictures of camera robot0_eye_in_hand.*env\.cameras"),
+    "robomimic": (remove("obs/ee_states"), "none of LIBERO's own", "none of LIBERO's own"),
+    "empty": (emptied, "it has no row", None),
+    "one row": (only_one_row, "a single row", None),
+    "failed": (lost, "1 of 2 episodes are marked as failures", None),
+    "flagged": (lambda data: data["demo_1"].attrs.__setitem__("success", False), "are marked as failures", None),
+    "flag of words": (lambda data: data["demo_1"].attrs.__setitem__("success", "yes"), "neither true", "neither true"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HDF5)
+def test_contents_of_libero_files(name, tmp_path, capsys):
+    from test_libero_demos import read
+
+    spoil, found, refused = HDF5[name]
+    path = libero(tmp_path / "suite", spoil)
+    assert not found or any(found in f["text"] for f in checked(path, capsys))
+    if refused is None:
+        assert {e.init_state_id for e in read(path).episodes} == {0}
+        return
+    with pytest.raises(UserError, match=refused) as caught:
+        read(path)
+    assert "demo_1" in str(caught.value)
+
+
+def test_files_of_libero_that_are_not_there(tmp_path, capsys):
+    from test_libero_demos import read
+
+    path = libero(tmp_path / "suite")
+    assert not checked(path, capsys)
+    pointer("*.hdf5")(path)
+    assert "git-lfs pointer" in checked(path, capsys)[0]["text"]
+    with pytest.raises(DatasetError, match="git-lfs pointer"):
+        read(path)
+    next(path.glob("*.hdf5")).write_bytes(b"nothing")
+    assert checked(path, capsys)[0]["kind"] == "unreadable"
+
+
+def test_all_demonstrations_of_a_file_without_a_row_are_one_error(tmp_path):
+    from test_libero_demos import read
+
+    def both(data: Any) -> None:
+        emptied(data)
+        del data["demo_0"]
+
+    with pytest.raises(DatasetError, match="no demonstration to read"):
+        read(libero(tmp_path / "suite", both))
+
+
+@pytest.mark.parametrize("layout", ["older", "main"])
+def test_contents_of_robotwin_files(layout, tmp_path, capsys):
+    from test_robotwin import write_published
+
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed: pip install 'vla-rl[libero]'")
+    path = write_published(tmp_path / "task", layout=layout)
+    assert not checked(path, capsys)
+    with h5py.File(sorted((path / "data").glob("*.hdf5"))[1], "r+") as file:
+        if layout == "older":
+            file["joint_action/vector"][2, 1] = NAN
+        else:
+            for group, row in (("state", 2), ("action", 1)):
+                file[f"{group}/left_ee_joint_states"][row] = NAN
+    (found,) = [f for f in checked(path, capsys) if f["level"] == "error" and f["key"].startswith("obs")] or [None]
+    assert found is None or (found["row"], found["episode"]) == (2, sorted((path / "data").glob("*.hdf5"))[1].stem)
+    assert any(f["level"] == "error" for f in checked(path, capsys))
+
+
+def journal(folder: Path, steps: int = 4, **changes: Any) -> None:
+    """A closed journal of a robot session; ``changes``: fields of its third tick."""
+    from real.journal import TICK_FIELDS, JournalWriter
+    from real.recorder import jpeg
+
+    writer = JournalWriter(folder / "journal", 0, {"session": "s", "embodiment": SPEC.to_dict(), "task": f"cup/0: {TEXT}"})
+    writer._write(["frame", "front", 1, 1, 0.0, 0.0, [8, 12, 3], jpeg(np.zeros((8, 12, 3), np.uint8))])
+    for i in range(steps):
+        tick = dict.fromkeys(TICK_FIELDS, 0) | {"step": i, "step_done": True, "stamp": i / 10, "human": [], "policy": []}
+        tick |= {"sent": [0.1 * i, -0.1 * i], "proprio": [0.01 * i, 0.02 * i]} | (changes if i == 2 else {})
+        writer._write(["tick", *tick.values()])
+    writer._write(["event", "label", "success", "operator", 1.0, 1.0])
+    writer.close("operator")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, None),
+        ({"sent": [0.1, NAN]}, "action[b]: is nan"),
+        ({"sent": [0.1, 40.0]}, "action[b]: is 40, beyond the -1 … 1 of the robot"),
+        ({"sent": [0.1]}, "inhomogeneous"),
+        ({"proprio": [INF, 0.0]}, "observation.state[a]: is inf"),
+        ({"proprio": "xy"}, ""),
+        ({"stamp": 0.05}, "timestamp: is 0.05 s after 0.1 s"),
+        ({"stamp": None}, ""),
+    ],
+)
+def test_contents_of_journals(changes, said, tmp_path, capsys):
+    journal(tmp_path / "session", **changes)
+    errors = [f for f in checked(tmp_path / "session", capsys) if f["level"] == "error"]
+    assert bool(errors) == (said is not None)
+    if said:
+        assert said in f"{errors[0]['key']}: {errors[0]['text']}" and errors[0]["episode"] == "episode_000000.vrj"
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [("actions", NAN, r"row 0, action\[x\]: is nan"),
+     ("actions", 0.2, r"row 0, action\[x\]: is 0.2, beyond the -0.05 … 0.05"),
+     ("proprio", INF, r"row 0, observation.state\[p\]: is inf")],
+)  # fmt: skip
+def test_contents_of_replays(place, value, said, tmp_path, capsys, monkeypatch):
+    """As a damaged writer may leave them: every checksum is right."""
+    from test_replay_store import SPEC as ROBOT
+    from test_replay_store import episode as trajectory
+
+    from vla_rl.data import replay as replays
+
+    monkeypatch.setattr(replays, "check_episode", lambda *a: None)
+    replay = replays.Replay(tmp_path / "run" / "replay", embodiment=ROBOT)
+    for i in range(3):
+        e = trajectory(i)
+        if i == 1:
+            values = e.actions if place == "actions" else e.observations.proprio
+            values.view(-1)[0] = value
+        replay.add(e, torch.zeros(len(e)), "online")
+    del replay
+    found = [f for f in checked(tmp_path / "run", capsys) if f["level"] == "error"]
+    assert len(found) == 1 and found[0]["episode"] == "episode 1"
+    with pytest.raises(DatasetError, match=rf"episode 1, {said}"):
+        check_recorded([str(tmp_path / "run")], tmp_path / "mine", ROBOT)
+
+
+# ------------------------------------------------------------------------------------------------------ what a run does
+RUN = ["~run", "env=toy", "slots.workers=0", "policy=nano_toy", "critic=none", "phases=[sft]", "sft.updates=1",
+       "sft.batch_size=4", "sft.validation_episodes=0"]  # fmt: skip
+
+
+def toy_data(path: Path, texts: tuple[str, ...], successes: tuple[bool, ...], scale: float = 1.0) -> Path:
+    from sim.toy import ToyReach
+
+    toy = ToyReach()
+    camera = toy.embodiment.cameras[0]
+    p, a = toy.embodiment.proprio_dim, toy.embodiment.action_dim
+    with DemonstrationWriter(path, toy.embodiment) as writer:
+        for i, (text, success) in enumerate(zip(texts, successes, strict=True)):
+            rng = np.random.default_rng(i)
+            pictures = rng.integers(0, 256, (6, camera.height, camera.width, 3), dtype=np.uint8)
+            proprio, actions = (rng.uniform(-0.1, 0.1, (6, n)) for n in (p, a))
+            writer.add_episode({camera.name: pictures}, proprio, actions, text, success=success, task_id="reach_red",
+                               init_state_id=i)  # fmt: skip
+    if scale != 1.0:
+        table("data", every(lambda i, r: {"action": [scale * v for v in r["action"]]}))(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def red() -> str:
+    from sim.toy import ToyReach
+
+    return ToyReach().tasks[0].instructions[0]
+
+
+def test_sft_learns_from_successes_alone_unless_failures_are_asked_for(red, tmp_path):
+    from sim.toy import ToyReach
+    from vla_rl.run.context import imitated, split_demonstrations
+
+    data, said = toy_data(tmp_path / "data", (red, red, red), (True, False, True)), []
+    for failures, numbers in ((False, [0, 2]), (True, [0, 1, 2])):
+        config = RunConfig(dataset=str(data), env_type="toy", policy=SimpleNamespace(chunk_length=2))
+        config.sft = dataclasses.replace(config.sft, failures=failures, validation_episodes=0)
+        env = SimpleNamespace(embodiment=ToyReach().embodiment)
+        run = SimpleNamespace(config=config, env=env, dir=tmp_path, asked=[red], tell=said.extend,
+                              progress=SimpleNamespace(say=said.append))  # fmt: skip
+        assert [e.init_state_id for e in imitated(run)[0].episodes] == numbers
+        everything, _ = split_demonstrations(run, failures=True)  # for a reward
+        assert [e.success for e in everything.episodes] == [True, False, True]
+    assert f"{data}: 1 of 3 episodes are marked as failures. They are not imitated unless sft.failures=true" in said[0]
+
+
+@pytest.mark.slow
+def test_a_run_says_once_what_is_doubtful_in_its_data(red, tmp_path, capsys):
+    data = toy_data(tmp_path / "data", (red, red, "fold it"), (True, False, True))
+    assert main(["train", *RUN, "name=x", f"output_dir={tmp_path}", f"dataset={data}"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("1 of 3 episodes are marked as failures") == out.count("2 of 3 episodes have an instruction") == 1
+
+
+@pytest.mark.parametrize(
+    ("texts", "successes", "scale", "said"),
+    [
+        (("fold the towel",) * 2, (True, True), 1.0, "0 of 2 episodes have an instruction of the run's tasks"),
+        (("fold the towel", "x"), (True, True), 100.0, "beyond the"),
+        (("red", "red"), (False, False), 1.0, "marked as failures"),
+    ],
+)
+def test_a_run_refuses_nonsense_before_its_first_phase(texts, successes, scale, said, red, tmp_path, capsys):
+    texts = tuple(red if text == "red" else text for text in texts)
+    data = toy_data(tmp_path / "data", texts, successes, scale)
+    assert main(["train", *RUN, "name=x", f"output_dir={tmp_path}", f"dataset={data}"]) == 2
+    error = capsys.readouterr().err
+    assert said in error and "Traceback" not in error and not (tmp_path / "x" / "checkpoints").exists()
+    status = main(["data", "check", str(data), "env=toy", "tasks=[reach_red]"])
+    out = capsys.readouterr().out
+    assert said in out and status == int(said != "marked as failures"), "failures alone may teach a reward"
+
+
+def test_reward_fitting_reads_what_it_needs_and_says_what_failed(red, tmp_path, monkeypatch):
+    from vla_rl.rewards.sources import load_source
+
+    data = toy_data(tmp_path / "data", (red,) * 4, (True, False, True, True))
+    decoded, image = [], lerobot_pictures._image
+    monkeypatch.setattr(lerobot_pictures, "_image", lambda *a: decoded.append(a[3]) or image(*a))
+    source = load_source(data, limit=2)
+    assert len(source.trajectories) == 2 and len(decoded) == 12
+    assert "1 of 4 episodes are marked as failures" in source.what
+    assert [t.success for t in load_source(data).trajectories] == [True, False, True, True], "a reward learns from failures"
+    table("data", at(8, action=[NAN, 0.0]))(data)
+    with pytest.raises(DatasetError, match=r"episode 1, row 2, action\[.*\]: is nan"):
+        load_source(data)

@@ -147,14 +147,14 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
         ({"cameras": (CameraSpec("agentview", 16, 16),)}, "set env.camera_size=8"),
         ({"cameras": (CameraSpec("frontview", SIZE, SIZE),)}, "no camera 'frontview', only agentview"),
         ({"action_high": (3.0,) * 7}, "env.control_mode=relative"),
-        ({"proprio_names": tuple("abcdefg")}, r"states \(9, 8\), expected \(9, 7\)"),
+        ({"proprio_names": tuple("abcdefg")}, r"demo_0, observation.state: it has the shape \[9, 8\], and \[9, 7\] is"),
     ):
-        with pytest.raises(EmbodimentMismatch, match=text):
+        with pytest.raises(UserError, match=text):
             read(folder, dataclasses.replace(SPEC, **changes))
     damaged = tmp_path / "damaged" / f"{TASKS[0]}_demo.hdf5"
     damaged.parent.mkdir()
     damaged.write_bytes((folder / damaged.name).read_bytes()[:2000])
-    with pytest.raises(UserError, match=r"not a LIBERO demonstration file, or it is damaged"):
+    with pytest.raises(UserError, match=r"_demo.hdf5: .*file.*Fetch the file again"):
         read(damaged.parent)
     with h5py.File(damaged, "w") as file:
         file.create_group("data/demo_0/obs")
@@ -221,7 +221,7 @@ def test_own_datasets_are_read_as_they_are(tmp_path: Path) -> None:
             rows["actions"], TEXTS[0], success=True, task_id="libero_object/0", init_state_id=0,
         )  # fmt: skip
     assert len(read(tmp_path / "own")) == STEPS  # no-ops too
-    with pytest.raises(DatasetError, match=rf"0 of 1 episodes have an instruction of the run's tasks; this one is '{TEXTS[0]}'"):
+    with pytest.raises(DatasetError, match="0 of 1 episodes have an instruction of the run's tasks; this one is 'pick"):
         read(tmp_path / "own", instructions=["another"])
 
 

@@ -188,12 +188,13 @@ class DataCheck:
         if self._counts["failed"]:
             self.note(
                 WARNING, "failed", f"{self._counts['failed']} of {known} episodes are marked as failures",
-                "They are not imitated unless sft.failures=true asks for them",
+                "They are not imitated unless sft.failures=true asks for them", file=self.source,
             )  # fmt: skip
         if self._counts["rows"] > 1:
             self._check_spread()
         if not known:
-            self.note(ERROR, "nothing", "it holds no episode", "Name another folder, or collect some with 'vla-rl collect'")
+            self.note(ERROR, "nothing", "it holds no episode", "Name another folder, or collect some with 'vla-rl collect'",
+                      file=self.source)
         order = sorted(self._found.values(), key=lambda f: f.level != ERROR)
         return Report(self.source, self.kind, **self._counts, findings=tuple(order))
 
@@ -212,7 +213,7 @@ class DataCheck:
         if values.ndim != 2 or (names and values.shape[1] != len(names)):
             wanted = f"[{len(values)}, {len(names) if names else 'd'}]"
             self.note(ERROR, "width", f"it has the shape {list(values.shape)}, and {wanted} is needed",
-                      "Write the data again with one row of all numbers per control step", key=key, **at)  # fmt: skip
+                      "Name the robot it was recorded with, or write it again", key=key, **at)  # fmt: skip
             return
         if values.dtype.kind not in "fiub":
             self.note(ERROR, "no_numbers", f"it holds {values.dtype}", "Write it as numbers", key=key, **at)

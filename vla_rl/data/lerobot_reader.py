@@ -107,7 +107,7 @@ def load_demonstrations(
     return dataset
 
 
-def successes(episodes: Sequence[DemonstrationEpisode], actions: Tensor) -> list[Tensor | None]:
+def successes(episodes: Sequence[DemonstrationEpisode], _: Tensor | None = None) -> list[Tensor | None]:
     """A `Choose` that leaves out what is marked as failed. Raises `DatasetError` where nothing else is there."""
     if all(e.success is False for e in episodes):
         raise DatasetError(
@@ -121,20 +121,23 @@ def check_dataset(
     path: str | Path,
     embodiment: EmbodimentSpec,
     texts: Collection[str] = (),
-    features: Mapping[str, str] | None = None,
+    failures: bool = True,
 ) -> Report:
     """What is wrong with a dataset for a run whose tasks are asked for by ``texts``; no picture is decoded.
 
-    Raises what `load_demonstrations` would raise, but for damaged pictures.
+    Raises what `load_demonstrations` would raise, but for damaged pictures; also, unless the run learns from ``failures``,
+    where nothing else is there.
     """
     path = Path(path)
-    info, _, keys, rows, report = _checked(path, embodiment, features, texts)
+    info, _, keys, rows, report = _checked(path, embodiment, None, texts)
     with damage(path):
         for key in keys.values():
             if info["features"][key]["dtype"] == "video":
                 for file in {_video_file(path, info, row, key) for row in rows.meta}:
                     require_file(file)
     report.require()
+    if not failures:
+        successes(rows.episodes)
     return report
 
 

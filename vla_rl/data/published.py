@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vla_rl.data.checks import as_success
+from vla_rl.data.checks import ERROR, DataCheck, Rows, as_success
 from vla_rl.data.demonstrations import DemonstrationDataset, DemonstrationEpisode, dataset_of_episodes
-from vla_rl.data.lerobot_format import DatasetError
+from vla_rl.data.lerobot_format import ACTION_KEY, STATE_KEY, DatasetError
 from vla_rl.data.lerobot_reader import load_demonstrations, read_embodiment, read_info, successes
+from vla_rl.errors import MANGLED, MissingPackage, UserError, first_line
 from vla_rl.files import require_content
 from vla_rl.types import EmbodimentSpec
 
@@ -50,8 +51,10 @@ def load_published(
                 f"none of the tasks asked for: {sorted(instructions)[:3]} …. Name the folder of the same suite, or other "
                 f"tasks."
             )
+        check = DataCheck(str(path), "demonstrations", embodiment)
         for file in chosen:
-            require_content(file, DatasetError)
+            check_contents(check, file, form.contents, episodes_per_task, failures)
+        check.report().require()
         episodes = (
             e
             for file in chosen
@@ -91,6 +94,34 @@ def load_published(
 
     features = form.features(read_info(path)["features"], embodiment)
     return load_demonstrations(path, embodiment, chunk_length, features=features, choose=chosen_rows)
+
+
+def check_contents(
+    check: DataCheck,
+    file: Path,
+    contents: Callable[[Path], Iterator[dict[str, Any]]],
+    limit: int = 0,
+    failures: bool = True,
+) -> None:
+    """Look at the first ``limit`` (0: all) demonstrations of a file, as ``contents`` of a form tells them; rows are counted
+    as the file has them. Those that failed are passed over unless ``failures``."""
+    try:
+        require_content(file)
+        told = (found for found in contents(file) if failures or not _failed(found))
+        for found in itertools.islice(told, limit or None):
+            vectors = {STATE_KEY: found["proprio"], ACTION_KEY: found["actions"]}
+            check.add(Rows(found["name"], str(file), vectors, found["instruction"], found["success"]))
+            for name, (kind, count) in found["pictures"].items():
+                if kind != "uint8" or count != len(found["actions"]):
+                    check.note(
+                        ERROR, "picture", f"it holds {count} pictures of {kind} for {len(found['actions'])} actions",
+                        "Colours of 8 bits, one for each action, are needed: leave the camera out, or the episode",
+                        file=str(file), episode=found["name"], key=name,
+                    )  # fmt: skip
+    except MissingPackage:
+        raise
+    except (UserError, *MANGLED) as error:
+        check.note(ERROR, "unreadable", first_line(error), "Fetch the file again, or leave it out", file=str(file))
 
 
 def _failed(episode: Mapping[str, Any]) -> bool:

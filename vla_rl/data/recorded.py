@@ -18,10 +18,11 @@ from vla_rl.data.lerobot_format import ACTION_KEY, STATE_KEY
 from vla_rl.data.replay import ONLINE, observation_of
 from vla_rl.data.replay_checks import SENT
 from vla_rl.data.replay_folder import DECISIONS, read_folder, stored_episode
-from vla_rl.errors import ConfigError, UserError
+from vla_rl.errors import ConfigError, UserError, first_line
 from vla_rl.files import replay_of
 from vla_rl.types import FRESH, EmbodimentSpec, EpisodeSpec, Trajectory
 
+_NOT_OURS = "restore that folder, or leave it out"
 _NUMBERS = {"actions", "valid", "rewards", "proprio", "text"}  # what is checked of the columns
 
 
@@ -49,14 +50,22 @@ def recorded_rows(path: Path, embodiment: EmbodimentSpec | None) -> Iterator[Row
     texts: list[str] = []
     row = 0
     for number, record in enumerate(records):
-        t, texts = int(record["decisions"]), [*texts, *record["texts"]]
-        found: dict[str, Tensor] = {}
-        for name, table in small.items():
-            found |= table.unpack(table.stored(row, t) if name == DECISIONS else table.stored(row + number, t + 1))
-        executed = found["actions"][found["valid"]].numpy()
-        vectors = {ACTION_KEY: executed, STATE_KEY: found["proprio"].numpy(), "rewards": found["rewards"][:, None].numpy()}
-        said = texts[int(found["text"][0])]
-        yield Rows(f"episode {number}", str(path), vectors, said, record["success"], aligned=False)
+        try:
+            t, texts = int(record["decisions"]), [*texts, *record["texts"]]
+            found: dict[str, Tensor] = {}
+            for name, table in small.items():
+                found |= table.unpack(table.stored(row, t) if name == DECISIONS else table.stored(row + number, t + 1))
+            vectors = {
+                ACTION_KEY: found["actions"][found["valid"]].numpy(),
+                STATE_KEY: found["proprio"].numpy(),
+                "rewards": found["rewards"][:, None].numpy(),
+            }
+            said, success = texts[int(found["text"][0])], record["success"]
+        except (LookupError, TypeError, ValueError, RuntimeError) as error:
+            raise UserError(
+                f"replay: episode {number} of {path} is no episode ({first_line(error)}): {_NOT_OURS}"
+            ) from error
+        yield Rows(f"episode {number}", str(path), vectors, said, success, aligned=False)
         row += t
 
 

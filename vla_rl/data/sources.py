@@ -14,12 +14,12 @@ from vla_rl.data.checks import ERROR, WARNING, DataCheck, Finding, Report, Rows
 from vla_rl.data.lerobot_format import ACTION_KEY, IMAGE_PREFIX, STATE_KEY, DatasetError
 from vla_rl.data.lerobot_reader import damage, flat_names, pictures, read_embodiment, read_info, require_fit
 from vla_rl.data.lerobot_rows import LeRobotRows, read_rows
-from vla_rl.errors import UserError, first_line
-from vla_rl.files import REPLAY_FILES, require_content
+from vla_rl.data.published import check_contents
+from vla_rl.errors import MANGLED, UserError, first_line
+from vla_rl.files import REPLAY_FILES
 from vla_rl.specs import CameraSpec, EmbodimentSpec
 
 _LOOKED_AT = 200  # episodes of which the first picture is decoded
-_MANGLED = (OSError, LookupError, TypeError, ValueError, AttributeError)  # what contents of a wrong kind lead to
 
 
 def check_folder(
@@ -70,7 +70,7 @@ def _guarded(
         return check(path, embodiment, texts)
     except UserError as error:
         said = str(error)
-    except _MANGLED as error:
+    except MANGLED as error:
         said = f"{path} is incomplete or damaged ({first_line(error)})"
     return Report(str(path), kind, findings=(Finding(ERROR, "unreadable", said, "Mend that, then look again"),))
 
@@ -120,12 +120,11 @@ def _look(path: Path, info: Any, rows: LeRobotRows, cameras: dict[str, tuple[str
 # ----------------------------------------------------------------------------------------------------------------- HDF5
 def _libero(path: Path, embodiment: EmbodimentSpec | None, texts: Collection[str]) -> Report:
     form = build.attribute("sim.libero_demos:LiberoDemonstrations")
-    ones = np.ones(7)
-    check = DataCheck(
-        str(path), "LIBERO's HDF5", embodiment, texts, bounds={ACTION_KEY: {"LIBERO's actions": (-ones, ones)}}
-    )
+    names, ones = ("dx", "dy", "dz", "drx", "dry", "drz", "gripper"), np.ones(7)
+    bounds = {ACTION_KEY: {"LIBERO's actions": (-ones, ones)}}
+    check = DataCheck(str(path), "LIBERO's HDF5", embodiment, texts, bounds=bounds, names={ACTION_KEY: names})
     for file in form.files(path):
-        _hdf5(check, file, form.contents)
+        check_contents(check, file, form.contents)
     return check.report()
 
 
@@ -133,23 +132,8 @@ def _robotwin(path: Path, embodiment: EmbodimentSpec | None, texts: Collection[s
     check = DataCheck(str(path), "RoboTwin's HDF5", embodiment, texts)
     contents = build.attribute("sim.robotwin.published:contents")
     for file in build.attribute("sim.robotwin.published:files")(path).values():
-        _hdf5(check, file, contents)
+        check_contents(check, file, contents)
     return check.report()
-
-
-def _hdf5(check: DataCheck, file: Path, contents: Callable[[Path], Iterator[dict[str, Any]]]) -> None:
-    try:
-        require_content(file)
-        for found in contents(file):
-            vectors = {STATE_KEY: found["proprio"], ACTION_KEY: found["actions"]}
-            check.add(Rows(found["name"], str(file), vectors, found["instruction"], found["success"]))
-            for name, (kind, count) in found["pictures"].items():
-                if kind != "uint8" or count != len(found["actions"]):
-                    check.note(ERROR, "picture", f"it holds {count} pictures of {kind} for {len(found['actions'])} actions",
-                               "Colours of 8 bits, one for each action, are needed: leave the camera out, or the episode",
-                               file=str(file), episode=found["name"], key=name)  # fmt: skip
-    except (UserError, *_MANGLED) as error:
-        check.note(ERROR, "unreadable", first_line(error), "Fetch the file again, or leave it out", file=str(file))
 
 
 # ------------------------------------------------------------------------------------------- what this project recorded
@@ -205,7 +189,7 @@ def _journals(path: Path, embodiment: EmbodimentSpec | None, texts: Collection[s
             success = None if episode.verdict is None else episode.succeeded
             stamps = np.array([begun["stamp"] - start for begun, _ in steps])
             check.add(Rows(file.name, str(file), vectors, said, success, stamps))
-        except (UserError, *_MANGLED) as error:
+        except (UserError, *MANGLED) as error:
             check = check or DataCheck(str(path), "journals", embodiment, texts)
             check.note(
                 ERROR, "unreadable", first_line(error), "'vla-rl robot verify' says more; leave the episode out", **at
