@@ -401,7 +401,8 @@ def bounds(value: float, step: int = 0) -> dict[str, torch.Tensor]:
     ({"valid": torch.ones(3, 5, dtype=torch.bool)}, r"valid is \[3, 5\], not \[3, 2\]"),
     ({"final_observation": seen(3, 2)}, "2 final observations, not 1"),
     ({"final_observation": Observation({}, seen(3, 1).proprio, ("x",))}, r"image top is None in the final obs.*not \[40"),
-    ({"observations": dataclasses.replace(seen(0, 3), proprio=torch.full((3, 2), NAN))}, r"r0, row 0, observation.state\[.*\]: is nan"),
+    ({"observations": dataclasses.replace(seen(0, 3), proprio=torch.full((3, 2), NAN))},
+     r"r0, row 0, observation.state\[.*\]: is nan"),
     ({n: dataclasses.replace(seen(0, k), images={"top": pixels(0, k, SIDE)})
       for n, k in (("observations", 3), ("final_observation", 1))}, "is not of the robot arm .cameras .*'top'.*'hand'"),
     ({n: dataclasses.replace(seen(0, k), images={"top": pixels(0, k, 20), "hand": pixels(0, k, 8)})

@@ -193,8 +193,13 @@ class DataCheck:
         if self._counts["rows"] > 1:
             self._check_spread()
         if not known:
-            self.note(ERROR, "nothing", "it holds no episode", "Name another folder, or collect some with 'vla-rl collect'",
-                      file=self.source)
+            self.note(
+                ERROR,
+                "nothing",
+                "it holds no episode",
+                "Name another folder, or collect some with 'vla-rl collect'",
+                file=self.source,
+            )
         order = sorted(self._found.values(), key=lambda f: f.level != ERROR)
         return Report(self.source, self.kind, **self._counts, findings=tuple(order))
 
@@ -228,15 +233,15 @@ class DataCheck:
         ):  # fmt: skip
             if bad.any():
                 t, d = np.argwhere(bad)[0]
-                self._note_value(ERROR, kind, text.format(value=values[t, d]), remedy, key, names, int(t), int(d), at)
+                self._note_value(ERROR, kind, text.format(value=values[t, d]), remedy, key, (int(t), int(d)), at)
                 return
-        self._check_bounds(key, values, names, at)
+        self._check_bounds(key, values, at)
         low, high = values.min(0), values.max(0)
         if key in self._spread and self._spread[key][0].shape == low.shape:
             low, high = np.minimum(low, self._spread[key][0]), np.maximum(high, self._spread[key][1])
         self._spread[key] = (low, high)
 
-    def _check_bounds(self, key: str, values: np.ndarray, names: Sequence[str], at: dict[str, str]) -> None:
+    def _check_bounds(self, key: str, values: np.ndarray, at: dict[str, str]) -> None:
         """Beyond the robot's bounds, or beyond those that the data declare."""
         leeway = self.leeway.get(key, 0.0)
         for whose, (low, high) in self._bounds(key).items():
@@ -245,7 +250,7 @@ class DataCheck:
             span = np.maximum(high - low, ROUNDING)
             with np.errstate(invalid="ignore"):  # (no bound is an infinite one)
                 share = np.nan_to_num(np.maximum(low - values, values - high) / span, nan=-1.0)
-            t, d = np.unravel_index(int(np.argmax(share)), share.shape)
+            t, d = map(int, np.unravel_index(int(np.argmax(share)), share.shape))
             if share[t, d] <= ROUNDING:
                 continue
             ours = whose == "the robot"
@@ -259,14 +264,14 @@ class DataCheck:
             if level == WARNING and key == SENT_KEY:  # noise on top of a label, clipped before anything learns from it
                 continue
             kind = "out_of_bounds" if ours else "not_as_declared"
-            self._note_value(level, kind, text, remedy, key, names, int(t), int(d), at)
+            self._note_value(level, kind, text, remedy, key, (int(t), int(d)), at)
 
     def _note_value(
-        self, level: str, kind: str, text: str, remedy: str, key: str, names: Sequence[str], row: int, number: int,
-        at: dict[str, str],
-    ) -> None:  # fmt: skip
-        key = f"{key}[{names[number] if names else number}]"
-        self.note(level, kind, text, remedy, row=row, key=key, **at)
+        self, level: str, kind: str, text: str, remedy: str, key: str, cell: tuple[int, int], at: dict[str, str]
+    ) -> None:
+        """``cell``: row and number in it."""
+        names = self._names(key)
+        self.note(level, kind, text, remedy, row=cell[0], key=f"{key}[{names[cell[1]] if names else cell[1]}]", **at)
 
     def _check_text(self, rows: Rows, at: dict[str, str]) -> None:
         text = rows.instruction
@@ -302,7 +307,7 @@ class DataCheck:
     def _check_spread(self) -> None:
         for key, (low, high) in self._spread.items():
             names = self._names(key)
-            still = [str(names[d] if names else d) for d in np.flatnonzero(low == high)]
+            still = [str(names[d] if names else d) for d in np.flatnonzero(low == high).tolist()]
             if still and key in (ACTION_KEY, STATE_KEY):
                 what = f"{', '.join(still)} never {'changes' if len(still) == 1 else 'change'}"
                 self.note(WARNING, "constant", what, "Look whether it was recorded", key=key)

@@ -275,8 +275,8 @@ def dataset_of_episodes(
         if kinds:
             raise DatasetError(f"{source} has pictures of camera {camera} as {kinds.pop()}: colours of 8 bits are needed.")
         frames = np.empty((start, *kept[0]["images"][camera].shape[1:]), np.uint8)
-        for e, episode in zip(kept, known, strict=True):
-            frames[episode.start : episode.start + episode.length] = e["images"].pop(camera)
+        for e, info in zip(kept, known, strict=True):
+            frames[info.start : info.start + info.length] = e["images"].pop(camera)
         images[camera] = torch.from_numpy(frames)
     index = torch.tensor([instructions.index(e.instruction) for e in known for _ in range(e.length)])
     dataset = DemonstrationDataset(embodiment, images, proprio, actions, index, instructions, known, chunk_length)

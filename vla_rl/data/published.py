@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,30 +70,42 @@ def load_published(
             path,
         )
     if read_embodiment(path) is not None:
-        choose = None if failures else successes
-        return load_demonstrations(path, embodiment, chunk_length, choose=choose, texts=instructions)
-
-    def chosen_rows(episodes: Sequence[DemonstrationEpisode], actions: Tensor) -> list[Tensor | None]:
-        counts: Counter[str] = Counter()
-        keep: list[Tensor | None] = []
-        for e in episodes:
-            text = " ".join(e.instruction.lower().split())
-            if text not in wanted or (e.success is False and not failures) or counts[text] == episodes_per_task:
-                keep.append(None)
-                continue
-            counts[text] += 1
-            moving = form.moving_steps(actions[e.start : e.start + e.length].numpy())
-            keep.append(torch.ones(e.length, dtype=torch.bool) if keep_noops else torch.from_numpy(moving))
-        if not counts:
-            texts = sorted({e.instruction for e in episodes})
-            raise DatasetError(
-                f"{path} has demonstrations of {texts[:3]} … ({len(texts)} tasks), none of the tasks asked for (failures "
-                f"are left out): {sorted(instructions)[:3]} …. Name the dataset of the same suite, or other tasks."
-            )
-        return keep
+        own = None if failures else successes
+        return load_demonstrations(path, embodiment, chunk_length, choose=own, texts=instructions)
 
     features = form.features(read_info(path)["features"], embodiment)
-    return load_demonstrations(path, embodiment, chunk_length, features=features, choose=chosen_rows)
+    moving = None if keep_noops else form.moving_steps
+    choose = functools.partial(_of_tasks, wanted, episodes_per_task, moving, failures)
+    return load_demonstrations(path, embodiment, chunk_length, features=features, choose=choose)
+
+
+def _of_tasks(
+    wanted: Collection[str],
+    limit: int,
+    moving: Callable[[np.ndarray], np.ndarray] | None,
+    failures: bool,
+    episodes: Sequence[DemonstrationEpisode],
+    actions: Tensor,
+) -> list[Tensor | None]:
+    """The first ``limit`` episodes of each instruction that is ``wanted``, as a reader of datasets chooses."""
+    counts: Counter[str] = Counter()
+    keep: list[Tensor | None] = []
+    for e in episodes:
+        text = " ".join(e.instruction.lower().split())
+        if text not in wanted or (e.success is False and not failures) or counts[text] == limit:
+            keep.append(None)
+            continue
+        counts[text] += 1
+        whole = torch.ones(e.length, dtype=torch.bool)
+        steps = actions[e.start : e.start + e.length].numpy()
+        keep.append(whole if moving is None else torch.from_numpy(moving(steps)))
+    if not counts:
+        texts = sorted({e.instruction for e in episodes})
+        raise DatasetError(
+            f"the dataset has demonstrations of {texts[:3]} … ({len(texts)} tasks), none of the tasks asked for (failures are "
+            f"left out): {sorted(wanted)[:3]} …. Name the dataset of the same suite, or other tasks."
+        )
+    return keep
 
 
 def check_contents(
