@@ -75,11 +75,12 @@ def load_published(
 
     features = form.features(read_info(path)["features"], embodiment)
     moving = None if keep_noops else form.moving_steps
-    choose = functools.partial(_of_tasks, wanted, episodes_per_task, moving, failures)
+    choose = functools.partial(_of_tasks, path, wanted, episodes_per_task, moving, failures)
     return load_demonstrations(path, embodiment, chunk_length, features=features, choose=choose)
 
 
 def _of_tasks(
+    path: Path,
     wanted: Collection[str],
     limit: int,
     moving: Callable[[np.ndarray], np.ndarray] | None,
@@ -102,7 +103,7 @@ def _of_tasks(
     if not counts:
         texts = sorted({e.instruction for e in episodes})
         raise DatasetError(
-            f"the dataset has demonstrations of {texts[:3]} … ({len(texts)} tasks), none of the tasks asked for (failures are "
+            f"{path} has demonstrations of {texts[:3]} … ({len(texts)} tasks), none of the tasks asked for (failures are "
             f"left out): {sorted(wanted)[:3]} …. Name the dataset of the same suite, or other tasks."
         )
     return keep
