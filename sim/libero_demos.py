@@ -111,8 +111,7 @@ class LiberoDemonstrations:
                 data = opened["data"]
                 published = "macros_image_convention" in data.attrs
                 upright = str(data.attrs.get("macros_image_convention", "opengl")) == "opencv"
-                names = sorted((n for n in data if n.startswith("demo_")), key=lambda n: int(n.removeprefix("demo_")))
-                for name in names[: limit or None]:
+                for name in demo_names(data)[: limit or None]:
                     yield cls._episode(file, name, data[name], embodiment, published, upright)
         except (OSError, KeyError, ValueError) as error:
             raise UserError(
@@ -120,18 +119,49 @@ class LiberoDemonstrations:
             ) from error
 
     @classmethod
+    def contents(cls, file: Path) -> Iterator[dict[str, Any]]:
+        """What can be checked of each demonstration without a robot, pictures unread: ``name``, ``actions`` [T a],
+        ``proprio`` [T p], ``instruction``, ``success``, ``pictures`` {camera: (dtype, how many)}."""
+        try:
+            import h5py
+        except ImportError:
+            raise MissingPackage("h5py", "libero", "Reading LIBERO's HDF5 demonstrations") from None
+        with h5py.File(file, "r") as opened:
+            for name in demo_names(opened["data"]):
+                demo = opened["data"][name]
+                actions, state = numbers(demo)
+                shown = {key: values for key, values in demo["obs"].items() if values.ndim == 4}
+                yield {
+                    "name": name,
+                    "actions": actions,
+                    "proprio": state,
+                    "instruction": cls.instruction(file),
+                    "success": succeeded(demo),
+                    "pictures": {key: (str(values.dtype), len(values)) for key, values in shown.items()},
+                }
+
+    @classmethod
     def _episode(
         cls, file: Path, name: str, demo: Any, embodiment: EmbodimentSpec, published: bool, upright: bool
     ) -> dict[str, Any]:
         observed = demo["obs"]
-        actions = np.asarray(demo["actions"], np.float32)
-        state = np.concatenate([observed["ee_states"], observed["gripper_states"]], axis=1).astype(np.float32)
-        steps = slice(0, len(actions) - 1) if published else slice(None)
+        actions, state = numbers(demo)
+        steps = slice(0, max(len(actions) - 1, 0)) if published else slice(None)
         images = {}
         for camera in embodiment.cameras:
             if camera.name not in CAMERAS:
                 raise EmbodimentMismatch(f"{file} has no camera {camera.name!r}, only {', '.join(CAMERAS)}")
+            if CAMERAS[camera.name][0] not in observed:
+                raise EmbodimentMismatch(
+                    f"{file}: {name} has no pictures of camera {camera.name} ({CAMERAS[camera.name][0]}), only "
+                    f"{', '.join(sorted(observed))}: leave the camera out with env.cameras=[...]"
+                )
             frames = observed[CAMERAS[camera.name][0]]
+            if frames.dtype != np.uint8:
+                raise EmbodimentMismatch(
+                    f"{file}: {name} has pictures of camera {camera.name} as {frames.dtype}: colours of 8 bits are needed, "
+                    f"depth is no camera picture. Leave the camera out with env.cameras=[...]"
+                )
             if frames.shape != (len(actions), camera.height, camera.width, 3):
                 raise EmbodimentMismatch(
                     f"{file}: {name} has images {frames.shape} of camera {camera.name}, expected "
@@ -148,7 +178,40 @@ class LiberoDemonstrations:
             "proprio": state[steps],
             "actions": actions[1:] if published else actions,
             "instruction": cls.instruction(file),
-            "success": True,  # only successes were published
+            "success": succeeded(demo),
             "task_id": cls.task_name(file),
             "init_state_id": int(name.removeprefix("demo_")),
+            "name": name,
+            "file": str(file),
         }
+
+
+def demo_names(data: Any) -> list[str]:
+    """The demonstrations in an HDF5 group, by number."""
+    return sorted((n for n in data if n.startswith("demo_")), key=lambda n: int(n.removeprefix("demo_")))
+
+
+def numbers(demo: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Actions [T 7] and state [T 8] of a demonstration, as stored."""
+    missing = [n for n in ("actions", "obs/ee_states", "obs/gripper_states") if n not in demo]
+    if missing:
+        raise EmbodimentMismatch(
+            f"{demo.file.filename}: {demo.name.rpartition('/')[2]} has no {missing[0]}, so it is none of LIBERO's own "
+            f"(robomimic names its states otherwise): convert it to a LeRobotDataset v3"
+        )
+    parts = [np.asarray(demo[name]) for name in ("obs/ee_states", "obs/gripper_states")]
+    if len({len(part) for part in parts}) > 1 or any(part.ndim != 2 for part in parts):
+        raise EmbodimentMismatch(
+            f"{demo.file.filename}: {demo.name.rpartition('/')[2]} has ee_states {list(parts[0].shape)} and gripper_states "
+            f"{list(parts[1].shape)}: one row of each per action is needed. Fetch the file again"
+        )
+    return np.asarray(demo["actions"], np.float32), np.concatenate(parts, axis=1).astype(np.float32)
+
+
+def succeeded(demo: Any) -> Any:
+    """Whether a demonstration succeeded: its attribute ``success`` as it is, else whether any of its ``rewards`` is above 0;
+    only successes were published, so True where it says neither."""
+    if "success" in demo.attrs:
+        return demo.attrs["success"]
+    rewards = np.asarray(demo["rewards"]) if "rewards" in demo else np.zeros(0)
+    return bool((rewards > 0).any()) if rewards.size else True

@@ -24,8 +24,8 @@ SPEC = EmbodimentSpec(
     name="arm",
     action_names=("dx", "dy", "gripper"),
     action_units=("m", "m", "1"),
-    action_low=(-0.05, -0.05, -1.0),
-    action_high=(0.05, 0.05, 1.0),
+    action_low=(-6.0, -6.0, -6.0),
+    action_high=(6.0, 6.0, 6.0),
     frame="base",
     rotation="none",
     gripper="-1 open, +1 close",
@@ -308,7 +308,7 @@ def test_bad_episodes_are_refused(tmp_path):
     good = episode(0, 4) | {"success": True, "task_id": "t", "init_state_id": 0}
     nan = good["actions"].copy()
     nan[2, 1] = np.nan
-    with pytest.raises(DatasetError, match=r"actions\[dy\] is nan at control step 2"):
+    with pytest.raises(DatasetError, match=r"episode 0, row 2, action\[dy\]: is nan"):
         writer.add_episode(**good | {"actions": nan})
     with pytest.raises(EmbodimentMismatch, match="wrist"):
         writer.add_episode(**good | {"images": {"front": good["images"]["front"]}})

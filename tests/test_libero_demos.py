@@ -147,14 +147,14 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
         ({"cameras": (CameraSpec("agentview", 16, 16),)}, "set env.camera_size=8"),
         ({"cameras": (CameraSpec("frontview", SIZE, SIZE),)}, "no camera 'frontview', only agentview"),
         ({"action_high": (3.0,) * 7}, "env.control_mode=relative"),
-        ({"proprio_names": tuple("abcdefg")}, r"states \(9, 8\), expected \(9, 7\)"),
+        ({"proprio_names": tuple("abcdefg")}, r"demo_0, observation.state: it has the shape \[9, 8\], and \[9, 7\] is"),
     ):
-        with pytest.raises(EmbodimentMismatch, match=text):
+        with pytest.raises(UserError, match=text):
             read(folder, dataclasses.replace(SPEC, **changes))
     damaged = tmp_path / "damaged" / f"{TASKS[0]}_demo.hdf5"
     damaged.parent.mkdir()
     damaged.write_bytes((folder / damaged.name).read_bytes()[:2000])
-    with pytest.raises(UserError, match=r"not a LIBERO demonstration file, or it is damaged"):
+    with pytest.raises(UserError, match=r"_demo.hdf5: .*file.*Fetch the file again"):
         read(damaged.parent)
     with h5py.File(damaged, "w") as file:
         file.create_group("data/demo_0/obs")
@@ -220,7 +220,9 @@ def test_own_datasets_are_read_as_they_are(tmp_path: Path) -> None:
             np.concatenate([rows["ee_states"], rows["gripper_states"]], axis=1),
             rows["actions"], TEXTS[0], success=True, task_id="libero_object/0", init_state_id=0,
         )  # fmt: skip
-    assert len(read(tmp_path / "own", instructions=["another"])) == STEPS
+    assert len(read(tmp_path / "own")) == STEPS  # no-ops too
+    with pytest.raises(DatasetError, match="0 of 1 episodes have an instruction of the run's tasks; this one is 'pick"):
+        read(tmp_path / "own", instructions=["another"])
 
 
 def test_a_run_reads_its_training_tasks(tmp_path: Path) -> None:
@@ -232,7 +234,7 @@ def test_a_run_reads_its_training_tasks(tmp_path: Path) -> None:
         collect=CollectConfig(episodes_per_task=2),
     )
     task = TaskSpec("libero_object/0", TEXTS[:1], (), 280)
-    run = SimpleNamespace(config=config, env=SimpleNamespace(embodiment=SPEC), dir=tmp_path, train_tasks=[task])
+    run = SimpleNamespace(config=config, env=SimpleNamespace(embodiment=SPEC), dir=tmp_path, asked=list(task.instructions))
     dataset = demonstrations(run)
     assert [e.task_id for e in dataset.episodes] == [TASKS[0]] * 2 and dataset.chunk_length == 4
     assert [e.length for e in dataset.episodes] == [6, 6]  # of 8 rows, without those whose next action does nothing

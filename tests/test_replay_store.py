@@ -393,15 +393,16 @@ def bounds(value: float, step: int = 0) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("changes, said", [
-    (bounds(0.0501), r"r0 has the action x = 0.0501, outside \[-0.05, 0.05\] of the robot arm: store what was sent"),
-    (bounds(NAN), "r0 has actions that were executed that are not finite"),
-    ({"proposed": torch.full((3, 2, 2), INF)}, "r0 has proposed actions that are not finite"),
+    (bounds(0.0501), r"rollout r0, row 4, action\[x\]: is 0.0501, beyond the -0.05 … 0.05 of the robot"),
+    (bounds(NAN), r"r0, row 4, action\[x\]: is nan"),
+    ({"proposed": torch.full((3, 2, 2), INF)}, r"r0, row 0, proposed\[0\]: is inf"),
     ({"proposed": torch.zeros(3, 1, 2)}, r"r0 has actions \[3, 2, 2\], but proposed is \[3, 1, 2\], not \[3, 2, 2\]"),
     ({"is_human": torch.zeros(2, 2, dtype=torch.bool)}, r"is_human is \[2, 2\], not \[3, 2\]"),
     ({"valid": torch.ones(3, 5, dtype=torch.bool)}, r"valid is \[3, 5\], not \[3, 2\]"),
     ({"final_observation": seen(3, 2)}, "2 final observations, not 1"),
     ({"final_observation": Observation({}, seen(3, 1).proprio, ("x",))}, r"image top is None in the final obs.*not \[40"),
-    ({"observations": dataclasses.replace(seen(0, 3), proprio=torch.full((3, 2), NAN))}, "r0 has proprio that are not"),
+    ({"observations": dataclasses.replace(seen(0, 3), proprio=torch.full((3, 2), NAN))},
+     r"r0, row 0, observation.state\[.*\]: is nan"),
     ({n: dataclasses.replace(seen(0, k), images={"top": pixels(0, k, SIDE)})
       for n, k in (("observations", 3), ("final_observation", 1))}, "is not of the robot arm .cameras .*'top'.*'hand'"),
     ({n: dataclasses.replace(seen(0, k), images={"top": pixels(0, k, 20), "hand": pixels(0, k, 8)})
@@ -455,7 +456,7 @@ def test_a_folder_of_something_else_is_refused_and_stays_as_it_is(tmp_path):
     with pytest.raises(EmbodimentMismatch, match=r"(?s)the replay .*r .arm.*action_high"):
         Replay(tmp_path / "r", episodes=2, embodiment=OTHER)
     assert Replay(tmp_path / "r", episodes=2).embodiment == SPEC
-    with pytest.raises(UserError, match="outside"):  # it knows its robot, though nobody said so
+    with pytest.raises(UserError, match="beyond"):  # it knows its robot, though nobody said so
         put(Replay(tmp_path / "r", episodes=2), 0, **bounds(0.09))
     old = tmp_path / "old" / "0000000"
     old.mkdir(parents=True)

@@ -54,6 +54,9 @@ class TrainingDiverged(UserError):
     """Too many updates in a row had a loss that was not finite."""
 
 
+MANGLED = (OSError, LookupError, TypeError, ValueError, AttributeError)  # what contents of a wrong kind lead to
+
+
 def install_command(extra: str, package: str) -> str:
     """What installs the packages of an extra, ``package`` among them, for the way in which this vla-rl is installed.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,36 @@ def reason(error: OSError) -> str:
     return f"{_REMEDIES[error.errno]} ({said})" if error.errno in _REMEDIES else said
 
 
+def fetch_hint(path: str) -> str:
+    """How to get a dataset that is named as a hub does, by an id or an address; "" for an ordinary path."""
+    name = re.sub(r"^(\w+://[^/]*)?/*(datasets/)?", "", path) if "://" in path else path
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+(/tree/.*)?/?", name) or ("://" not in path and Path(path).parent.is_dir()):
+        return ""
+    known = "/".join(name.split("/")[:2])
+    return f". To get a hub's dataset: hf download {known} --repo-type dataset --local-dir FOLDER, and name that folder"
+
+
+_POINTER = b"version https://git-lfs.github.com/spec/"
+
+
+def is_pointer(path: Path) -> bool:
+    """Whether git-lfs left its pointer there in place of the file."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_POINTER)) == _POINTER
+    except OSError:
+        return False
+
+
+def require_content(path: Path, error: type[UserError] = UserError) -> None:
+    """Raise ``error`` for a git-lfs pointer."""
+    if is_pointer(path):
+        raise error(
+            f"{path} is a git-lfs pointer, the file itself was not fetched: run 'git lfs pull' in its repository, or fetch "
+            f"it with 'hf download'"
+        )
+
+
 def read_json(path: Path, remedy: str, error: type[UserError] = UserError) -> dict[str, Any]:
     """The object in a JSON file. Anything else raises ``error``, whose message ends with ``remedy``."""
     try:
@@ -65,6 +96,7 @@ def read_json(path: Path, remedy: str, error: type[UserError] = UserError) -> di
     except OSError as problem:
         raise error(f"{path} cannot be read ({problem.strerror or problem}): {remedy}") from problem
     except (ValueError, RecursionError) as problem:  # (what is no UTF-8 is a ValueError too)
+        require_content(path, error)
         raise error(f"{path} is damaged ({first_line(problem)}): {remedy}") from problem
     if not isinstance(value, dict):
         raise error(f"{path} is damaged (it holds a {type(value).__name__}, not an object): {remedy}")
@@ -156,8 +188,10 @@ def check_tensors(path: Path) -> list[tuple[int, int]]:
     except OSError as problem:
         raise CheckpointError(f"{path} cannot be read ({problem.strerror or problem}): {_INCOMPLETE}") from problem
     except (ValueError, RecursionError, AttributeError, KeyError, IndexError, TypeError) as problem:
+        require_content(path, CheckpointError)
         raise CheckpointError(f"{path} is damaged (its header is no safetensors header): {_INCOMPLETE}") from problem
     if not complete:
+        require_content(path, CheckpointError)
         raise CheckpointError(f"{path} is damaged (it is cut short, or longer than its header says): {_INCOMPLETE}")
     return places
 

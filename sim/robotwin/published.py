@@ -84,6 +84,28 @@ def episodes(folder: Path, embodiment: EmbodimentSpec, task: str, limit: int = 0
         }
 
 
+def contents(file: Path) -> Iterator[dict[str, Any]]:
+    """What can be checked of one file without a robot: ``name``, ``actions`` and ``proprio`` [T a], ``instruction`` (its
+    first), ``success``, ``pictures`` {camera: (dtype, how many)}; no picture is decoded."""
+    try:
+        import h5py
+    except ImportError:
+        raise MissingPackage("h5py", "libero", "Reading RoboTwin's HDF5 demonstrations") from None
+    match = _NUMBER.fullmatch(file.name)
+    told = file.parent.parent / "instructions" / f"episode{int(match[1]) if match else 0}.json"
+    with h5py.File(file, "r") as opened:
+        commanded, encoded, texts = _of_main(opened) if "vision" in opened else _older(opened, told)
+        steps = max(len(commanded) - 1, 0)
+        yield {
+            "name": file.stem,
+            "actions": commanded[1:],
+            "proprio": commanded[:-1],
+            "instruction": next((text for text in texts if text), ""),
+            "success": True,
+            "pictures": {name: ("uint8", min(len(opened[place]), steps)) for name, place in encoded.items()},
+        }
+
+
 def _older(opened: Any, told: Path) -> tuple[np.ndarray, dict[str, str], list[str]]:
     """The commanded states [T a] of all frames, {camera: where its pictures are}, and the seen texts."""
     texts = json.loads(told.read_text(encoding="utf-8"))["seen"]
@@ -128,7 +150,13 @@ def _pictures(encoded: np.ndarray, camera: CameraSpec, frames: int) -> np.ndarra
 
     if len(encoded) < frames:
         raise ValueError(f"it has {len(encoded)} pictures of {camera.name} for {frames} states")
-    pictures = [np.asarray(Image.open(io.BytesIO(bytes(each))).convert("RGB"))[..., ::-1] for each in encoded]
+    opened = [Image.open(io.BytesIO(bytes(each))) for each in encoded]
+    if odd := next((image.mode for image in opened if image.mode not in ("L", "RGB", "CMYK")), ""):
+        raise EmbodimentMismatch(
+            f"RoboTwin's data has pictures of {camera.name} that are no JPEG of 8 bits (Pillow's mode {odd}): depth is no "
+            "camera picture; set env.cameras=[...] to those with colours"
+        )
+    pictures = [np.asarray(image.convert("RGB"))[..., ::-1] for image in opened]
     if pictures[0].shape[:2] != (camera.height, camera.width):
         raise EmbodimentMismatch(
             f"RoboTwin's data has pictures of {pictures[0].shape[1]}x{pictures[0].shape[0]} px, and the env shows "

@@ -54,7 +54,8 @@ class ImitationConfig:
     ``first_share``: about so many more of a batch's rows are an episode's first decision, where only images and instruction
     tell what to do (keyframes: Wen et al. 2021, arXiv 2106.06452). ``labels``: "clean", what the demonstrator meant, or
     "sent", what was done, with the noise of ``collect.action_noise``: a policy that denoises then has samples that differ,
-    which is what steering it needs.
+    which is what steering it needs. ``failures``: also learn from demonstrations that are marked as failed (in a replay too;
+    rewards are always shown them, as failures).
     """
 
     # optimiser steps
@@ -88,6 +89,7 @@ class ImitationConfig:
     filter: str = ""
     first_share: float = 0.0
     labels: str = "clean"
+    failures: bool = False
     augment: AugmentConfig = field(default_factory=AugmentConfig)
 
     def __post_init__(self) -> None:

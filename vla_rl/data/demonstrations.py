@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vla_rl.data.checks import DataCheck, Rows, as_success
 from vla_rl.data.lerobot_format import ACTION_KEY, STATE_KEY, DatasetError
 from vla_rl.data.lerobot_writer import feature_statistics
 from vla_rl.errors import ConfigError
@@ -38,7 +39,10 @@ class DemonstrationDataset:
     "q01", "q99", …: float32 [d]}} are computed from them. ``by_base`` bool [n]: which of hybrid rollouts' steps the frozen
     policy chose; ``sent`` float32 [n a]: what the robot was told where the label stayed clean; None where that is not known.
     ``worth`` bool [n]: at which steps the decision is worth imitating, the only ones that are drawn; None: at all.
+    ``notes``: what a reader found doubtful in them, or left out, a line each.
     """
+
+    notes: tuple[str, ...] = ()
 
     by_base: Tensor | None = None
     sent: Tensor | None = None
@@ -130,6 +134,7 @@ class DemonstrationDataset:
         out.by_base = None if self.by_base is None else self.by_base[index]
         out.sent = None if self.sent is None else self.sent[index]
         out.worth = None if self.worth is None else self.worth[index]
+        out.notes = self.notes
         return out
 
     def without_base(self) -> DemonstrationDataset:
@@ -240,27 +245,47 @@ def short_statistics(stats: Mapping[str, np.ndarray]) -> dict[str, list[float]]:
 
 
 def dataset_of_episodes(
-    episodes: Iterable[Mapping[str, Any]], embodiment: EmbodimentSpec, chunk_length: int = 1
+    episodes: Iterable[Mapping[str, Any]], embodiment: EmbodimentSpec, chunk_length: int = 1, source: object = "the data"
 ) -> DemonstrationDataset:
     """A dataset of episodes as a collector returns them (see `DemonstrationWriter.add_episode`); takes their images away,
-    so that they are in memory once. Raises `DatasetError` where there is no episode.
+    so that they are in memory once. Those without a control step are left out. Raises `DatasetError` where no episode is
+    left, and for what `vla_rl.data.checks` calls an error; ``source`` says where they come from.
     """
-    kept, known, start = list(episodes), [], 0
+    kept, known, start = [], [], 0
+    check = DataCheck(str(source), "demonstrations", embodiment)
+    for episode in episodes:
+        check.add(rows_of_episode(episode, str(source)))
+        if len(episode["actions"]):
+            kept.append(episode)
+    report = check.report()
+    report.require()
     if not kept:
-        raise DatasetError("There is no demonstration to read; ask for other tasks or another folder.")
+        raise DatasetError(f"{source} has no demonstration to read; ask for other tasks or another folder.")
     instructions = list(dict.fromkeys(e["instruction"] for e in kept))
     for e in kept:
-        fields = {name: e[name] for name in ("instruction", "success", "task_id", "init_state_id")}
-        known.append(DemonstrationEpisode(start, len(e["actions"]), **fields))
+        fields = {name: e[name] for name in ("instruction", "task_id", "init_state_id")}
+        known.append(DemonstrationEpisode(start, len(e["actions"]), success=as_success(e["success"]), **fields))
         start += len(e["actions"])
     proprio, actions = (
         torch.from_numpy(np.concatenate([e[name] for e in kept]).astype(np.float32)) for name in ("proprio", "actions")
     )
     images = {}
     for camera in embodiment.camera_names:
+        kinds = {str(e["images"][camera].dtype) for e in kept} - {"uint8"}
+        if kinds:
+            raise DatasetError(f"{source} has pictures of camera {camera} as {kinds.pop()}: colours of 8 bits are needed.")
         frames = np.empty((start, *kept[0]["images"][camera].shape[1:]), np.uint8)
-        for e, episode in zip(kept, known, strict=True):
-            frames[episode.start : episode.start + episode.length] = e["images"].pop(camera)
+        for e, info in zip(kept, known, strict=True):
+            frames[info.start : info.start + info.length] = e["images"].pop(camera)
         images[camera] = torch.from_numpy(frames)
     index = torch.tensor([instructions.index(e.instruction) for e in known for _ in range(e.length)])
-    return DemonstrationDataset(embodiment, images, proprio, actions, index, instructions, known, chunk_length)
+    dataset = DemonstrationDataset(embodiment, images, proprio, actions, index, instructions, known, chunk_length)
+    dataset.notes = tuple(finding.line() for finding in report.warnings)
+    return dataset
+
+
+def rows_of_episode(episode: Mapping[str, Any], source: str) -> Rows:
+    """What is checked of an episode as a collector returns it; ``name`` and ``file`` in it, if any, say where it lies."""
+    vectors = {STATE_KEY: episode["proprio"], ACTION_KEY: episode["actions"]}
+    name = episode.get("name") or f"episode {episode.get('init_state_id')}"
+    return Rows(name, str(episode.get("file") or source), vectors, episode["instruction"], episode["success"])

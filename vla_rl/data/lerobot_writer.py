@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from vla_rl.data.checks import DataCheck, Rows
 from vla_rl.data.lerobot_format import (
     _FILE,
     ACTION_KEY,
@@ -179,7 +180,8 @@ class DemonstrationWriter:
             proprio: float32 [T p], physical units. actions: float32 [T a], physical units. extra: {key: float32 [T k]}.
         Raises:
             EmbodimentMismatch: cameras, sizes or dimensions differ from the embodiment's.
-            DatasetError: no control step, or values that are not finite.
+            DatasetError: no control step, or what `vla_rl.data.checks` calls an error: values that are not finite, or far
+                beyond the robot's bounds.
         """
         if self._closed:
             raise DatasetError(f"The dataset {self.path} is closed; open a new DemonstrationWriter with another name.")
@@ -260,6 +262,7 @@ class DemonstrationWriter:
     def _check(self, images: Mapping[str, np.ndarray], got: Mapping[str, np.ndarray], text: str) -> None:
         spec, steps = self.embodiment, len(got["actions"])
         names = {"proprio": spec.proprio_names, "actions": spec.action_names, **self._extra}
+        keys = {"proprio": STATE_KEY, "actions": ACTION_KEY}
         expected = {c.name: (steps, c.height, c.width, 3) for c in spec.cameras}
         found = {name: tuple(np.shape(value)) for name, value in images.items()}
         shapes = {name: (steps, len(columns)) for name, columns in names.items()}
@@ -275,14 +278,10 @@ class DemonstrationWriter:
             raise DatasetError(f"Episode {len(self)} for {self.path}: images must be uint8 RGB, got {wrong}.")
         if steps == 0:
             raise DatasetError(f"Episode {len(self)} for {self.path} has no control step; leave it out.")
-        for name, values in got.items():
-            bad = np.argwhere(~np.isfinite(values))
-            if len(bad):
-                t, d = bad[0]
-                raise DatasetError(
-                    f"Episode {len(self)} for {self.path} ({text!r}): {name}[{names[name][d]}] is {values[t, d]} at control "
-                    f"step {t}. Leave the episode out, or repair what produced it."
-                )
+        vectors = {keys.get(name, name): values for name, values in got.items()}
+        check = DataCheck(str(self.path), "episode to write", spec, names=self._extra)
+        check.add(Rows(f"episode {len(self)}", str(self.path), vectors, text))
+        check.report().require()
 
     def _write_oldest(self) -> None:
         item = self._pending.popleft()

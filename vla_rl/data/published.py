@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from vla_rl.data.demonstrations import DemonstrationDataset, dataset_of_episodes
-from vla_rl.data.lerobot_format import DatasetError
-from vla_rl.data.lerobot_reader import load_demonstrations, read_embodiment, read_info
+from vla_rl.data.checks import ERROR, DataCheck, Rows, as_success
+from vla_rl.data.demonstrations import DemonstrationDataset, DemonstrationEpisode, dataset_of_episodes
+from vla_rl.data.lerobot_format import ACTION_KEY, STATE_KEY, DatasetError
+from vla_rl.data.lerobot_reader import load_demonstrations, read_embodiment, read_info, successes
+from vla_rl.errors import MANGLED, MissingPackage, UserError, first_line
+from vla_rl.files import require_content
 from vla_rl.types import EmbodimentSpec
 
 
@@ -26,12 +31,14 @@ def load_published(
     instructions: Sequence[str],
     episodes_per_task: int,
     keep_noops: bool = False,
+    failures: bool = False,
 ) -> DemonstrationDataset:
     """Demonstrations that a benchmark published, in a form that ``form`` knows (``build.py``, group "demonstrations").
 
     Only tasks with one of ``instructions`` are read, at most ``episodes_per_task`` demonstrations each (in the files'
-    order). Control steps that do nothing are dropped unless ``keep_noops``. A folder that this project wrote is read by
-    `load_demonstrations` as it is. Raises `DatasetError` where no demonstration of these tasks is found.
+    order). Control steps that do nothing are dropped unless ``keep_noops``, demonstrations that failed unless ``failures``.
+    Of a folder that this project wrote `load_demonstrations` reads the rest as it is. Raises `DatasetError` where no
+    demonstration of these tasks is found, or what is found is none (`vla_rl.data.checks`).
     """
     path = Path(path)
     wanted = {" ".join(text.lower().split()) for text in instructions}
@@ -44,34 +51,102 @@ def load_published(
                 f"none of the tasks asked for: {sorted(instructions)[:3]} …. Name the folder of the same suite, or other "
                 f"tasks."
             )
-        episodes = (e for file in chosen for e in form.episodes(file, embodiment, episodes_per_task))
+        check = DataCheck(str(path), "demonstrations", embodiment)
+        for file in chosen:
+            check_contents(check, file, form.contents, episodes_per_task, failures)
+        check.report().require()
+        episodes = (
+            e
+            for file in chosen
+            for e in itertools.islice(
+                (e for e in form.episodes(file, embodiment) if failures or not _failed(e)),
+                episodes_per_task or None,
+            )
+        )
         return dataset_of_episodes(
-            episodes if keep_noops else map(functools.partial(_without_noops, form), episodes), embodiment, chunk_length
+            episodes if keep_noops else map(functools.partial(_without_noops, form), episodes),
+            embodiment,
+            chunk_length,
+            path,
         )
     if read_embodiment(path) is not None:
-        return load_demonstrations(path, embodiment, chunk_length)
-    dataset = load_demonstrations(
-        path, embodiment, chunk_length, features=form.features(read_info(path)["features"], embodiment)
-    )
+        own = None if failures else successes
+        return load_demonstrations(path, embodiment, chunk_length, choose=own, texts=instructions)
+
+    features = form.features(read_info(path)["features"], embodiment)
+    moving = None if keep_noops else form.moving_steps
+    choose = functools.partial(_of_tasks, path, wanted, episodes_per_task, moving, failures)
+    return load_demonstrations(path, embodiment, chunk_length, features=features, choose=choose)
+
+
+def _of_tasks(
+    path: Path,
+    wanted: Collection[str],
+    limit: int,
+    moving: Callable[[np.ndarray], np.ndarray] | None,
+    failures: bool,
+    episodes: Sequence[DemonstrationEpisode],
+    actions: Tensor,
+) -> list[Tensor | None]:
+    """The first ``limit`` episodes of each instruction that is ``wanted``, as a reader of datasets chooses."""
     counts: Counter[str] = Counter()
     keep: list[Tensor | None] = []
-    for e in dataset.episodes:
+    for e in episodes:
         text = " ".join(e.instruction.lower().split())
-        counts[text] += text in wanted
-        if text not in wanted or counts[text] > episodes_per_task:
+        if text not in wanted or (e.success is False and not failures) or counts[text] == limit:
             keep.append(None)
             continue
-        actions = dataset.actions[e.start : e.start + e.length].numpy()
-        keep.append(torch.ones(e.length, dtype=torch.bool) if keep_noops else torch.from_numpy(form.moving_steps(actions)))
-    if not any(counts.values()):
+        counts[text] += 1
+        whole = torch.ones(e.length, dtype=torch.bool)
+        steps = actions[e.start : e.start + e.length].numpy()
+        keep.append(whole if moving is None else torch.from_numpy(moving(steps)))
+    if not counts:
+        texts = sorted({e.instruction for e in episodes})
         raise DatasetError(
-            f"{path} has demonstrations of {sorted(dataset.instructions)[:3]} … ({len(dataset.instructions)} tasks), none "
-            f"of the tasks asked for: {sorted(instructions)[:3]} …. Name the dataset of the same suite, or other tasks."
+            f"{path} has demonstrations of {texts[:3]} … ({len(texts)} tasks), none of the tasks asked for (failures are "
+            f"left out): {sorted(wanted)[:3]} …. Name the dataset of the same suite, or other tasks."
         )
-    return dataset.subset(keep)
+    return keep
 
 
-def _without_noops(form: Any, episode: Mapping[str, Any]) -> dict[str, Any]:
+def check_contents(
+    check: DataCheck,
+    file: Path,
+    contents: Callable[[Path], Iterator[dict[str, Any]]],
+    limit: int = 0,
+    failures: bool = True,
+) -> None:
+    """Look at the first ``limit`` (0: all) demonstrations of a file, as ``contents`` of a form tells them; rows are counted
+    as the file has them. Those that failed are passed over unless ``failures``."""
+    try:
+        require_content(file)
+        told = (found for found in contents(file) if failures or not _failed(found))
+        for found in itertools.islice(told, limit or None):
+            vectors = {STATE_KEY: found["proprio"], ACTION_KEY: found["actions"]}
+            check.add(Rows(found["name"], str(file), vectors, found["instruction"], found["success"]))
+            for name, (kind, count) in found["pictures"].items():
+                if kind != "uint8" or count != len(found["actions"]):
+                    check.note(
+                        ERROR, "picture", f"it holds {count} pictures of {kind} for {len(found['actions'])} actions",
+                        "Colours of 8 bits, one for each action, are needed: leave the camera out, or the episode",
+                        file=str(file), episode=found["name"], key=name,
+                    )  # fmt: skip
+    except MissingPackage:
+        raise
+    except (UserError, *MANGLED) as error:
+        check.note(ERROR, "unreadable", first_line(error), "Fetch the file again, or leave it out", file=str(file))
+
+
+def _failed(episode: Mapping[str, Any]) -> bool:
+    try:
+        return as_success(episode["success"]) is False
+    except ValueError:  # which the check of its contents reports
+        return False
+
+
+def _without_noops(form: Any, episode: Mapping[str, Any]) -> Mapping[str, Any]:
+    if np.ndim(episode["actions"]) != 2:  # (as well)
+        return episode
     keep = form.moving_steps(episode["actions"])
     images = {name: frames[keep] for name, frames in episode["images"].items()}
     return {**episode, "images": images, "proprio": episode["proprio"][keep], "actions": episode["actions"][keep]}

@@ -13,11 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vla_rl.data.checks import DataCheck, Rows
+from vla_rl.data.lerobot_format import ACTION_KEY, STATE_KEY
 from vla_rl.data.replay import ONLINE, observation_of
-from vla_rl.data.replay_folder import read_folder, stored_episode
-from vla_rl.errors import ConfigError, UserError
+from vla_rl.data.replay_checks import SENT
+from vla_rl.data.replay_folder import DECISIONS, read_folder, stored_episode
+from vla_rl.errors import ConfigError, UserError, first_line
 from vla_rl.files import replay_of
 from vla_rl.types import FRESH, EmbodimentSpec, EpisodeSpec, Trajectory
+
+_NOT_OURS = "restore that folder, or leave it out"
+_NUMBERS = {"actions", "valid", "rewards", "proprio", "text"}  # what is checked of the columns
 
 
 def check_recorded(named: Sequence[str], own: Path, embodiment: EmbodimentSpec | None) -> None:
@@ -30,6 +36,37 @@ def check_recorded(named: Sequence[str], own: Path, embodiment: EmbodimentSpec |
             raise ConfigError(f"replay.offline: {path} {why}: name each other run once")
         if not any(record["source"] == ONLINE for record in read_folder(folder, embodiment)[1]):
             raise ConfigError(f"replay.offline: {path} holds no episode of that run itself: let it act first, or omit it")
+        check = DataCheck(str(folder), "replay", embodiment, leeway=SENT)
+        for rows in recorded_rows(folder, embodiment):
+            check.add(rows)
+        check.report().require()
+
+
+def recorded_rows(path: Path, embodiment: EmbodimentSpec | None) -> Iterator[Rows]:
+    """The numbers of every closed episode of a replay, whoever acted, as the check of data takes them; no picture is read.
+    Raises as `recorded`."""
+    tables, records = read_folder(path, embodiment)
+    small = {name: table for name, table in tables.items() if _NUMBERS & {f.name for f in table.fields}}
+    texts: list[str] = []
+    row = 0
+    for number, record in enumerate(records):
+        try:
+            t, texts = int(record["decisions"]), [*texts, *record["texts"]]
+            found: dict[str, Tensor] = {}
+            for name, table in small.items():
+                found |= table.unpack(table.stored(row, t) if name == DECISIONS else table.stored(row + number, t + 1))
+            vectors = {
+                ACTION_KEY: found["actions"][found["valid"]].numpy(),
+                STATE_KEY: found["proprio"].numpy(),
+                "rewards": found["rewards"][:, None].numpy(),
+            }
+            said, success = texts[int(found["text"][0])], record["success"]
+        except (LookupError, TypeError, ValueError, RuntimeError) as error:
+            raise UserError(
+                f"replay: episode {number} of {path} is no episode ({first_line(error)}): {_NOT_OURS}"
+            ) from error
+        yield Rows(f"episode {number}", str(path), vectors, said, success, aligned=False)
+        row += t
 
 
 def recorded(

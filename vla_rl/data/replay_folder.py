@@ -173,6 +173,11 @@ def _described(
     return tables, robot
 
 
+def robot_of(path: Path) -> EmbodimentSpec | None:
+    """The robot whose episodes a replay keeps, if its header says so. Raises `UserError` for a damaged one."""
+    return _header(path, _NOT_OURS)[0]
+
+
 def _header(path: Path, remedy: str) -> tuple[EmbodimentSpec | None, dict[str, list[Field]]]:
     header = read_json(path / _HEADER, remedy)
     if header.get("format") != FORMAT:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 from vla_rl.data.codec import trajectory_from_state, trajectory_state
-from vla_rl.data.demonstrations import DemonstrationDataset
+from vla_rl.data.demonstrations import DemonstrationDataset, DemonstrationEpisode
 from vla_rl.data.lerobot_format import DatasetError
 from vla_rl.data.lerobot_reader import load_demonstrations
 from vla_rl.errors import UserError
@@ -34,8 +35,21 @@ ROLLOUTS = "rollouts"
 def trajectories_of_dataset(
     path: str | Path, embodiment: EmbodimentSpec | None = None, *, stride: int = 4, limit: int = 0, seed: int = 0
 ) -> list[Trajectory]:
-    """Demonstrations of a LeRobotDataset v3 folder as trajectories; see `demonstration_trajectories`."""
-    return demonstration_trajectories(load_demonstrations(path, embodiment), stride=stride, limit=limit, seed=seed)
+    """Demonstrations of a LeRobotDataset v3 folder as trajectories (`demonstration_trajectories`); of those beyond ``limit``
+    no picture is decoded."""
+    dataset = load_demonstrations(path, embodiment, choose=functools.partial(_draw, limit=limit, seed=seed))
+    return demonstration_trajectories(dataset, stride=stride)
+
+
+def _draw(
+    episodes: Sequence[DemonstrationEpisode], _: torch.Tensor | None = None, *, limit: int, seed: int
+) -> list[torch.Tensor | None]:
+    """``limit`` (0: all) of the episodes at random, as a reader of datasets chooses."""
+    kept = set(range(len(episodes)))
+    if limit and limit < len(episodes):
+        generator = torch.Generator().manual_seed(seed)
+        kept = set(torch.randperm(len(episodes), generator=generator)[:limit].tolist())
+    return [torch.ones(e.length, dtype=torch.bool) if i in kept else None for i, e in enumerate(episodes)]
 
 
 def demonstration_trajectories(
@@ -48,10 +62,7 @@ def demonstration_trajectories(
     tools have no success flag: they count as successes, and their instruction as the task. ``limit`` (0: all) draws that
     many episodes. Demonstrations of a single frame are left out.
     """
-    order = list(range(len(dataset.episodes)))
-    if limit and limit < len(order):
-        generator = torch.Generator().manual_seed(seed)
-        order = sorted(torch.randperm(len(order), generator=generator)[:limit].tolist())
+    order = [i for i, mask in enumerate(_draw(dataset.episodes, limit=limit, seed=seed)) if mask is not None]
     sent = dataset.actions if dataset.sent is None else dataset.as_sent().actions
     out = []
     for i in order:
@@ -173,9 +184,10 @@ def load_source(
     """
     folder = Path(folder)
     if (folder / "meta" / "info.json").is_file():
-        dataset = load_demonstrations(folder)
-        trajectories = demonstration_trajectories(dataset, stride=stride, limit=limit)
-        return Source(trajectories, dataset.embodiment, None, f"{len(trajectories)} demonstrations of {folder}")
+        dataset = load_demonstrations(folder, choose=functools.partial(_draw, limit=limit, seed=0))
+        trajectories = demonstration_trajectories(dataset, stride=stride)
+        what = "\n".join([f"{len(trajectories)} demonstrations of {folder}", *(f"warning: {n}" for n in dataset.notes)])
+        return Source(trajectories, dataset.embodiment, None, what)
     if (folder / "state.json").is_file():
         trajectories = load_rollouts(folder)
         return Source(trajectories, None, None, f"{len(trajectories)} rollouts of {folder}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from vla_rl.asked import PolicyOptions, asked
 from vla_rl.checkpoint import save_checkpoint
 from vla_rl.config import RunConfig
 from vla_rl.data.demonstrations import DemonstrationDataset
-from vla_rl.data.lerobot_reader import load_demonstrations
+from vla_rl.data.lerobot_reader import load_demonstrations, successes
 from vla_rl.data.published import load_published
 from vla_rl.devices import pick_device
 from vla_rl.evaluation.evaluate import evaluate
@@ -42,6 +43,7 @@ class Run:
     progress: Progress
     phases: dict[str, Any]
     resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    told: set[str] = field(default_factory=set)  # of its data
     seats: Any = None  # where a cluster's actors are, once the collector has asked for them (`vla_rl.cluster.seats`)
 
     @property
@@ -57,6 +59,11 @@ class Run:
         return select_tasks(self.env.tasks, self.config.tasks, exclude=self.config.held_out_tasks)
 
     @property
+    def asked(self) -> list[str]:
+        """The instructions of the tasks to train on."""
+        return [text for task in self.train_tasks for text in task.instructions]
+
+    @property
     def eval_tasks(self) -> list[TaskSpec]:
         return self.train_tasks + self.held_out_tasks
 
@@ -67,6 +74,13 @@ class Run:
     @property
     def device(self) -> torch.device:
         return pick_device(self.config.device)
+
+    def tell(self, notes: Iterable[str]) -> None:
+        """Say what is doubtful in the run's data, each thing once."""
+        for note in notes:
+            if note not in self.told:
+                self.told.add(note)
+                self.progress.say(f"warning: {note}")
 
     @property
     def has_dataset(self) -> bool:
@@ -132,31 +146,35 @@ def imitated(run: Run, policy: Any = None) -> tuple[DemonstrationDataset, Demons
 
 
 def split_demonstrations(
-    run: Run, base_part: bool = True, policy: Any = None
+    run: Run, base_part: bool = True, policy: Any = None, failures: bool = False
 ) -> tuple[DemonstrationDataset, DemonstrationDataset | None]:
-    """What SFT trains on and what it is checked on; of hybrid rollouts what the frozen policy did too, or not."""
-    collected, shown = not run.config.dataset, demonstrations(run)
+    """What SFT trains on and what it is checked on; of hybrid rollouts what the frozen policy did too, or not; with
+    ``failures`` also what failed, whatever ``sft.failures`` says."""
+    collected, shown = not run.config.dataset, demonstrations(run, failures or run.config.sft.failures)
+    run.tell(shown.notes)
     if policy is not None:
         shown.chunk_length = policy.chunk_length
     kept = shown if base_part else shown.without_base()
     return kept.split(run.config.sft.validation_episodes, 1.0 if collected else 0.2)
 
 
-def demonstrations(run: Run) -> DemonstrationDataset:
-    """The data to imitate: what was collected, or ``dataset``, which may be in a form its benchmark published."""
+def demonstrations(run: Run, failures: bool = False) -> DemonstrationDataset:
+    """What was collected, or ``dataset``, which may be in a form its benchmark published; what failed only if asked for."""
     c, embodiment = run.config, run.env.embodiment
     form = build.env_entry(c.env_type).demonstrations
     if not c.dataset or not form:
         folder = Path(c.dataset) if c.dataset else run.dir / "dataset"
-        return load_demonstrations(folder, embodiment, chunk_length=c.policy.chunk_length)
+        choose, texts = None if failures else successes, run.asked if c.dataset else ()
+        return load_demonstrations(folder, embodiment, c.policy.chunk_length, choose=choose, texts=texts)
     return load_published(
         build.attribute(form),
         c.dataset,
         embodiment,
         c.policy.chunk_length,
-        instructions=[text for task in run.train_tasks for text in task.instructions],
+        instructions=run.asked,
         episodes_per_task=c.collect.episodes_per_task,
         keep_noops=c.collect.keep_noops,
+        failures=failures,
     )
 
 

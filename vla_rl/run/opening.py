@@ -55,7 +55,9 @@ def checked_env(config: RunConfig, resources: contextlib.ExitStack, fresh: bool 
             f"{', '.join(t.task_id for t in env.tasks)}"
         )
     if config.dataset and not build.env_entry(config.env_type).demonstrations:
-        check_dataset(config.dataset, env.embodiment)
+        texts = [text for task in tasks for text in task.instructions]
+        imitated = "sft" in config.phases and not config.checkpoint
+        check_dataset(config.dataset, env.embodiment, texts, config.sft.failures or not imitated)
     if config.checkpoint:
         env.embodiment.require(check_checkpoint(Path(config.checkpoint)), "the env", f"the checkpoint {config.checkpoint}")
     else:

@@ -409,7 +409,8 @@ def _exists(key: str, value: str) -> Path:
     except OSError as error:
         if key == "checkpoint" and files.last_good(path).is_dir():
             return path
-        raise UserError(f"{key}={value}: {files.reason(error)}") from error
+        hint = files.fetch_hint(value) if key == "dataset" else ""
+        raise UserError(f"{key}={value}: {files.reason(error)}{hint}") from error
     return path
 
 

@@ -125,7 +125,7 @@ def reward_demonstrations(run: Run) -> list[Trajectory]:
     c = run.config
     if not c.reward_check.demonstrations or not run.has_dataset:
         return []
-    dataset, _ = split_demonstrations(run)
+    dataset, _ = split_demonstrations(run, failures=True)
     check = c.reward_check
     return demonstration_trajectories(dataset, stride=check.stride, limit=check.demonstrations, seed=c.seed)
 

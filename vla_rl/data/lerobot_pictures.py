@@ -1,0 +1,166 @@
+"""The pictures of a LeRobotDataset v3 folder: those rows that are asked for, and no others, are decoded."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vla_rl.data.lerobot_format import DatasetError, av_package, pyarrow_package
+from vla_rl.errors import EmbodimentMismatch, first_line
+from vla_rl.files import require_content
+from vla_rl.specs import CameraSpec
+
+_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB")  # Pillow's, of 8 bits
+_DEPTH = "Depth is no camera picture: leave this camera out, or name the one with colours"
+_TOLERANCE = 0.1  # share of a control period by which a frame may be earlier or later than its row
+_SEEK_S = 1.0  # a gap between frames that are wanted which is jumped over
+
+Where = Callable[[int], str]
+"""Row → its episode and number there, in words."""
+
+
+def inside(path: Path, name: str) -> Path:
+    """A file that a dataset names, which has to lie in its folder."""
+    parts = PurePosixPath(name)
+    if parts.is_absolute() or ".." in parts.parts:
+        raise DatasetError(f"{path} names the file {name!r}, which lies outside of it. Write or fetch the dataset again.")
+    return path / name
+
+
+def require_file(file: Path) -> None:
+    """Raise `DatasetError` for a file that is missing, or git-lfs's pointer to it."""
+    if not file.is_file():
+        raise DatasetError(f"{file} is missing. Write or fetch the dataset again.")
+    require_content(file, DatasetError)
+
+
+# --------------------------------------------------------------------------------------------------------------- images
+def read_images(path: Path, files: Sequence[Path], key: str, camera: CameraSpec, places: np.ndarray, where: Where) -> Tensor:
+    """uint8 [k H W 3] of the rows ``places`` int64 [k], counted through the data ``files``; row groups without one of them
+    are not read."""
+    pq = pyarrow_package().parquet
+    out = np.empty((len(places), camera.height, camera.width, 3), np.uint8)
+    order = np.argsort(places, kind="stable")
+    rising, before = places[order], 0
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        for file in files:
+            opened = pq.ParquetFile(file)
+            for group in range(opened.num_row_groups):
+                rows = opened.metadata.row_group(group).num_rows
+                first, last = np.searchsorted(rising, (before, before + rows))
+                if first < last:
+                    table = opened.read_row_group(group, columns=[key])
+                    _fill(pool, out, table[key].chunks, path, camera, order[first:last], places - before, where)
+                before += rows
+    return torch.from_numpy(out)
+
+
+def _fill(
+    pool: ThreadPoolExecutor, out: np.ndarray, chunks: Sequence[Any], path: Path, camera: CameraSpec, chosen: np.ndarray,
+    places: np.ndarray, where: Where,
+) -> None:  # fmt: skip
+    """Decode the rows ``places[chosen]`` of a row group's chunks (joined, they might pass Arrow's 2 GiB limit)."""
+    ends = np.cumsum([len(c) for c in chunks])
+
+    def decode(rows: np.ndarray) -> None:
+        for i in rows:
+            n = int(np.searchsorted(ends, places[i], "right"))
+            cell = chunks[n][int(places[i] - ends[n] + len(chunks[n]))].as_py()
+            out[i] = _image(path, cell, camera, int(i), where)
+
+    for future in [pool.submit(decode, chosen[i : i + 64]) for i in range(0, len(chosen), 64)]:
+        future.result()
+
+
+def _image(path: Path, cell: Any, camera: CameraSpec, row: int, where: Where) -> np.ndarray:
+    from PIL import Image
+
+    place = f"{path}: {where(row)}, the picture of camera {camera.name}"
+    if not isinstance(cell, Mapping) or (cell.get("bytes") is None and not cell.get("path")):
+        raise DatasetError(f"{place} is missing. Write or fetch the dataset again.")
+    raw = cell.get("bytes")
+    try:
+        if raw is None:
+            require_content(inside(path, cell["path"]), DatasetError)
+        with Image.open(io.BytesIO(raw) if raw is not None else inside(path, cell["path"])) as image:
+            if image.mode not in _MODES:
+                raise DatasetError(f"{place} has more than 8 bits a pixel (Pillow's mode {image.mode}). {_DEPTH}.")
+            return _sized(np.asarray(image.convert("RGB")), camera, place)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise DatasetError(f"{place} cannot be read ({first_line(error)}). Fetch it again.") from error
+
+
+def _sized(image: np.ndarray, camera: CameraSpec, place: str) -> np.ndarray:
+    if image.shape != (camera.height, camera.width, 3):
+        raise EmbodimentMismatch(f"{place} is {image.shape[:2]}, expected {(camera.height, camera.width)}.")
+    return image
+
+
+# --------------------------------------------------------------------------------------------------------------- videos
+def read_videos(
+    path: Path, camera: CameraSpec, wanted: Mapping[Path, tuple[np.ndarray, np.ndarray]], count: int, hz: float, where: Where
+) -> Tensor:
+    """uint8 [count H W 3]. ``wanted`` {file: (rows of the result [k], times in the file [k], s)}: each row takes the frame
+    whose presentation time is nearest, as lerobot does, whatever the video's rate. Raises `DatasetError` where the nearest
+    is further than a tenth of a control period (1 / ``hz``) off."""
+    out = np.empty((count, camera.height, camera.width, 3), np.uint8)
+    av = av_package()
+    for file, (rows, times) in wanted.items():
+        require_file(file)
+        order = np.argsort(times, kind="stable")
+        rows, times = rows[order], times[order]
+        cuts = np.flatnonzero(np.diff(times) > _SEEK_S) + 1
+        try:
+            with av.open(str(file)) as container:
+                if not container.streams.video:
+                    raise DatasetError(f"{file} has no video in it. Fetch the dataset again.")
+                stream = container.streams.video[0]
+                _require_colours(stream, file)
+                for chosen in np.split(np.arange(len(times)), cuts):
+                    begin = max(float(times[chosen[0]]) - 1 / hz, 0.0)
+                    if begin > _SEEK_S:
+                        container.seek(int(begin / stream.time_base), stream=stream)
+                    nearest = _nearest(container.decode(stream), times[chosen])
+                    for row, time, (stamp, frame) in zip(rows[chosen], times[chosen], nearest):
+                        place = f"{file}: {where(int(row))}, the picture of camera {camera.name}"
+                        if abs(stamp - time) > _TOLERANCE / hz + 1e-4:
+                            raise DatasetError(
+                                f"{place} should be at {time:.4g} s, and the nearest frame is at {stamp:.4g} s. Fetch the "
+                                f"dataset again, or write its time stamps anew."
+                            )
+                        out[row] = _sized(frame.to_ndarray(format="rgb24"), camera, place)
+        except (OSError, av.FFmpegError, ValueError) as error:
+            raise DatasetError(f"{file} cannot be decoded ({first_line(error)}). Fetch the dataset again.") from error
+    return torch.from_numpy(out)
+
+
+def _nearest(frames: Iterator[Any], times: np.ndarray) -> Iterator[tuple[float, Any]]:
+    """(time, frame) nearest to each of ``times`` (rising); fewer where there is no frame at all."""
+    before: tuple[float, Any] | None = None
+    after: tuple[float, Any] | None = None
+    for time in times:
+        while after is None or after[0] < time:
+            frame = next(frames, None)
+            if frame is None:
+                break
+            if frame.pts is None:
+                raise ValueError("a frame has no presentation time")
+            before, after = after, (float(frame.pts * frame.time_base), frame)
+        known = [each for each in (before, after) if each is not None]
+        if not known:
+            raise ValueError("it has no frame")
+        yield min(known, key=lambda each: abs(each[0] - time))
+
+
+def _require_colours(stream: Any, file: Path) -> None:
+    name = stream.codec_context.pix_fmt or ""
+    if name.startswith("gray") and name not in ("gray", "gray8"):
+        raise DatasetError(f"{file} has more than 8 bits a pixel (the pixel format {name}). {_DEPTH}.")

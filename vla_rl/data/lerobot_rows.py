@@ -1,0 +1,241 @@
+"""The numbers of a LeRobotDataset v3 folder, in the order of its episodes, and what is wrong with them; no pictures."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vla_rl.data.checks import DataCheck, Report, Rows, as_success
+from vla_rl.data.demonstrations import DemonstrationEpisode
+from vla_rl.data.lerobot_format import ACTION_KEY, SENT_KEY, STATE_KEY, DatasetError, pyarrow_package
+from vla_rl.files import read_json, require_content
+from vla_rl.rollout.handover import BY_BASE
+from vla_rl.types import EmbodimentSpec
+
+_AGAIN = "Write or fetch the dataset again"
+_ROW_SUCCESS = "next.success"  # lerobot's own recordings of simulators say it of each row
+
+
+@dataclass
+class LeRobotRows:
+    """All n control steps, sorted by episode and frame whatever the files' order.
+
+    ``places`` int64 [n]: where each lies, counted through ``files``. ``vectors`` {key: [n d]} as stored, ``stamps`` [n] (s
+    since the episode began), ``task_index`` [n] into ``instructions``. ``numbers``: each episode's ``episode_index``;
+    ``meta``: its row of metadata. Episodes without a row are not there.
+    """
+
+    path: Path
+    files: list[Path]
+    places: np.ndarray
+    vectors: dict[str, np.ndarray]
+    stamps: np.ndarray
+    task_index: np.ndarray
+    instructions: list[str]
+    episodes: list[DemonstrationEpisode]
+    numbers: list[int]
+    meta: list[dict[str, Any]]
+    by_base: np.ndarray | None = None
+    names: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    empty: tuple[int, ...] = ()
+
+    def where(self, row: int) -> str:
+        """Which control step this is, in words."""
+        i = int(np.searchsorted([e.start for e in self.episodes], row, "right")) - 1
+        return f"episode {self.numbers[i]}, row {row - self.episodes[i].start}"
+
+    def rows(self) -> Iterator[Rows]:
+        for e, number in zip(self.episodes, self.numbers, strict=True):
+            part = slice(e.start, e.start + e.length)
+            vectors = {key: values[part] for key, values in self.vectors.items()}
+            yield Rows(f"episode {number}", str(self.path), vectors, e.instruction, e.success, self.stamps[part])
+
+    def report(self, info: Mapping[str, Any], spec: EmbodimentSpec | None, texts: Collection[str] = ()) -> Report:
+        """What is wrong with the numbers, for a robot (None: whatever it is) and a run's instructions (none: any)."""
+        check = DataCheck(
+            str(self.path), "LeRobotDataset v3", spec, texts, float(info["fps"]), declared(self.path), names=self.names
+        )
+        for rows in self.rows():
+            check.add(rows)
+        for number in self.empty:
+            check.add(Rows(f"episode {number}", str(self.path), {}))
+        return check.report()
+
+
+def read_rows(path: Path, info: Mapping[str, Any], keys: Sequence[str] = (STATE_KEY, ACTION_KEY)) -> LeRobotRows:
+    """Read the numbers under ``keys``, and what is beside them. Raises `DatasetError` where the folder contradicts itself:
+    rows that its metadata do not count, a task that has no text, rows of other lengths than their feature."""
+    pa = pyarrow_package()
+    files = sorted((path / "data").glob("*/*.parquet"))
+    if not files:
+        raise FileNotFoundError(f"no parquet file under {path / 'data'}")
+    features = info["features"]
+    wanted = [*keys, "episode_index", "task_index", "frame_index", "timestamp", BY_BASE, SENT_KEY, _ROW_SUCCESS]
+    for file in files:
+        require_content(file, DatasetError)
+    stored = set(pa.parquet.read_schema(files[0]).names)
+    columns = [k for k in wanted if k in keys or k in ("episode_index", "task_index") or (k in stored and k in features)]
+    table = pa.concat_tables(pa.parquet.read_table(f, columns=columns) for f in files)
+    episode = _integers(table, "episode_index", path)
+    frame = _integers(table, "frame_index", path) if "frame_index" in columns else np.arange(len(table))
+    places = np.lexsort((frame, episode))
+    meta = _episode_rows(path, pa)
+    counts = _counts(path, episode[places], meta)
+    vectors = {
+        key: _vectors(table, key, path, pa)[places]
+        for key in columns
+        if key in keys or (key == SENT_KEY and features[key].get("shape") == features[ACTION_KEY]["shape"])
+    }
+    task_index, instructions = _tasks(path, pa, _integers(table, "task_index", path)[places], episode[places])
+    flags = table[_ROW_SUCCESS].combine_chunks() if _ROW_SUCCESS in columns else None
+    flags = None if flags is None else np.asarray(_flat(flags, pa).fill_null(False), bool)[places]
+    episodes, kept, start = [], [], 0
+    for row in meta:
+        n = counts[row["episode_index"]]
+        if n:
+            _check_frames(path, row["episode_index"], frame[places][start : start + n], "frame_index" in columns)
+            success = _success(row, None if flags is None else flags[start : start + n], path)
+            known = {k: row.get(k) for k in ("task_id", "init_state_id")}
+            text = instructions[int(task_index[start])]
+            episodes.append(DemonstrationEpisode(start, n, text, success, **known))
+            kept.append(row)
+        start += n
+    if not episodes:
+        raise DatasetError(f"{path} holds no demonstration. Collect some with 'vla-rl collect', or name another folder.")
+    stamps = np.concatenate([np.arange(e.length) for e in episodes]) / float(info["fps"])
+    if "timestamp" in columns:
+        stamps = _vectors(table, "timestamp", path, pa)[places][:, 0]
+    return LeRobotRows(
+        path, files, places, vectors, stamps, task_index, instructions, episodes, [r["episode_index"] for r in kept], kept,
+        by_base=_vectors(table, BY_BASE, path, pa)[places][:, 0].astype(bool) if BY_BASE in columns else None,
+        empty=tuple(r["episode_index"] for r in meta if not counts[r["episode_index"]]),
+    )  # fmt: skip
+
+
+def declared(path: Path) -> dict[str, dict[str, tuple[np.ndarray, np.ndarray]]]:
+    """{key: {the file: (smallest [d], largest [d])}} of state and action as ``meta/stats.json`` says; none without it."""
+    file, found = path / "meta" / "stats.json", {}
+    if not file.is_file():
+        return {}
+    stats = read_json(file, _AGAIN, DatasetError)
+    for key in (STATE_KEY, ACTION_KEY):
+        try:
+            low, high = (np.array(stats[key][name], np.float64).reshape(-1) for name in ("min", "max"))
+        except (KeyError, TypeError, ValueError):
+            continue
+        if low.shape == high.shape and np.isfinite(low).all() and np.isfinite(high).all():
+            found[key] = {"meta/stats.json": (low, high)}
+    return found
+
+
+def _episode_rows(path: Path, pa: Any) -> list[dict[str, Any]]:
+    """The rows of metadata by ``episode_index``."""
+    files = sorted((path / "meta" / "episodes").glob("*/*.parquet"))
+    if not files:
+        raise FileNotFoundError(f"no parquet file under {path / 'meta/episodes'}")
+    rows = []
+    for file in files:
+        require_content(file, DatasetError)
+        names = pa.parquet.read_schema(file).names
+        rows += pa.parquet.read_table(file, columns=[n for n in names if not n.startswith("stats/")]).to_pylist()
+    rows.sort(key=lambda r: r["episode_index"])
+    numbers = [r["episode_index"] for r in rows]
+    twice = next((a for a, b in itertools.pairwise(numbers) if a == b), None)
+    if twice is not None:
+        raise DatasetError(f"{path} has metadata of episode {twice} twice. {_AGAIN}.")
+    return rows
+
+
+def _counts(path: Path, episode: np.ndarray, meta: Sequence[Mapping[str, Any]]) -> dict[int, int]:
+    """{episode_index: its rows}; they have to be as many as the metadata say."""
+    numbers, counts = np.unique(episode, return_counts=True)
+    found = dict(zip(numbers.tolist(), counts.tolist()))
+    promised = {r["episode_index"]: int(r["length"]) for r in meta}
+    for number in sorted({*found, *promised}):
+        if found.get(number, 0) != promised.get(number, 0):
+            says = f"say {promised[number]}" if number in promised else "know no such episode"
+            raise DatasetError(
+                f"{path} is incomplete: its data files hold {found.get(number, 0)} rows of episode {number}, and its "
+                f"metadata {says}. {_AGAIN}."
+            )
+    return {number: found.get(number, 0) for number in promised}
+
+
+def _check_frames(path: Path, number: int, frame: np.ndarray, known: bool) -> None:
+    if known and not np.array_equal(frame, np.arange(len(frame))):
+        row = int(np.argmax(frame != np.arange(len(frame))))
+        raise DatasetError(f"{path}: episode {number} has the frame_index {frame[row]} in place of {row}. {_AGAIN}.")
+
+
+def _success(row: Mapping[str, Any], flags: np.ndarray | None, path: Path) -> bool | None:
+    if row.get("success") is None and flags is not None:
+        return bool(flags.any())
+    try:
+        return as_success(row.get("success"))
+    except ValueError as error:
+        raise DatasetError(f"{path}: episode {row['episode_index']}: {error}. Write true, false or nothing there.") from None
+
+
+def _tasks(path: Path, pa: Any, index: np.ndarray, episode: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    """Each row's place in the list of texts, and that list; the text is the frame's index, whatever pandas named it."""
+    file = path / "meta" / "tasks.parquet"
+    require_content(file, DatasetError)
+    table = pa.parquet.read_table(file)
+    named = next(name for name in table.column_names if name != "task_index")
+    numbers, texts = table["task_index"].to_pylist(), table[named].to_pylist()
+    if len(set(numbers)) < len(numbers):
+        raise DatasetError(f"{file} gives a task_index more than one text. {_AGAIN}.")
+    place = {number: i for i, number in enumerate(numbers)}
+    found, inverse = np.unique(index, return_inverse=True)
+    for number in found.tolist():
+        if number not in place:
+            row = int(np.argmax(index == number))
+            at = row - int(np.argmax(episode == episode[row]))
+            raise DatasetError(
+                f"{file} has no text for the task_index {number}, which episode {episode[row]}, row {at} has. {_AGAIN}."
+            )
+        if not isinstance(texts[place[number]], str):
+            raise DatasetError(f"{file} has {texts[place[number]]!r} in place of the text of task_index {number}. {_AGAIN}.")
+    return np.array([place[n] for n in found.tolist()], np.int64)[inverse], texts
+
+
+# -------------------------------------------------------------------------------------------------------------- columns
+def _integers(table: Any, key: str, path: Path) -> np.ndarray:
+    column = table[key].combine_chunks()
+    if column.null_count:
+        raise DatasetError(f"{path}: {key} is empty in row {_first_null(column)} of its data files. {_AGAIN}.")
+    return np.asarray(_flat(column).to_numpy(zero_copy_only=False)).astype(np.int64)
+
+
+def _vectors(table: Any, key: str, path: Path, pa: Any) -> np.ndarray:
+    """[n d] as stored. Raises `DatasetError` for rows of unlike lengths, or without a number."""
+    column = table[key].combine_chunks()
+    flat, n = _flat(column, pa), len(table)
+    if column.null_count or flat.null_count:
+        row = _first_null(column) if column.null_count else _first_null(flat) // max(len(flat) // max(n, 1), 1)
+        raise DatasetError(f"{path}: {key} is empty in row {row} of its data files. {_AGAIN}.")
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        lengths = np.asarray(column.value_lengths())
+        if len(lengths) and (lengths != lengths[0]).any():
+            row = int(np.argmax(lengths != lengths[0]))
+            raise DatasetError(
+                f"{path}: {key} has {lengths[row]} numbers in row {row} of its data files, and {lengths[0]} in the first. "
+                f"{_AGAIN}."
+            )
+    return np.asarray(flat.to_numpy(zero_copy_only=False)).reshape(n, -1)
+
+
+def _flat(column: Any, pa: Any = None) -> Any:
+    pa = pa or pyarrow_package()
+    while pa.types.is_nested(column.type):
+        column = column.flatten()
+    return column
+
+
+def _first_null(column: Any) -> int:
+    return int(np.argmax(np.asarray(column.is_null())))
