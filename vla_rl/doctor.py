@@ -304,7 +304,7 @@ def _first_line(error: BaseException) -> str:
 
 def _available_memory_bytes() -> int:
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
+        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     except (OSError, ValueError):
