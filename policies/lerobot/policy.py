@@ -15,10 +15,12 @@ carry no likelihood.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from policies.denoising import chain as chains
 from policies.lerobot.build import LANGUAGE, OFFLINE, RESIZING, build_pipelines, build_policy, load_weights
 from policies.lerobot.guided import GuidedChain
 from policies.lerobot.heads import ACTION, FAMILIES, PADDED, STATE, ChainHead, RegressionHead
+from policies.lerobot.needs import PATCHED
 from policies.lerobot.package import quiet, require_lerobot
 from policies.lerobot.stored import IMAGENET, IMAGES, NO_CAMERA, PIPELINES, STATISTICS, WEIGHTS, Stored, decode, encode
 from policies.settings import LeRobotConfig
@@ -76,7 +79,7 @@ def new_policy(
         folder = Path(name)
         decoded._save_pretrained(folder)
         try:
-            with quiet():
+            with quiet(), _tokenizer(config):
                 processors = make_pre_post_processors(decoded, dataset_stats=statistics)
         except OSError as error:
             raise MissingDependency(
@@ -86,6 +89,22 @@ def new_policy(
         for pipeline, file in zip(processors, PIPELINES, strict=True):
             pipeline.save_pretrained(folder, config_filename=f"{file}.json")
         return Stored.read(folder)
+
+
+@contextlib.contextmanager
+def _tokenizer(config: LeRobotConfig) -> Iterator[None]:
+    """In the block lerobot's processors of a new policy read the tokenizer of ``policy.vlm``: those of the π0 family have
+    the hub's name of theirs written into them."""
+    if not config.vlm or config.family not in PATCHED:
+        yield
+        return
+    module = importlib.import_module(f"lerobot.policies.{config.family}.processor_{config.family}")
+    theirs = module.TokenizerProcessorStep
+    module.TokenizerProcessorStep = lambda **given: theirs(**{**given, "tokenizer_name": config.vlm})
+    try:
+        yield
+    finally:
+        module.TokenizerProcessorStep = theirs
 
 
 # -------------------------------------------------------------------------------------------------------------- policy
