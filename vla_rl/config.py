@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import functools
 import math
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -102,6 +103,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         self._check_phases()
+        for key in ("output_dir", "dataset", "checkpoint"):  # (no shell does it behind the key's =)
+            setattr(self, key, os.path.expanduser(getattr(self, key)))
         if not self.output_dir.strip():
             raise ConfigError("output_dir is empty: name the folder that runs are kept in, such as output_dir=outputs")
         parts = Path(self.name).parts

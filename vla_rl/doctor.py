@@ -307,7 +307,7 @@ def in_range(check: Check, packages: Sequence[str]) -> Check:
     extras = dict.fromkeys(wanted.extra for _, _, wanted in outside)
     ways = [f"pip install {shlex.quote(f'{name}{wanted.range}')}" for name, _, wanted in outside if not wanted.extra]
     ways += [install_command(extra, outside[0][0]) for extra in extras if extra]
-    return replace(check, status=FAIL, detail=f"{said}, which is what vla-rl is made for and tested with", fix="; ".join(ways))
+    return replace(check, status=FAIL, detail=f"{said}, which is what vla-rl is made for", fix="; ".join(ways))
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""What a new language policy of lerobot reads besides its packages, looked for before anything is spent and without torch."""
+"""What a new language policy of lerobot reads besides its packages, looked for before anything is spent (no torch)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from vla_rl.errors import MissingDependency
 
-# Whose tokenizer lerobot's own processors name (lerobot 0.4.4: policies/FAMILY/processor_FAMILY.py, configuration_smolvla.py).
+# Whose tokenizer lerobot's own processors name (0.4.4: policies/FAMILY/processor_FAMILY.py, configuration_smolvla.py).
 TOKENIZERS = {
     "smolvla": "HuggingFaceTB/SmolVLM2-500M-Video-Instruct", "pi0": "google/paligemma-3b-pt-224",
     "pi05": "google/paligemma-3b-pt-224",
@@ -34,8 +34,8 @@ def require_language(family: str, vlm: str, options: Mapping[str, Any]) -> None:
     if not found:
         raise MissingDependency(
             f"policy.family={family}: the tokenizer {name!r} of a new {family} policy is not on this machine (no "
-            f"{' or '.join(_FILES)}). Give a folder that holds it as policy.vlm=/path, or put the model into the Hugging Face "
-            f"cache once (hf download {TOKENIZERS[family]})"
+            f"{' or '.join(_FILES)}). Give a folder that holds it as policy.vlm=/path, or put the model into the Hugging "
+            f"Face cache once (hf download {TOKENIZERS[family]})"
         )
 
 
