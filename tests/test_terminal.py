@@ -91,7 +91,8 @@ def test_a_terminal_without_utf8_gets_plain_letters(monkeypatch, encoding, shown
 def test_streams_that_are_closed_and_a_folder_that_was_deleted(tmp_path):
     """No file of a command gets the number of a closed stream, so that nothing is written into it."""
     show = (
-        "import os; from vla_rl.terminal import ready_streams; ready_streams(); f = os.open('file', os.O_CREAT | os.O_RDWR)\n"
+        "import os; from vla_rl.terminal import ready_streams\nready_streams(); f = os.open('file', os.O_CREAT | os.O_RDWR)"
+        "\n"
         "print('lost'); os.write(1, b'lost'); nowhere = os.readlink('/proc/self/fd/1') == '/dev/null'\n"
         "raise SystemExit(0 if f > 2 and nowhere else 1)"
     )

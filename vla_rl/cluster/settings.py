@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from vla_rl.errors import ConfigError
@@ -152,8 +151,7 @@ class RayConfig:
             if value is not None and value < least:
                 raise ConfigError(f"cluster.{name}={value} must be {least} or more")
             if name.endswith("_gpus") and value > 1 and value != int(value):
-                raise ConfigError(f"cluster.{name}={value:g}: an actor has whole GPUs, or a part of one. Use {math.ceil(value)}"
-                                  )  # fmt: skip
+                raise ConfigError(f"cluster.{name}={value:g}: an actor has whole GPUs, or a part of one")
         self._check_placement()
         if self.inference > self.rollouts:
             raise ConfigError(

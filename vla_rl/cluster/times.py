@@ -164,7 +164,8 @@ def cluster_plan(
     return {
         "times": dataclasses.asdict(found.times), "setup": dataclasses.asdict(found.setup), "measured": found.seconds,
         "predicted": dataclasses.asdict(own), "asked": dataclasses.asdict(asked),
-        "asked_predicted": dataclasses.asdict(simulate(found.times, asked)), "staleness": staleness, "mtbf_hours": mtbf_hours, "rows": rows,
+        "asked_predicted": dataclasses.asdict(simulate(found.times, asked)),
+        "staleness": staleness, "mtbf_hours": mtbf_hours, "rows": rows,
     }  # fmt: skip
 
 
