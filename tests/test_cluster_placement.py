@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import json
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -44,6 +45,56 @@ def seats(config: RunConfig, *nodes: Amount) -> dict[str, list[tuple]]:
 
 def bundles(config: RunConfig, *nodes: Amount) -> list[tuple[str, Counter]]:
     return [(g.strategy, Counter((b.cpus, b.gpus) for b in g.bundles)) for g in arranged(config, nodes).groups]
+
+
+PAGE = (Path(__file__).parent.parent / "docs" / "how_to" / "cluster.md").read_text(encoding="utf-8")
+
+
+def launches() -> list[list[str]]:
+    """The words of every command of the page that joins a cluster, those inside of scripts and YAML too."""
+    blocks = [block.partition("\n")[2] for block in PAGE.split("```")[1::2]]
+    text = re.sub(r"\\\n\s*|\n\s+(?=cluster\.)", " ", "\n".join(blocks))
+    found = re.findall(r"vla-rl train (.*cluster\.address=auto.*)", text)
+    return [line.split(" #")[0].split() for line in found]
+
+
+def test_the_launches_of_the_page_put_every_model_on_a_gpu_of_its_own():
+    """On four nodes with eight GPUs, and sixteen without for simulators."""
+    assert len(launches()) >= 5
+    for words in launches():
+        if "cluster.placement=auto" in words:
+            continue
+        config = compose(words)
+        found = arranged(config, [*[Amount(96, 8)] * 4, *[Amount(64)] * 16]).seats
+        models = ["learner", "inference" if config.cluster.inference else "rollout"]
+        parts = [seat.amount.gpus for role in models for seat in found[role]]
+        shared = 2 if config.cluster.placement == "colocated" else 1
+        assert parts and all(part == 1 / shared for part in parts), words
+
+
+def test_the_kuberay_file_is_one_that_its_operator_takes():
+    """What ValidateRayClusterSpec of KubeRay 1.5.1 asks for (authOptions need a rayVersion, a group its containers and
+    counts), and what Ray needs in a pod: GPUs as limits equal to requests, one volume, memory for objects."""
+    yaml = pytest.importorskip("yaml")
+    block = next(b.partition("\n")[2] for b in PAGE.split("```")[1::2] if "kind: RayJob" in b)
+    spec = yaml.safe_load(block)["spec"]
+    cluster = spec["rayClusterSpec"]
+    assert cluster["authOptions"] == {"mode": "token"} and cluster["rayVersion"].split(".")[:2] >= ["2", "52"]
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    for group in groups:
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+        pod = group["template"]["spec"]
+        (container,) = pod["containers"]
+        mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        assert mounted == {"runs": "/runs", "shm": "/dev/shm"} and {v["name"] for v in pod["volumes"]} == {*mounted}
+        assert container["resources"]["limits"] == container["resources"]["requests"]
+    (workers,) = cluster["workerGroupSpecs"]
+    assert workers["minReplicas"] <= workers["replicas"] <= workers["maxReplicas"] and workers["groupName"]
+    limits = workers["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert groups[0]["rayStartParams"] == {"num-cpus": "0", "num-gpus": "0"} and limits["nvidia.com/gpu"] == "8"
+    config = compose(spec["entrypoint"].removeprefix("vla-rl train ").split())
+    node = Amount(float(limits["cpu"]), float(limits["nvidia.com/gpu"]))
+    arranged(config, [Amount(), *[node] * workers["replicas"]])
 
 
 # ---------------------------------------------------------------------------------------------------------- by arithmetic

@@ -39,7 +39,7 @@ def add(command: Add) -> None:
     evaluate.add_argument(
         "--sample", action=argparse.BooleanOptionalAction, help="sampled or most likely actions (default: as the run)"
     )
-    evaluate.add_argument("--video", type=Path, metavar="FILE", help="write a grid of the (first) checkpoint's episodes as mp4")
+    evaluate.add_argument("--video", type=Path, metavar="FILE", help="write a grid of the first checkpoint's episodes")
     evaluate.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     add_overrides(evaluate, "config overrides, e.g. slots.workers=1")
 
