@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import io
 import os
 import select
 import signal
@@ -45,10 +46,11 @@ def ready_streams() -> None:
                 os.dup2(nowhere, number)
                 os.close(nowhere)
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
+        stream = vars(sys)[name]
+        if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - as long as the process
-        elif reconfigure := getattr(getattr(sys, name), "reconfigure", None):  # (a test's stream has none)
-            reconfigure(errors="vla-rl-plain")
+        elif isinstance(stream, io.TextIOWrapper):  # (a test's stream is something else)
+            stream.reconfigure(errors="vla-rl-plain")
 
 
 def require_folder() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,22 @@ def _patched() -> bool:
     spec = importlib.util.find_spec("transformers")
     places = spec.submodule_search_locations if spec is not None else None
     return any((Path(place) / "models" / "siglip" / "check.py").is_file() for place in places or ())
+
+
+@contextlib.contextmanager
+def tokenizer_of(family: str, vlm: str) -> Iterator[None]:
+    """In the block lerobot's processors of a new policy read the tokenizer of ``vlm``, where that is given: those of the π0
+    family have the hub's name of theirs written into them."""
+    if not vlm or family not in PATCHED:
+        yield
+        return
+    module = importlib.import_module(f"lerobot.policies.{family}.processor_{family}")
+    theirs = module.TokenizerProcessorStep
+    module.TokenizerProcessorStep = lambda **given: theirs(**{**given, "tokenizer_name": vlm})
+    try:
+        yield
+    finally:
+        module.TokenizerProcessorStep = theirs
 
 
 def _cached(name: str) -> bool:

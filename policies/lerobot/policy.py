@@ -15,12 +15,10 @@ carry no likelihood.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import importlib
 import math
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,7 @@ from policies.denoising import chain as chains
 from policies.lerobot.build import LANGUAGE, OFFLINE, RESIZING, build_pipelines, build_policy, load_weights
 from policies.lerobot.guided import GuidedChain
 from policies.lerobot.heads import ACTION, FAMILIES, PADDED, STATE, ChainHead, RegressionHead
-from policies.lerobot.needs import PATCHED
+from policies.lerobot.needs import tokenizer_of
 from policies.lerobot.package import quiet, require_lerobot
 from policies.lerobot.stored import IMAGENET, IMAGES, NO_CAMERA, PIPELINES, STATISTICS, WEIGHTS, Stored, decode, encode
 from policies.settings import LeRobotConfig
@@ -76,10 +74,9 @@ def new_policy(
     imagenet = {k: torch.tensor(v).view(3, 1, 1) for k, v in IMAGENET.items()}
     statistics |= {IMAGES + c.name: imagenet for c in embodiment.cameras}
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        decoded._save_pretrained(folder)
+        decoded._save_pretrained(folder := Path(name))
         try:
-            with quiet(), _tokenizer(config):
+            with quiet(), tokenizer_of(config.family, config.vlm):
                 processors = make_pre_post_processors(decoded, dataset_stats=statistics)
         except OSError as error:
             raise MissingDependency(
@@ -89,22 +86,6 @@ def new_policy(
         for pipeline, file in zip(processors, PIPELINES, strict=True):
             pipeline.save_pretrained(folder, config_filename=f"{file}.json")
         return Stored.read(folder)
-
-
-@contextlib.contextmanager
-def _tokenizer(config: LeRobotConfig) -> Iterator[None]:
-    """In the block lerobot's processors of a new policy read the tokenizer of ``policy.vlm``: those of the π0 family have
-    the hub's name of theirs written into them."""
-    if not config.vlm or config.family not in PATCHED:
-        yield
-        return
-    module = importlib.import_module(f"lerobot.policies.{config.family}.processor_{config.family}")
-    theirs = module.TokenizerProcessorStep
-    module.TokenizerProcessorStep = lambda **given: theirs(**{**given, "tokenizer_name": config.vlm})
-    try:
-        yield
-    finally:
-        module.TokenizerProcessorStep = theirs
 
 
 # -------------------------------------------------------------------------------------------------------------- policy

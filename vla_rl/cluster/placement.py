@@ -222,7 +222,7 @@ class _Room:
         shared = next((gpu for gpu in left if gpu + 1e-6 >= part), None)
         if amount.cpus > self._cpus + 1e-6 or len(empty) < whole or (part and shared is None):
             return False
-        if part:
+        if part and shared is not None:
             left.remove(shared)
             left.append(shared - part)
         self._cpus, self._gpus = self._cpus - amount.cpus, left + [0.0] * whole
