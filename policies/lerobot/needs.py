@@ -62,7 +62,7 @@ def tokenizer_of(family: str, vlm: str) -> Iterator[None]:
     if not vlm or family not in PATCHED:
         yield
         return
-    module = importlib.import_module(f"lerobot.policies.{family}.processor_{family}")
+    module: Any = importlib.import_module(f"lerobot.policies.{family}.processor_{family}")
     theirs = module.TokenizerProcessorStep
     module.TokenizerProcessorStep = lambda **given: theirs(**{**given, "tokenizer_name": vlm})
     try:
