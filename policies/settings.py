@@ -288,9 +288,13 @@ class LeRobotConfig:
                 raise ConfigError(f"policy.{name} has {wrong[0]!r}, write each entry as name:value")
 
     def check_machine(self) -> None:
-        """Raise `MissingPackage` where lerobot is not installed, or what it imports only once it builds this family."""
+        """Raise `UserError` where lerobot is not installed, or what it imports and reads only once it builds this family."""
         words = ("num2words",) if self.family == "smolvla" and not self.checkpoint else ()
         require_packages("lerobot", *words, extra="lerobot", purpose=f"policy=lerobot policy.family={self.family}")
+        if not self.checkpoint:
+            from policies.lerobot.needs import require_language
+
+            require_language(self.family, self.vlm, self.option_values())
 
     def option_values(self) -> dict[str, Any]:
         """``options`` with their values read as JSON where they are JSON, else as text."""

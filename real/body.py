@@ -138,6 +138,7 @@ class Body:
 
     def _launch(self, name: str) -> subprocess.Popen:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        environment["PYTHONIOENCODING"] = "utf-8:backslashreplace"  # of the logs, which are read as that
         with open(self.run / f"{name}.log.txt", "wb") as out:
             self.processes[name] = subprocess.Popen(
                 self._started[name][1], stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,

@@ -70,7 +70,7 @@ def main() -> None:
         for pair, shares in found[checkpoint].items():
             print(f"  {pair:26}" + "".join(f"{name} {share:4.0%}   " for name, share in shares.items()))
     if arguments.json:
-        with open(arguments.json, "w") as file:
+        with open(arguments.json, "w", encoding="utf-8") as file:
             json.dump({"layouts": arguments.layouts, "found": found}, file, indent=1)
 
 

@@ -311,6 +311,28 @@ def test_eval_compares_two_checkpoints_on_the_same_episodes(checkpoint, tmp_path
     assert "same 4 episodes" in capsys.readouterr().out
 
 
+def test_a_checkpoint_outside_of_its_run_is_of_a_suite_that_is_named(checkpoint, tmp_path, capsys, monkeypatch):
+    """Nothing says which env it is of; the default is another one's."""
+    from vla_rl.errors import EmbodimentMismatch
+    from vla_rl.evaluation import checkpoints
+
+    def differs(*_, **__):
+        raise EmbodimentMismatch("the robots differ")
+
+    monkeypatch.setattr(checkpoints, "evaluate_checkpoints", differs)
+    lone = shutil.copytree(checkpoint, tmp_path / "lone")
+    assert "the robots differ\n" in (said := failure(capsys, "eval", str(lone))) and "--suite ENV" in said
+    assert "--suite" not in failure(capsys, "eval", str(lone), "--suite", "toy")
+    assert "--suite" not in failure(capsys, "eval", str(checkpoint))
+
+
+def test_a_video_that_is_asked_for_is_written_whatever_the_run_kept(checkpoint, tmp_path):
+    pytest.importorskip("av")
+    words = ["--episodes", "2", "--video", str(tmp_path / "grid.mp4"), "evaluate.video_episodes=0"]
+    assert cli.main(["eval", str(checkpoint), *words]) == 0
+    assert (tmp_path / "grid.mp4").read_bytes()[4:8] == b"ftyp"
+
+
 def test_eval_writes_a_video(checkpoint, tmp_path):
     pytest.importorskip("av")
     target = tmp_path / "grid.mp4"

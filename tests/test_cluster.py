@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +18,7 @@ from safetensors.torch import load_file
 
 from vla_rl import build
 from vla_rl.cluster import group as groups
-from vla_rl.cluster import workplace
+from vla_rl.cluster import session, workplace
 from vla_rl.cluster.collector import job_of, parallel_stats
 from vla_rl.cluster.group import RolloutGroup
 from vla_rl.cluster.packing import packed, packed_weights, unpacked, unpacked_weights
@@ -289,6 +291,43 @@ def test_a_cluster_is_joined_with_a_token_alone(monkeypatch, tmp_path):
         RayConfig(address="10.0.0.1:6379")
     ):
         pass
+
+
+@pytest.mark.parametrize("answer", [None, b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", "silence"])
+def test_an_address_where_no_ray_answers_is_named_at_once(monkeypatch, answer):
+    """Nothing listens there, or what does hangs up, speaks otherwise, or says nothing. Ray would knock for minutes."""
+    monkeypatch.setattr("vla_rl.cluster.session._ANSWER_S", 0.2)
+    with socket.socket() as server:
+        server.bind(("", 0))
+        if answer is not None:
+            server.listen()
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                connection, _ = server.accept()
+                connection.recv(100)
+                if answer != "silence":
+                    connection.sendall(answer)
+                    connection.close()
+                    return
+                connection.recv(100)  # until the other side hangs up
+                connection.close()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start() if answer is not None else None
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(UserError, match=f"cluster.address={address}: no cluster of Ray answers there"), ray_session(
+            RayConfig(address=address, trusted_network=True)
+        ):
+            pass
+        if answer is not None:
+            thread.join(5)
+
+
+@pytest.mark.slow
+def test_a_ray_that_is_there_answers(ray_here):
+    address = ray_here.get_runtime_context().gcs_address
+    session._require_answer(RayConfig(address=address))
 
 
 def test_a_ray_that_is_started_here_asks_for_a_token(ray_here):

@@ -200,6 +200,9 @@ def test_cutting_off_favours_short_episodes_unless_what_was_under_way_is_learned
     true = sum(wins[f"{k}-{i}"] for k in range(iterations) for i in range(batch)) / (batch * iterations)
     for seen, _ in taken.values():
         assert sum(map(sum, seen)) / (batch * iterations) == true
+    shares = [sum(part) / batch for part in taken[1][0]]  # single batches are far off at both ends, as docs/how_to says
+    assert (shares[0], shares[-1]) == (0.85, 0.05)
+    assert sum(shares[5:-5]) / (iterations - 10) == pytest.approx(true, abs=0.05)
     assert sum(map(sum, taken[1][0][1:])) / (batch * (iterations - 1)) == pytest.approx(true, abs=0.02)
     assert taken[1][1] < taken[0][1]  # and the learner waits less
 

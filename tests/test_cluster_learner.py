@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from test_cluster import TOY, start  # noqa: F401 - a fixture
 
-from vla_rl.cluster.learner import GroupLearner
+from vla_rl.cluster.learner import GroupLearner, _RankLost
+from vla_rl.cluster.session import alive_nodes
 from vla_rl.config import compose
-from vla_rl.errors import ConfigError
+from vla_rl.errors import ConfigError, UserError
 from vla_rl.learning.learners import BatchLearner
 from vla_rl.reporting.metrics import read_metrics
 from vla_rl.run.pipeline import run_pipeline
@@ -62,6 +66,67 @@ def test_two_ranks_learn_what_the_driver_would_and_one_may_die(ray_here, start, 
     apart = sum(float((x - weights[1][name]).double().square().sum()) for name, x in weights[0].items()) ** 0.5
     assert apart < 0.02 * moved
     assert all(bool(torch.isfinite(x).all()) for x in weights[1].values())
+
+
+class FakeRay:
+    """Actors are lists of what their calls do: "answers", "silent"."""
+
+    exceptions = SimpleNamespace(RayTaskError=ZeroDivisionError, RayError=ZeroDivisionError)
+
+    def __init__(self, *nodes: str) -> None:
+        self.alive = set(nodes)
+
+    def nodes(self):
+        return [{"NodeID": name, "Alive": True} for name in self.alive]
+
+    def wait(self, references, num_returns=1, timeout=None):
+        return [r for r in references if r[1] == "answers"][:num_returns], []
+
+
+def rank(update: str, beat: str):
+    call = lambda name, does: SimpleNamespace(remote=lambda *_: (name, does), options=lambda **_: call(name, does))  # noqa: E731
+    return SimpleNamespace(update=call("update", update), beat=call("beat", beat))
+
+
+def learner_of_ranks(ray, *ranks, most: int = 3) -> GroupLearner:
+    learner = GroupLearner.__new__(GroupLearner)
+    cluster = SimpleNamespace(hang_timeout=30.0, max_failures=most)
+    learner._ray, learner._actors, learner._hello = ray, list(ranks), []
+    learner._run = SimpleNamespace(config=SimpleNamespace(cluster=cluster), progress=SimpleNamespace(say=lambda text: None))
+    learner._failures = learner.restarts = 0
+    learner._nodes = alive_nodes(ray)
+    return learner
+
+
+@pytest.mark.parametrize("ranks", [[("silent", "silent")], [("silent", "answers"), ("silent", "silent")]])
+def test_a_rank_that_stands_still_is_noticed_in_an_update_of_any_length(monkeypatch, ranks):
+    """One alone has no peers that would give up on it. Time is played: 2 s for each look."""
+    clock = itertools.count(0.0, 2.0)
+    monkeypatch.setattr("vla_rl.cluster.learner.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    learner = learner_of_ranks(FakeRay("a"), *(rank(*does) for does in ranks))
+    with pytest.raises(_RankLost, match=r"gave no sign of life for 30 s \(cluster.hang_timeout\) in update") as caught:
+        learner._all("update", limit=math.inf)
+    assert caught.value.index == len(ranks) - 1 and next(clock) < 100
+
+
+def test_a_lost_node_is_one_failure_whatever_dies_with_it(monkeypatch):
+    """The peer's connection ends first; the new rank is put where it was, which fails once Ray knows; the third is good."""
+    ray = FakeRay("a", "b")
+    learner = learner_of_ranks(ray, most=2)
+    begun = iter([_RankLost(0, "the node died"), None])
+
+    def begin() -> None:
+        ray.alive.discard("b")
+        if (lost := next(begun)) is not None:
+            raise lost
+
+    monkeypatch.setattr(learner, "_begin", begin)
+    monkeypatch.setattr(learner, "_load", lambda: None)
+    monkeypatch.setattr(learner, "close", lambda: None)
+    learner._restart(_RankLost(1, "gloo: closed by peer"))
+    assert learner._failures == 1 and learner.restarts == 2
+    with pytest.raises(UserError, match=r"failed 2 times in a row \(cluster.max_failures=2\)"):
+        learner._restart(_RankLost(0, "no node is lost now"))
 
 
 def test_a_replay_has_one_learner():

@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import json
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -46,11 +47,112 @@ def bundles(config: RunConfig, *nodes: Amount) -> list[tuple[str, Counter]]:
     return [(g.strategy, Counter((b.cpus, b.gpus) for b in g.bundles)) for g in arranged(config, nodes).groups]
 
 
+PAGE = (Path(__file__).parent.parent / "docs" / "how_to" / "cluster.md").read_text(encoding="utf-8")
+
+
+def launches() -> list[list[str]]:
+    """The words of every command of the page that joins a cluster, those inside of scripts and YAML too."""
+    blocks = [block.partition("\n")[2] for block in PAGE.split("```")[1::2]]
+    text = re.sub(r"\\\n\s*|\n\s+(?=cluster\.)", " ", "\n".join(blocks))
+    found = re.findall(r"vla-rl train (.*cluster\.address=auto.*)", text)
+    return [line.split(" #")[0].split() for line in found]
+
+
+def test_the_launches_of_the_page_put_every_model_on_a_gpu_of_its_own():
+    """On four nodes with eight GPUs, and sixteen without for simulators."""
+    assert len(launches()) >= 5
+    for words in launches():
+        if "cluster.placement=auto" in words:
+            continue
+        config = compose(words)
+        found = arranged(config, [*[Amount(96, 8)] * 4, *[Amount(64)] * 16]).seats
+        models = ["learner", "inference" if config.cluster.inference else "rollout"]
+        parts = [seat.amount.gpus for role in models for seat in found[role]]
+        shared = 2 if config.cluster.placement == "colocated" else 1
+        assert parts and all(part == 1 / shared for part in parts), words
+
+
+def test_the_kuberay_file_is_one_that_its_operator_takes():
+    """What ValidateRayClusterSpec of KubeRay 1.5.1 asks for (authOptions need a rayVersion, a group its containers and
+    counts), and what Ray needs in a pod: GPUs as limits equal to requests, one volume, memory for objects."""
+    yaml = pytest.importorskip("yaml")
+    block = next(b.partition("\n")[2] for b in PAGE.split("```")[1::2] if "kind: RayJob" in b)
+    spec = yaml.safe_load(block)["spec"]
+    cluster = spec["rayClusterSpec"]
+    assert cluster["authOptions"] == {"mode": "token"} and cluster["rayVersion"].split(".")[:2] >= ["2", "52"]
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    for group in groups:
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+        pod = group["template"]["spec"]
+        (container,) = pod["containers"]
+        mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        assert mounted == {"runs": "/runs", "shm": "/dev/shm"} and {v["name"] for v in pod["volumes"]} == {*mounted}
+        assert container["resources"]["limits"] == container["resources"]["requests"]
+    (workers,) = cluster["workerGroupSpecs"]
+    assert workers["minReplicas"] <= workers["replicas"] <= workers["maxReplicas"] and workers["groupName"]
+    limits = workers["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert groups[0]["rayStartParams"] == {"num-cpus": "0", "num-gpus": "0"} and limits["nvidia.com/gpu"] == "8"
+    config = compose(spec["entrypoint"].removeprefix("vla-rl train ").split())
+    node = Amount(float(limits["cpu"]), float(limits["nvidia.com/gpu"]))
+    arranged(config, [Amount(), *[node] * workers["replicas"]])
+
+
 # ---------------------------------------------------------------------------------------------------------- by arithmetic
 def test_without_a_placement_each_actor_reserves_what_it_says_and_no_more():
-    config = placed("rollouts=2", "rollout_cpus=3", "learners=1")
+    config = placed("rollouts=2", "rollout_cpus=3", "learners=1", device="cpu")
     assert seats(config, GPUS) == {"rollout": [(None, 0, 3.0, 0.0)] * 2, "learner": [(None, 0, 0.0, 0.0)]}
     assert arranged(config, [GPUS]).groups == ()
+    numbered = placed("rollouts=2", device="cuda:1")  # (who names a GPU means it)
+    assert seats(numbered, GPUS) == {"rollout": [(None, 0, 0.0, 0.0)] * 2}
+
+
+@pytest.mark.parametrize(
+    ("words", "gpus", "learner", "inference", "rollout"),
+    [
+        ("rollouts=4", (8,) * 4, [], [], [1.0] * 4),
+        ("rollouts=4", (1,), [], [], [0.25] * 4),
+        ("rollouts=6", (4,), [], [], [0.5] * 6),  # two on each of three, for 4/6 of a GPU fits once on each
+        ("rollouts=8 learners=4", (8,), [1.0] * 4, [], [0.5] * 8),
+        ("rollouts=4 learners=1", (1,), [0.2], [], [0.2] * 4),
+        ("rollouts=4 learners=1", (2,), [1.0], [], [0.25] * 4),
+        ("rollouts=16 inference=3 learners=1", (8,), [1.0], [1.0] * 3, [0.0] * 16),
+        ("rollouts=4 rollout_gpus=0.25 learners=1", (2,), [1.0], [], [0.25] * 4),
+        ("rollouts=2 learners=2 learner_gpus=1", (4,), [1.0] * 2, [], [1.0] * 2),
+    ],
+)
+def test_on_gpus_a_model_that_says_nothing_has_its_part_of_one(words, gpus, learner, inference, rollout):
+    """An actor that reserves no GPU sees all of its node, and its model is on the first: every model would be there."""
+    found = arranged(placed(*words.split()), [Amount(64, n) for n in gpus]).seats
+    parts = [[seat.amount.gpus for seat in found[role]] for role in ("learner", "inference", "rollout")]
+    assert parts == [learner, inference, rollout]
+
+
+@pytest.mark.parametrize(
+    ("words", "nodes"),
+    [
+        ("rollouts=1 rollout_cpus=8", (Amount(4), Amount(4))),  # the CPUs of one actor are of one node
+        ("rollouts=3 rollout_cpus=3", (Amount(4), Amount(4))),
+        ("rollouts=3 rollout_gpus=0.6", (Amount(64, 2),)),  # a part is of one GPU
+        ("rollouts=1 rollout_gpus=2", (Amount(64, 1), Amount(64, 1))),
+        ("rollouts=8 learners=4", (Amount(64, 4),)),  # no GPU is left to act on
+        ("rollouts=8 learners=4", (Amount(64, 2),)),
+    ],
+)
+def test_what_no_node_has_is_refused_at_once(words, nodes):
+    with pytest.raises(UserError, match=r"the cluster is too small for cluster\.placement=free"):
+        arranged(placed(*words.split()), nodes)
+
+
+def test_parts_that_fit_are_not_refused():
+    for words, nodes in (
+        ("rollouts=2 rollout_cpus=4", (Amount(4), Amount(4))),
+        ("rollouts=2 rollout_gpus=0.6", (Amount(64, 2),)),
+        ("rollouts=4 rollout_gpus=0.5", (Amount(64, 2),)),
+        ("rollouts=1 rollout_gpus=2", (Amount(64, 1), Amount(64, 2))),
+    ):
+        arranged(placed(*words.split()), nodes)
+    with pytest.raises(ConfigError, match=r"cluster.rollout_gpus=1.5: an actor has whole GPUs"):
+        placed("rollout_gpus=1.5")
 
 
 def test_the_example_of_a_hybrid_on_eighteen_nodes():

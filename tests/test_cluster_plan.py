@@ -172,6 +172,35 @@ def test_the_commands(tmp_path, capsys):
     assert cli.main(words) == 2 and "need samples above 0" in capsys.readouterr().err
 
 
+def test_a_plan_from_a_run_is_for_the_setup_that_is_asked_for(tmp_path, capsys):
+    """The run is of one actor with two workers; four of them do the same in less than half of the time."""
+    run, out = recorded(tmp_path / "run"), tmp_path / "plan.json"
+    words = ["cluster", "plan", "--times", str(run), "--gpus", "4", "--json", str(out)]
+    assert cli.main(words) == 0
+    alone, said = json.loads(out.read_text()), capsys.readouterr().out
+    assert alone["asked"] == alone["setup"] and "asked for" not in said
+    own = ["run=toy", "slots.workers=2", "slots.slots_per_worker=4", "rl.episodes_per_iteration=8"]
+    assert cli.main([*words, *own]) == 0
+    capsys.readouterr()
+    assert json.loads(out.read_text())["asked"] == alone["setup"]
+    assert cli.main([*words, *own, "cluster=ray", "cluster.rollouts=4", "rl.episodes_per_iteration=16"]) == 0
+    plan, said = json.loads(out.read_text()), capsys.readouterr().out
+    assert (plan["asked"]["rollouts"], plan["asked"]["batch"]) == (4, 16) and plan["predicted"] == alone["predicted"]
+    assert "the one asked for (rollouts 4, batch 16):" in said
+    assert plan["rows"][0]["alternate"]["seconds"] > alone["rows"][0]["alternate"]["seconds"]  # twice the episodes
+
+
+def test_a_model_that_is_off_says_so(tmp_path, capsys):
+    """Iterations took 4 s; of 9 s in which most was waiting for slow episodes the means know nothing."""
+    assert cli.main(["cluster", "plan", "--times", str(recorded(tmp_path / "fits")), "--gpus", "4"]) == 0
+    fits = capsys.readouterr().out
+    slow = recorded(tmp_path / "tails", **{"time/iteration": 9.0, "engine/seconds": 8.0, "engine/env_utilisation": 0.1})
+    assert cli.main(["cluster", "plan", "--times", str(slow), "--gpus", "4"]) == 0
+    tails = capsys.readouterr().out
+    print(fits, tails)
+    assert "heavy tails" in tails and "% of what was measured" in tails
+
+
 def test_the_report_says_how_busy_each_role_was_and_how_old_the_data(tmp_path):
     """Eight iterations of 4 s: actors at work for 3 of them, learning 0.8 (100 s in the first, so it is left out here)."""
     told = {
@@ -239,5 +268,8 @@ def test_status_says_who_does_what(tmp_path, capsys, monkeypatch):
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 100)
     assert "silent for 100 s" in status_text(tmp_path / "run" / "cluster.json")
-    file.end()
-    assert "run: ended" in status_text(tmp_path / "run" / "cluster.json")
+    described["version"] = 9
+    file.end()  # it looks once more
+    text = status_text(tmp_path / "run" / "cluster.json")
+    assert "run: ended; version 9, nothing is under way" in text and "working" not in text and "wait for" not in text
+    assert "rollout 0 host-a 0a0a0a0a 41 ended 0 99" in " ".join(text.split())

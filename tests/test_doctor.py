@@ -74,6 +74,41 @@ def test_nothing_optional_installed(monkeypatch):
     assert exit_status(list(checks.values())) == 1
 
 
+@pytest.mark.parametrize(
+    ("package", "version", "finding", "said", "fix"),
+    [
+        ("lerobot", "0.5.1", "lerobot", "lerobot 0.5.1 is outside of <0.5,>=0.4.4", "[lerobot]'"),
+        ("lerobot", "0.4.3", "libero", "lerobot 0.4.3 is outside of", "[lerobot]'"),
+        ("ray", "2.9.0", "ray", "ray 2.9.0 is outside of >=2.60", "[ray]'"),
+        ("torch", "2.5.1", "torch", "torch 2.5.1 is outside of >=2.6", "pip install 'torch>=2.6'"),
+        ("numpy", "1.25.2", "packages", "numpy 1.25.2 is outside of >=1.26", "pip install 'numpy>=1.26'"),
+        ("mujoco", "3.2.9", "robosuite", "mujoco 3.2.9 is outside of >=3.3", "[sim]'"),
+        ("pyarrow", None, "packages", "not installed: pyarrow", "pip install 'pyarrow>=16'"),
+    ],
+)
+def test_a_version_that_vla_rl_is_not_made_for_gets_no_tick(monkeypatch, package, version, finding, said, fix):
+    if package not in module._wanted():
+        pytest.skip("vla-rl is not installed as a package here")
+    real = module._version
+    monkeypatch.setattr(module, "_version", lambda name: version if name == package else real(name))
+    if finding == "packages":
+        check = module.check_packages()
+    else:
+        check = module.in_range(Check(finding, OK, "fine"), module._STANDS_ON.get(finding, (finding,)))
+    assert check.status == FAIL and said in check.detail and check.fix.endswith(fix)
+
+
+def test_versions_that_fit_change_nothing(monkeypatch):
+    """A build for a GPU, a nightly one, and what is not installed are no fault."""
+    good = Check("torch", OK, "fine")
+    for version in ("2.10.0+cu128", "2.11.0.dev20260101+cu130", None):
+        monkeypatch.setattr(module, "_version", lambda name, version=version: version)
+        assert module.in_range(good, ("torch",)) is good
+    monkeypatch.setattr(module, "_version", lambda name: "0.1")
+    assert module.in_range(Check("gl", FAIL, "broken"), ("torch",)).detail == "broken"
+    assert module.in_range(good, ("no-such-package",)) is good
+
+
 def test_gl_choice(monkeypatch):
     backends = [Check("gl:egl", FAIL, "no"), Check("gl:osmesa", OK, "5 ms")]
     monkeypatch.delenv("MUJOCO_GL", raising=False)

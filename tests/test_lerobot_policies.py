@@ -520,6 +520,29 @@ def test_backbone_that_is_not_on_this_machine(folders: dict[str, Path], vlm: str
         )
 
 
+def test_a_new_language_policy_needs_its_tokenizer_before_anything_is_spent(
+    vlm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What preflight asks; neither torch nor the hub is."""
+    from policies.lerobot import needs
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(needs, "_cached", lambda name: name == "someone/cached")
+    with pytest.raises(MissingDependency, match=r"lerobot's pi05: .*pip install 'lerobot\[pi\]'"):
+        LeRobotConfig(family="pi05", vlm=vlm).check_machine()
+    monkeypatch.setattr(needs, "_patched", lambda: True)
+    for family, name in (("pi0", "google/paligemma-3b-pt-224"), ("pi05", "google/paligemma-3b-pt-224"),
+                         ("smolvla", "HuggingFaceTB/SmolVLM2-500M-Video-Instruct")):  # fmt: skip
+        with pytest.raises(MissingDependency, match=rf"policy.family={family}: the tokenizer '{name}'.*policy.vlm=/path"):
+            LeRobotConfig(family=family).check_machine()
+        with pytest.raises(MissingDependency, match=r"no tokenizer\.json or tokenizer\.model or"):
+            LeRobotConfig(family=family, vlm=str(tmp_path)).check_machine()
+        LeRobotConfig(family=family, vlm=vlm).check_machine()
+        LeRobotConfig(family=family, checkpoint="its own brings it along").check_machine()
+    LeRobotConfig(family="smolvla", options=["vlm_model_name:someone/cached"]).check_machine()
+    LeRobotConfig(family="act").check_machine()
+
+
 def test_missing_lerobot_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 

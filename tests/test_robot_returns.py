@@ -201,6 +201,24 @@ def test_learning_goes_on_from_where_it_failed_in_the_session_before(start, tmp_
     assert "start" not in Journal(tmp_path / "b" / LEDGER).read()[0], "that world chose by itself"
 
 
+@pytest.mark.parametrize(
+    ("words", "asked", "steps"),
+    [
+        ([], Asked(), [80, 140]),  # each task's own
+        ([], Asked(learns=True), [200, 350]),  # 2.5 times that: time for a person
+        (["operator=stuck"], Asked(console=False), [200, 350]),
+        (["robot.horizon=90"], Asked(learns=True), [90, 90]),
+    ],
+)
+def test_an_episode_that_is_helped_has_time_for_it(words, asked, steps):
+    """Of the tabletop arm as it is configured, as the documented commands start it."""
+    own = {"lift_cube": 80, "place_can": 140}
+    known = {name: {"instruction": name, "horizon": limit, "scene": ""} for name, limit in own.items()}
+    plan = make_plan(compose(["robot.tasks=[lift_cube,place_can]", *words]), asked, known)
+    assert [task.horizon for task in plan.tasks] == steps
+    assert make_plan(compose(["robot=fake", "robot.tasks=[fold]"]), asked, {}).tasks[0].horizon == 0  # on a real arm: none
+
+
 @pytest.mark.parametrize("given, said", [
     (["robot.returns.share=1.0"], r"robot.returns.share=1.0 must be in \[0, 1\)"),
     (["robot.returns.share=0.5", "robot.practice.reset=lower"], "nobody puts things back"),

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import select
 import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +14,12 @@ from vla_rl import __version__
 from vla_rl.commands import bench, cluster, data, evaluate, look, policy, reward, robot, robotwin, run
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.own_configs import searching
+from vla_rl.terminal import ready_streams, require_folder, terminable, unread
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status (2: bad input, 130: interrupted, 141: nobody reads on)."""
+    ready_streams()
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
     if rest and ("overrides" not in arguments or any(r.startswith("-") for r in rest)):
@@ -33,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here may reach for a hub or an account by itself
     try:
         folder = vars(arguments).get("config_dir")
-        with _terminable(), searching([folder] if folder else []):
+        require_folder()
+        with terminable(), searching([folder] if folder else []):
             _check_numbers(arguments)
             _check_targets(arguments)
             status = arguments.function(arguments) or 0
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (OSError, MemoryError) as error:
-        if isinstance(error, BrokenPipeError) and _unread():
+        if isinstance(error, BrokenPipeError) and unread():
             return 128 + signal.SIGPIPE
         from vla_rl.files import explained
 
@@ -56,33 +56,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         resumes = arguments.function in (*run.RESUMES, robot.run_learn)
         print("\ninterrupted" + ("; the same command resumes" if resumes else ""), file=sys.stderr)
         return 130
-
-
-def _unread() -> bool:
-    """Whether nobody reads the output any more (``vla-rl ... | head``); then what is left of it goes nowhere."""
-    output = select.poll()
-    output.register(1)
-    gone = any(event & (select.POLLERR | select.POLLHUP | select.POLLNVAL) for _, event in output.poll(0))
-    if gone:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    return gone
-
-
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM, a scheduler's way to stop a job, ends a command as Ctrl-C does: phases write their records."""
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 # What the numbers among the options may be, whatever the command (None: no limit).

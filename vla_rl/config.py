@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import functools
 import math
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from vla_rl.algorithms.settings import CurriculumConfig
 from vla_rl.asked import CorrectsStaleness
 from vla_rl.cluster.settings import WHAT_A_CLUSTER_LEARNS_FROM, RayConfig
 from vla_rl.errors import ConfigError
+from vla_rl.files import write_whole
+from vla_rl.overrides import EXAMPLE, require_key_value, spoken
 from vla_rl.own_configs import COMPONENTS, own_configs
 from vla_rl.paths import config_dir
 from vla_rl.reporting.sinks import WandbConfig
@@ -39,7 +42,6 @@ MACHINE_KEYS = (
     "rl.concurrent.restarts:", "rl.concurrent.hang_seconds:", "cluster.type:",
     *(f"cluster.{f.name}:" for f in dataclasses.fields(RayConfig) if f.name not in WHAT_A_CLUSTER_LEARNS_FROM),
 )  # fmt: skip
-_EXAMPLE = "Overrides look like run=quickstart seed=1 algorithm.learning_rate=1e-4"
 # Schemas that stand in several places: (where this one is, what its messages say, what they should say; *: that place).
 _MOVED = (
     ("reward.parts.", "reward", "*"),
@@ -101,6 +103,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         self._check_phases()
+        for key in ("output_dir", "dataset", "checkpoint"):  # (no shell does it behind the key's =)
+            setattr(self, key, os.path.expanduser(getattr(self, key)))
         if not self.output_dir.strip():
             raise ConfigError("output_dir is empty: name the folder that runs are kept in, such as output_dir=outputs")
         parts = Path(self.name).parts
@@ -191,21 +195,17 @@ def with_policy_changes(config: RunConfig, overrides: Sequence[str]) -> RunConfi
 
 def _forced(overrides: Sequence[str], directory: Path) -> list[str]:
     """Let value overrides set keys that no YAML lists: the schemas know the keys and refuse the others with a hint."""
-    _require_key_value(overrides)
+    require_key_value(overrides)
     groups = {d.name for d in directory.iterdir() if d.is_dir()}
     groups |= {"hydra.searchpath"}
-    return [o if o[:1] in "+~" or o.partition("=")[0] in groups else f"++{o}" for o in _long(overrides)]
+    texts = [f.name for f in dataclasses.fields(RunConfig) if f.type == "str"]
+    words = [spoken(word, texts) for word in _long(overrides)]
+    return [o if o[:1] in "+~" or o.partition("=")[0] in groups else f"++{o}" for o in words]
 
 
 def _long(overrides: Sequence[str]) -> list[str]:
     """``wandb=false`` and its like written out, so that they stand beside other keys of wandb."""
     return [re.sub(r"^(\+*)wandb=(?!\{)", r"\1wandb.mode=", text) for text in overrides]
-
-
-def _require_key_value(overrides: Sequence[str]) -> None:
-    for text in overrides:
-        if ("=" not in text and not text.startswith("~")) or not text.partition("=")[0].strip("+~. "):
-            raise ConfigError(f"{text!r} is not an override of the form key=value. {_EXAMPLE}")
 
 
 def from_tree(tree: dict[str, Any]) -> RunConfig:
@@ -250,12 +250,12 @@ def override(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    _require_key_value(overrides)
+    require_key_value(overrides)
     try:
         changed = OmegaConf.merge(to_tree(config), OmegaConf.from_dotlist(_long(overrides)))
         return with_policy_changes(from_tree(OmegaConf.to_container(changed)), overrides)  # type: ignore[arg-type]
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{' '.join(overrides)}: {str(error).splitlines()[0]}. {_EXAMPLE}") from error
+        raise ConfigError(f"{' '.join(overrides)}: {str(error).splitlines()[0]}. {EXAMPLE}") from error
 
 
 def to_yaml(config: RunConfig) -> str:
@@ -265,7 +265,7 @@ def to_yaml(config: RunConfig) -> str:
 
 
 def save(config: RunConfig, path: Path) -> None:
-    path.write_text(to_yaml(config))
+    write_whole(path, to_yaml(config))
 
 
 def load(path: Path) -> RunConfig:
@@ -424,4 +424,4 @@ def _explain(error: Exception, folders: Sequence[Path]) -> str:
     if "Could not find" in text or "In 'config'" in text:
         listing = "; ".join(f"{g}: {', '.join(v)}" for g, v in groups.items() if v)
         return f"{first}. Available: {listing}"
-    return f"{first}. {_EXAMPLE}"
+    return f"{first}. {EXAMPLE}"

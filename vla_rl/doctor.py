@@ -6,17 +6,20 @@ import, a camera SDK) is tried in a child process with a time limit and nothing 
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
 import json
 import os
 import platform
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vla_rl import build
@@ -25,7 +28,12 @@ from vla_rl.reporting.machine import available_cores, cpu_name, total_memory_byt
 
 OK, FAIL, MISSING = "ok", "fail", "missing"
 GL_BACKENDS = ("egl", "osmesa", "glfw")
-CORE = ("python", "torch", "gl", "robosuite")
+CORE = ("python", "packages", "torch", "gl", "robosuite")
+# Finding → the packages that it stands on, whose versions must be such as vla-rl asks for.
+_STANDS_ON = {
+    "torch": ("torch",), "robosuite": ("robosuite", "mujoco", "numba", "termcolor"), "libero": ("lerobot", "h5py"),
+    "dualarm": ("sapien",), "realsense": ("pyrealsense2",),
+}  # fmt: skip
 _GL_FIX = {
     "egl": "apt-get install -y libegl1 libgl1 (and, without a GPU, libgl1-mesa-dri)",
     "osmesa": "apt-get install -y libosmesa6",
@@ -93,7 +101,7 @@ def doctor(timeout_s: float = 120.0) -> list[Check]:
             *(pool.submit(check_env, name) for name in build.names("env") if build.env_entry(name).check),
             pool.submit(check_realsense, timeout_s),
         ]
-        first = [check_python(), check_torch(), check_gpu()]
+        first = [check_python(), check_packages(), check_torch(), check_gpu()]
         backends = [f.result() for f in gl]
         robosuite, *envs, realsense = (f.result() for f in others)
     packages = [
@@ -101,10 +109,11 @@ def doctor(timeout_s: float = 120.0) -> list[Check]:
         check_package("ray", "ray", "training on several machines"),
         check_package("wandb", "wandb", "logging to Weights & Biases"),
     ]
-    return [
+    found = [
         *first, *backends, check_gl(backends), robosuite, *envs, *packages, realsense, check_memory(),
         check_disk(Path.cwd()),
     ]  # fmt: skip
+    return [in_range(check, _STANDS_ON.get(check.name, ())) for check in found]
 
 
 def exit_status(checks: Sequence[Check]) -> int:
@@ -143,6 +152,18 @@ def check_python() -> Check:
     version = platform.python_version()
     detail = f"{version} on {platform.system()} {platform.machine()}, {available_cores()} cores, {cpu_name()}"
     return Check("python", OK, detail, core=True)
+
+
+def check_packages() -> Check:
+    """Whether all that vla-rl always needs is there, in versions that it asks for."""
+    needed = [name for name, wanted in _wanted().items() if not wanted.extra]
+    if missing := [name for name in needed if _version(name) is None]:
+        install = f"pip install {' '.join(shlex.quote(f'{name}{_wanted()[name].range}') for name in missing)}"
+        return Check("packages", FAIL, f"not installed: {', '.join(missing)}", install, core=True)
+    detail = f"{len(needed)} that it always needs, in the versions that it asks for"
+    if not needed:
+        detail = "vla-rl itself is not installed as a package, so versions are not compared"
+    return in_range(Check("packages", OK, detail, core=True), needed)
 
 
 def check_torch() -> Check:
@@ -240,7 +261,7 @@ def check_package(package: str, extra: str, purpose: str) -> Check:
     version = _version(package)
     if version is None:
         return Check(package, MISSING, f"not installed ({purpose})", install_command(extra, package))
-    return Check(package, OK, version)
+    return in_range(Check(package, OK, version), [package])
 
 
 def check_memory(need_gib: float = 6.0) -> Check:
@@ -259,6 +280,53 @@ def check_disk(folder: Path, need_gib: float = 5.0) -> Check:
             "disk", FAIL, f"{free:.1f} GiB free here", f"make room: a run keeps up to {need_gib:.0f} GiB of data"
         )
     return Check("disk", OK, f"{free:.0f} GiB free here")
+
+
+# ------------------------------------------------------------------------------------------------------------- versions
+@dataclass(frozen=True)
+class Wanted:
+    """The versions of a package that vla-rl asks for (``>=0.4.4,<0.5``), and with which of its extras (empty: always)."""
+
+    range: str
+    extra: str
+
+
+def in_range(check: Check, packages: Sequence[str]) -> Check:
+    """``check``, or a failure where it is good and one of the installed ``packages`` has a version that vla-rl does not ask
+    for. Packages that are not installed, and those that it names no versions of, change nothing."""
+    from packaging.specifiers import SpecifierSet
+
+    outside = []
+    for name in packages:
+        wanted, version = _wanted().get(name), _version(name)
+        if wanted and version and not SpecifierSet(wanted.range).contains(version, prereleases=True):
+            outside.append((name, version, wanted))
+    if check.status != OK or not outside:
+        return check
+    said = "; ".join(f"{name} {version} is outside of {wanted.range}" for name, version, wanted in outside)
+    extras = dict.fromkeys(wanted.extra for _, _, wanted in outside)
+    ways = [f"pip install {shlex.quote(f'{name}{wanted.range}')}" for name, _, wanted in outside if not wanted.extra]
+    ways += [install_command(extra, outside[0][0]) for extra in extras if extra]
+    return replace(check, status=FAIL, detail=f"{said}, which is what vla-rl is made for", fix="; ".join(ways))
+
+
+@functools.cache
+def _wanted() -> dict[str, Wanted]:
+    """By the package's name, for this machine; those of development and docs aside."""
+    from packaging.requirements import Requirement
+
+    try:
+        texts = importlib.metadata.requires("vla-rl") or []
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    found: dict[str, Wanted] = {}
+    for requirement in map(Requirement, texts):
+        extra = re.search(r'extra == "([\w-]+)"', str(requirement.marker or ""))
+        name = extra[1] if extra else ""
+        applies = requirement.marker is None or requirement.marker.evaluate({"extra": name})
+        if applies and name not in ("dev", "docs", "all") and str(requirement.specifier):
+            found.setdefault(requirement.name.lower(), Wanted(str(requirement.specifier), name))
+    return found
 
 
 # -------------------------------------------------------------------------------------------------------------- helpers
@@ -304,7 +372,7 @@ def _first_line(error: BaseException) -> str:
 
 def _available_memory_bytes() -> int:
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
+        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     except (OSError, ValueError):

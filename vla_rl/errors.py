@@ -47,7 +47,7 @@ class CheckpointError(UserError):
 
 
 class DiskFull(UserError):
-    """There is no room left where a checkpoint is to be written."""
+    """There is no room left where a file is to be written, or none for a file of that size."""
 
 
 class TrainingDiverged(UserError):

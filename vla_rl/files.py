@@ -6,10 +6,12 @@ another shape.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ _INCOMPLETE = "use another checkpoint, such as *.last_good beside it"
 _REMEDIES = {
     errno.ENOSPC: "the disk is full. Free some space, or choose another place",
     errno.EDQUOT: "your quota is used up. Free some space, or choose another place",
+    errno.EFBIG: "a file may not become that large. Raise the limit (ulimit -f), or choose another file system",
     errno.EROFS: "this file system is read-only. Choose another place",
     errno.EACCES: "permission denied. Change its permissions, or choose another place",
     errno.EPERM: "the system does not permit it. Change its permissions, or choose another place",
@@ -45,6 +48,10 @@ _REMEDIES = {
 def explained(error: OSError) -> str | None:
     """What the system refused, where, and what helps; None for an error that no user can have caused."""
     place = error.filename if error.filename is not None else error.filename2
+    if error.errno == errno.ENOENT and "temporary directory" in str(error.strerror):  # (`tempfile`'s, which tried to write)
+        return (
+            f"{error.strerror}: set TMPDIR to a folder that can be written, and look for room, and at ulimit -f"
+        )
     if error.errno not in _REMEDIES or (place is None and error.errno in (errno.ENOENT, errno.EEXIST)):
         return None
     shown = os.fsdecode(place) if isinstance(place, str | bytes | os.PathLike) else place
@@ -197,6 +204,28 @@ def check_tensors(path: Path) -> list[tuple[int, int]]:
 
 
 # --------------------------------------------------------------------------------------------------------------- writing
+@contextlib.contextmanager
+def replacing_file(path: Path) -> Iterator[Path]:
+    """A name beside ``path`` to write to, which takes its place if the block succeeds and vanishes if it fails: a reader
+    sees the old file or the new one, never half of it. An ``OSError`` on the way names ``path``."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        yield part
+        part.replace(path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, str(part)):
+            error.filename = str(path)
+        raise
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Text in UTF-8, by `replacing_file`."""
+    with replacing_file(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
 def nearest_folder(path: Path) -> Path:
     """``path`` itself or the nearest thing above it that exists."""
     for place in (path, *path.absolute().parents):
@@ -221,6 +250,12 @@ def require_writable(path: Path, key: str) -> None:
     long = [part for part in path.parts if len(os.fsencode(part)) > limit]
     if long:
         raise UserError(f"{key}: the name {long[0][:40]}… has {len(long[0])} characters, of at most {limit}. Shorten it")
+
+
+def require_new(path: Path) -> None:
+    """Raise `UserError` where something is at ``path``: what nobody can make again is never written over."""
+    if os.path.lexists(path):
+        raise UserError(f"{path} exists already: choose another name, or move it away")
 
 
 def require_file_target(path: Path, key: str) -> None:

@@ -20,7 +20,10 @@ from vla_rl.errors import CheckpointError, DiskFull
 from vla_rl.files import last_good, read_json
 
 _TENSOR_KEY = "__tensor__"
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_ROOM = {
+    errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota is used up",
+    errno.EFBIG: "a file may not become that large here (ulimit -f, or the file system)",
+}  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------------------------- nested state
@@ -56,9 +59,7 @@ def _split(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Mapping):
         wrong = [key for key in value if not isinstance(key, str) or key == _TENSOR_KEY]
         if wrong:
-            raise TypeError(
-                f"state at '{place or '/'}' has the key {wrong[0]!r}: keys are strings, and not {_TENSOR_KEY}"
-            )
+            raise TypeError(f"state at '{place or '/'}' has the key {wrong[0]!r}: keys are strings, and not {_TENSOR_KEY}")
         return {key: _split(item, f"{place}/{key}", tensors) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_split(item, f"{place}/{i}", tensors) for i, item in enumerate(value)]
@@ -100,21 +101,29 @@ def replacing(path: Path, keep_last_good: bool) -> Iterator[Path]:
             shutil.rmtree(part, ignore_errors=True)
     except Exception as error:
         if is_disk_full(error):
-            raise disk_full(path) from error
+            raise disk_full(path, error) from error
         raise
 
 
 def is_disk_full(error: BaseException) -> bool:
     """Whether the system refused for want of room."""
+    return _refused(error) is not None
+
+
+def _refused(error: BaseException) -> int | None:
+    """The number of the system's error, if it is one of those."""
     # safetensors wraps the system's error and leaves its number in the text only.
-    numbers = [f"os error {number})" for number in _DISK_FULL]
-    return getattr(error, "errno", None) in _DISK_FULL or any(text in str(error) for text in numbers)
+    said, known = str(error), getattr(error, "errno", None)
+    return next((number for number in _NO_ROOM if number == known or f"os error {number})" in said), None)
 
 
-def disk_full(path: Path) -> DiskFull:
+def disk_full(path: Path, error: BaseException) -> DiskFull:
+    """What to raise in place of ``error``, for which `is_disk_full` holds."""
+    refused = _refused(error) or errno.ENOSPC
+    remedy = "Raise that limit" if refused == errno.EFBIG else "Free some space"
     return DiskFull(
-        f"the disk is full: {path} could not be written ({_free_megabytes(path.parent)} MB free). What was "
-        f"there before is unchanged. Free some space, then run the same command again: it resumes."
+        f"{_NO_ROOM[refused]}: {path} could not be written ({_free_megabytes(path.parent)} MB free). What was "
+        f"there before is unchanged. {remedy}, then run the same command again: it resumes."
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from policies.lerobot.needs import PATCHED, unpatched
 from policies.lerobot.package import quiet
 from policies.lerobot.stored import CONFIG, PIPELINES, Stored, decode
 from vla_rl.errors import ConfigError, MissingDependency, MissingPackage, UserError
@@ -34,7 +35,7 @@ def build_policy(settings: Mapping[str, Any], vlm: str, offline: Mapping[str, An
             "checkpoint that was trained without it"
         )
     family = settings["type"]
-    if family in ("pi0", "pi05"):
+    if family in PATCHED:
         require_patched_transformers(family)
     try:
         with quiet():
@@ -66,10 +67,7 @@ def require_patched_transformers(family: str) -> None:
     except ImportError:
         patched = False
     if not patched:
-        raise MissingDependency(
-            f"the installed transformers cannot run lerobot's {family}: it needs the patched version that brings the module "
-            f"transformers.models.siglip.check and norms with a condition. Install it with: pip install 'lerobot[pi]'"
-        )
+        raise unpatched(family)
 
 
 def build_pipelines(stored: Stored, vlm: str) -> tuple[Any, Any]:

@@ -29,6 +29,7 @@ from policies.denoising import chain as chains
 from policies.lerobot.build import LANGUAGE, OFFLINE, RESIZING, build_pipelines, build_policy, load_weights
 from policies.lerobot.guided import GuidedChain
 from policies.lerobot.heads import ACTION, FAMILIES, PADDED, STATE, ChainHead, RegressionHead
+from policies.lerobot.needs import tokenizer_of
 from policies.lerobot.package import quiet, require_lerobot
 from policies.lerobot.stored import IMAGENET, IMAGES, NO_CAMERA, PIPELINES, STATISTICS, WEIGHTS, Stored, decode, encode
 from policies.settings import LeRobotConfig
@@ -73,10 +74,9 @@ def new_policy(
     imagenet = {k: torch.tensor(v).view(3, 1, 1) for k, v in IMAGENET.items()}
     statistics |= {IMAGES + c.name: imagenet for c in embodiment.cameras}
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        decoded._save_pretrained(folder)
+        decoded._save_pretrained(folder := Path(name))
         try:
-            with quiet():
+            with quiet(), tokenizer_of(config.family, config.vlm):
                 processors = make_pre_post_processors(decoded, dataset_stats=statistics)
         except OSError as error:
             raise MissingDependency(

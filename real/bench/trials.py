@@ -98,7 +98,7 @@ def driver(socket: str, world: str, log: Path, *more: str) -> subprocess.Popen:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
     while not log.read_bytes().startswith(b"ready"):
         if process.poll() is not None:
-            raise StartError(f"the driver did not start: {log.read_text(errors='replace')[-500:]}")
+            raise StartError(f"the driver did not start: {log.read_text(encoding='utf-8', errors='replace')[-500:]}")
         time.sleep(0.01)
     return process
 

@@ -63,7 +63,7 @@ def check_room(config: RunConfig) -> None:
 
 def _gpus_here(config: RunConfig) -> int:
     c = config.cluster
-    asks = c.placement != "free" or c.rollout_gpus or c.inference_gpus or c.reward_gpus or c.learner_gpus
+    asks = c.placement != "free" or c.learners > 1 or c.rollout_gpus or c.inference_gpus or c.reward_gpus or c.learner_gpus
     if config.device == "cpu" or not asks:
         return 0
     import torch

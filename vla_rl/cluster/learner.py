@@ -11,7 +11,7 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -20,7 +20,7 @@ from vla_rl.cluster.group import store_full
 from vla_rl.cluster.learner_actor import LearnerActor, LearnerJob
 from vla_rl.cluster.packing import packed, unpacked
 from vla_rl.cluster.seats import Seats
-from vla_rl.cluster.session import log_tail
+from vla_rl.cluster.session import alive_nodes, log_tail
 from vla_rl.cluster.workplace import Workplace, require_same_code
 from vla_rl.data.codec import trajectory_state
 from vla_rl.errors import ConfigError, UserError, first_line
@@ -29,6 +29,8 @@ from vla_rl.optional import PreparedPolicy
 from vla_rl.reporting.progress import Progress
 from vla_rl.run.context import Run
 from vla_rl.types import Trajectory
+
+_BEAT_S = 2.0
 
 
 class GroupLearner:
@@ -43,6 +45,7 @@ class GroupLearner:
         self._actors: list[Any] = []
         self._hello: list[dict[str, Any]] = []
         self._failures = self.restarts = 0
+        self._nodes = alive_nodes(self._ray)
         c = seats.config
         own = c.placement == "colocated" or seats.options("learner", 0)["num_gpus"] >= 1  # (a part, that no other rank has)
         if c.learners > 1 and not own and run.device.type == "cuda":
@@ -71,7 +74,8 @@ class GroupLearner:
         restarts = self.restarts
         while True:
             try:
-                # (an update may take long; inside, ranks wait no more than hang_timeout for each other)
+                # (an update may take long; inside, ranks wait no more than hang_timeout for each other, and each has to give
+                # signs of life)
                 metrics, weights = self._all("update", self._put(batch), limit=math.inf)[0]
                 break
             except _RankLost as lost:
@@ -119,7 +123,9 @@ class GroupLearner:
             self._run.env.privileged_dim, 0, size, c.cluster.learner_mode, c.cluster.hang_timeout,
         )  # fmt: skip
         self._actors = [
-            self._ray.remote(**self._seats.options("learner", i))(LearnerActor).remote(dataclasses.replace(job, index=i))
+            self._ray.remote(**self._seats.options("learner", i), concurrency_groups={"alive": 1})(LearnerActor).remote(
+                dataclasses.replace(job, index=i)
+            )
             for i in range(size)
         ]
         self._hello = self._all("hello", limit=c.cluster.start_timeout)
@@ -135,7 +141,10 @@ class GroupLearner:
     def _restart(self, lost: _RankLost) -> None:
         """All ranks anew. Raises `UserError` after too many failures in a row."""
         while True:
-            self._failures += 1
+            before, self._nodes = self._nodes, alive_nodes(self._ray)
+            # A lost node takes a rank along, and then the one that Ray put there before it knew: that is one failure.
+            counted = self._failures > 0 and not before <= self._nodes
+            self._failures += 0 if counted else 1
             self.restarts += 1
             most = self._run.config.cluster.max_failures
             if self._failures >= most:
@@ -169,10 +178,16 @@ class GroupLearner:
         calls = [getattr(actor, method).remote(*given) for actor in self._actors]
         answers: dict[int, Any] = {}
         deadline = time.monotonic() + limit
+        pulse = _Pulse(self._ray, self._actors, self._run.config.cluster.hang_timeout) if math.isinf(limit) else None
         while len(answers) < len(calls):
             open_calls = {call: i for i, call in enumerate(calls) if i not in answers}
-            left = None if math.isinf(limit) else max(0.0, deadline - time.monotonic())
+            left = _BEAT_S if pulse else max(0.0, deadline - time.monotonic())
             ready, _ = self._ray.wait(list(open_calls), num_returns=1, timeout=left)
+            if not ready and pulse:
+                if (silent := pulse.silent(open_calls.values())) is not None:
+                    limit = self._run.config.cluster.hang_timeout
+                    raise _RankLost(silent, f"it gave no sign of life for {limit:g} s (cluster.hang_timeout) in {method}")
+                continue
             if not ready:
                 why = f"{method} did not end within {limit:g} s{self._seats.because()}"
                 raise _RankLost(min(open_calls.values()), why)
@@ -194,6 +209,30 @@ class GroupLearner:
             if hello["host"] == os.uname().nodename and not os.path.exists(f"/proc/{hello['pid']}"):
                 return i
         return None
+
+
+class _Pulse:
+    """Signs of life of ranks that are at work: each is asked for the next one as it gave the last."""
+
+    def __init__(self, ray: Any, actors: Sequence[Any], limit: float) -> None:
+        self._ray, self._actors, self._limit = ray, actors, limit
+        self._asked = [self._ask(actor) for actor in actors]
+        self._heard = [time.monotonic()] * len(actors)
+
+    @staticmethod
+    def _ask(actor: Any) -> Any:
+        return actor.beat.options(concurrency_group="alive").remote()
+
+    def silent(self, ranks: Iterable[int]) -> int | None:
+        """The first of ``ranks`` that has been silent for too long. Whoever has answered is alive, however long this process
+        stood still itself."""
+        found = None
+        for i in ranks:
+            if self._ray.wait([self._asked[i]], timeout=0)[0]:
+                self._heard[i], self._asked[i] = time.monotonic(), self._ask(self._actors[i])
+            elif found is None and time.monotonic() - self._heard[i] > self._limit:
+                found = i
+        return found
 
 
 class _RankLost(Exception):

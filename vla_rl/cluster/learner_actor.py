@@ -42,6 +42,10 @@ class LearnerActor:
     def __init__(self, job: LearnerJob) -> None:
         self._job = job
 
+    def beat(self) -> None:
+        """A sign of life, from a thread of its own: it comes while an update goes on, and not from a process that stands
+        still."""
+
     def hello(self) -> dict[str, Any]:
         """Where it runs and with what; the main rank's address is where the others meet it."""
         import ray

@@ -7,7 +7,8 @@ where the cluster has some and ``device`` is not cpu, else a CPU. Ray keeps bund
     disaggregated   PACK, one group for the ranks and one for the others; a bundle for each actor
     hybrid          STRICT_SPREAD; a bundle is what is taken of a node: `cluster.env_nodes` nodes for the rollout actors,
                     others for ranks, inference and rewards, each of which has a device of its own
-    free            no bundles: each actor reserves what it says, and Ray spreads them
+    free            no bundles: each actor reserves what it says, and Ray spreads them; on GPUs, a model that says nothing
+                    reserves its part of them (`_shared`), or all of them would be on the first GPU of their node
 """
 
 from __future__ import annotations
@@ -83,6 +84,8 @@ def arranged(config: RunConfig, nodes: Sequence[Amount]) -> Arrangement:
     """The seats of a run's actors. Raises `UserError` where the ``nodes`` have no room for them."""
     c: RayConfig = config.cluster
     each = _asked(c, max(1, config.slots.workers), on_gpus(config, nodes))
+    if c.placement == "free" and config.device in ("auto", "cuda") and on_gpus(config, nodes):
+        each = _shared(c, each, nodes)
     make = {"free": _free, "colocated": _colocated, "disaggregated": _disaggregated, "hybrid": _hybrid}[c.placement]
     found = make(c, each, nodes)
     if found is None:
@@ -101,7 +104,7 @@ def _asked(c: RayConfig, cores: int, gpus: bool) -> dict[str, Amount]:
     for role in ROLES:
         said = Amount(getattr(c, f"{role}_cpus"), getattr(c, f"{role}_gpus"))
         if c.placement == "free":
-            found[role] = said
+            found[role] = said  # (`_shared` adds to it)
             continue
         model = gpus and (role in ("learner", "inference") or (role == "rollout" and not c.inference))
         usual = Amount(cores if role == "rollout" else 0.0 if model else 1.0, 1.0 if model else 0.0)
@@ -110,9 +113,26 @@ def _asked(c: RayConfig, cores: int, gpus: bool) -> dict[str, Amount]:
 
 
 def _free(c: RayConfig, each: Mapping[str, Amount], nodes: Sequence[Amount]) -> Arrangement | None:
+    amounts = [each[role] for role in ROLES for _ in range(_count(c, role))]
     seats = {role: (Seat(each[role]),) * _count(c, role) for role in ROLES}
-    wanted = sum((seat.amount for role in seats.values() for seat in role), Amount())
-    return Arrangement((), seats) if wanted.within(sum(nodes, Amount())) else None
+    return None if _packed(amounts, nodes) is None else Arrangement((), seats)
+
+
+def _shared(c: RayConfig, each: Mapping[str, Amount], nodes: Sequence[Amount]) -> dict[str, Amount]:
+    """``each`` of ``free``, where models that reserve no GPU get one: a whole one for each rank, since ranks are a group of
+    processes with a GPU each; the actors that act divide what is left evenly, as many on each GPU as that takes. With one
+    rank and one GPU all share it."""
+    devices = math.floor(sum(node.gpus for node in nodes) + 1e-6)
+    silent = [role for role in ("inference" if c.inference else "rollout", "learner") if not each[role].gpus]
+    said = sum(each[role].gpus * _count(c, role) for role in ROLES)
+    left, found = math.floor(devices - said + 1e-6), dict(each)
+    if "learner" in silent and c.learners and (c.learners > 1 or left > 1):
+        silent.remove("learner")
+        found["learner"], left = Amount(each["learner"].cpus, 1.0), left - c.learners
+    if models := sum(_count(c, role) for role in silent):
+        part = math.floor(_GRAIN / math.ceil(models / left)) / _GRAIN if left > 0 else 1.0  # (one that is not there)
+        found |= {role: Amount(each[role].cpus, part) for role in silent if _count(c, role)}
+    return found
 
 
 def _colocated(c: RayConfig, each: Mapping[str, Amount], nodes: Sequence[Amount]) -> Arrangement | None:
@@ -175,14 +195,38 @@ def _hybrid(c: RayConfig, each: Mapping[str, Amount], nodes: Sequence[Amount]) -
 def _packed(amounts: Sequence[Amount], nodes: Sequence[Amount]) -> list[int] | None:
     """The node of each, largest first onto the largest where it fits; None where there is no room."""
     order = sorted(range(len(nodes)), key=lambda i: (-nodes[i].gpus, -nodes[i].cpus))
-    used = [Amount() for _ in nodes]
+    rooms = [_Room(node) for node in nodes]
     found = [-1] * len(amounts)
     for k in sorted(range(len(amounts)), key=lambda k: (-amounts[k].gpus, -amounts[k].cpus)):
-        room = [i for i in order if (used[i] + amounts[k]).within(nodes[i])]
-        if not room:
+        place = next((i for i in order if rooms[i].take(amounts[k])), None)
+        if place is None:
             return None
-        found[k], used[room[0]] = room[0], used[room[0]] + amounts[k]
+        found[k] = place
     return found
+
+
+class _Room:
+    """What is left of a node. A part of a GPU is of one GPU, and whole ones are free ones, as Ray has it."""
+
+    def __init__(self, node: Amount) -> None:
+        self._cpus, self._gpus = node.cpus, [1.0] * math.floor(node.gpus + 1e-6)
+
+    def take(self, amount: Amount) -> bool:
+        """Whether ``amount`` was there, and is taken."""
+        whole, part = math.floor(amount.gpus + 1e-6), amount.gpus % 1.0
+        part = 0.0 if min(part, 1.0 - part) < 1e-6 else part
+        left = sorted(self._gpus)  # a part goes where least is left
+        empty = [gpu for gpu in left if gpu > 1.0 - 1e-6][:whole]
+        for gpu in empty:
+            left.remove(gpu)
+        shared = next((gpu for gpu in left if gpu + 1e-6 >= part), None)
+        if amount.cpus > self._cpus + 1e-6 or len(empty) < whole or (part and shared is None):
+            return False
+        if part and shared is not None:
+            left.remove(shared)
+            left.append(shared - part)
+        self._cpus, self._gpus = self._cpus - amount.cpus, left + [0.0] * whole
+        return True
 
 
 def _counted(n: int, plural: str) -> str:

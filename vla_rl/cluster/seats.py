@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from vla_rl.cluster.placement import ROLES, Amount, arranged, resolved
-from vla_rl.cluster.session import nodes_of
+from vla_rl.cluster.session import alive_nodes, nodes_of
 from vla_rl.cluster.settings import RayConfig
 from vla_rl.cluster.workplace import heard
 from vla_rl.config import RunConfig
@@ -32,6 +32,9 @@ def seated(ray: Any, run: Run) -> Iterator[Seats]:
     run.config = dataclasses.replace(run.config, cluster=cluster)
     run.seats = Seats(ray, run.config, nodes, why)
     try:
+        for role, (name, _) in ROLES.items():
+            if (given := run.seats.gpus(role)) and not getattr(cluster, f"{role}_gpus") and cluster.placement == "free":
+                run.progress.say(f"{name} reserve {given:g} of a GPU each (cluster.{role}_gpus)")
         if cluster.placement != "free":
             run.progress.say(f"placement: {why or cluster.placement}")
             run.seats.take()
@@ -74,6 +77,10 @@ class Seats:
         while self._groups:
             remove_placement_group(self._groups.pop())
 
+    def gpus(self, role: str) -> float:
+        """What the first actor of ``role`` reserves; 0 where there is none."""
+        return next((seat.amount.gpus for seat in self._arrangement.seats[role]), 0.0)
+
     def options(self, role: str, number: int) -> dict[str, Any]:
         """For ``ray.remote``: what actor ``number`` of ``role`` reserves, and where."""
         seat = self._arrangement.seats[role][number]
@@ -110,7 +117,7 @@ class Seats:
         for group, own in zip(self._groups, self._arrangement.groups, strict=True):
             table = placement_group_table(group)
             if table["state"] != "CREATED":
-                alive = {node["NodeID"] for node in self.ray.nodes() if node["Alive"]}
+                alive = alive_nodes(self.ray)
                 lost = [b for i, b in enumerate(own.bundles) if table["bundles_to_node_id"].get(i) not in alive]
                 needs = " and for one with ".join(map(str, lost or own.bundles[:1]))
                 return (

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import secrets
+import socket
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,8 @@ from vla_rl.reporting.machine import available_cores
 
 _TOKEN_FILE = Path("~/.ray/auth_token")
 _LOG_LINES = 15
+_ANSWER_S = 5.0
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # RFC 9113, 3.4
 
 
 def require_ray() -> None:
@@ -56,6 +59,8 @@ def ray_session(config: RayConfig) -> Iterator[Any]:
 def _connect(ray: Any, config: RayConfig, options: dict[str, Any]) -> None:
     """Raise `UserError` where it cannot be. A Ray that is started here gets further chances, since it gives up on itself
     after half a minute, which a busy machine may need."""
+    if config.address != "local":
+        _require_answer(config)
     logger = logging.getLogger("ray")
     level, attempts = logger.level, 3 if config.address == "local" else 1
     for attempt in range(attempts):
@@ -72,6 +77,28 @@ def _connect(ray: Any, config: RayConfig, options: dict[str, Any]) -> None:
             raise UserError(_refused(config, error)) from error
         finally:
             logger.setLevel(level)
+
+
+def _require_answer(config: RayConfig) -> None:
+    """Raise `UserError` unless a gRPC server answers where the head of the cluster should be. Ray itself would knock for
+    many minutes, and say so in its log alone."""
+    from ray._private.services import canonicalize_bootstrap_address
+
+    try:
+        address = canonicalize_bootstrap_address(config.address)
+    except Exception as error:  # (of any kind: it looks through processes and files)
+        raise UserError(_refused(config, error)) from error
+    if address is None:
+        return  # there is none on this machine, which Ray says at once
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S) as connection:
+            if os.environ.get("RAY_USE_TLS", "0") == "0":
+                connection.sendall(_HTTP2_PREFACE)
+                if connection.makefile("rb").read(4)[3:] != b"\x04":  # a SETTINGS frame, with which every server begins
+                    raise ConnectionError("what listens there is not Ray")
+    except (OSError, ValueError) as error:
+        raise UserError(_refused(config, error)) from error
 
 
 def _refused(config: RayConfig, error: BaseException) -> str:
@@ -111,6 +138,11 @@ def nodes_of(ray: Any) -> list[Amount]:
     """What the nodes of the cluster have in all, whoever has it."""
     alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     return [Amount(has.get("CPU", 0.0), has.get("GPU", 0.0)) for has in alive]
+
+
+def alive_nodes(ray: Any) -> frozenset[str]:
+    """The ids of the nodes that Ray believes to be there."""
+    return frozenset(node["NodeID"] for node in ray.nodes() if node["Alive"])
 
 
 def dashboard(ray: Any) -> str:

@@ -150,6 +150,8 @@ class RayConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"cluster.{name}={value} must be {least} or more")
+            if name.endswith("_gpus") and value > 1 and value != int(value):
+                raise ConfigError(f"cluster.{name}={value:g}: an actor has whole GPUs, or a part of one")
         self._check_placement()
         if self.inference > self.rollouts:
             raise ConfigError(

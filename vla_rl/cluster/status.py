@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -33,6 +34,8 @@ class StatusFile:
     def end(self) -> None:
         """The run's rollouts are over."""
         if self._last:
+            with contextlib.suppress(Exception):  # (a Ray that is gone answers with all kinds of them)
+                self._last = self._describe()
             write_json(self._path, {**self._last, "time": time.time(), "ended": True})
 
 
@@ -51,9 +54,12 @@ def status_text(path: Path) -> str:
     age = time.time() - found["time"]
     running = "running" if age < _SILENT else f"silent for {age:.0f} s: its driver is gone, or hangs"
     state = "ended" if found["ended"] else running
+    left = f"{found['waiting']} episodes wait for an actor, {found['ready']} for the learner"
+    if found["ended"]:  # what was under way ended with it
+        actors = [actor | {"state": "ended", "open": 0} for actor in found["actors"]]
+        left, found = "nothing is under way", {**found, "actors": actors}
     lines = [
-        f"{path.parent}: {state}; version {found['version']}, {found['waiting']} episodes wait for an actor, "
-        f"{found['ready']} for the learner",
+        f"{path.parent}: {state}; version {found['version']}, {left}",
         f"{'actor':<13} {'host':<20} {'node':<8} {'process':>8}  {'state':<8} {'open':>5} {'decisions':>10}  seen to work",
     ]
     work = {actor["number"]: actor for actor in found["actors"]}

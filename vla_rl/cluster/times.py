@@ -20,6 +20,7 @@ from vla_rl.reporting.metrics import METRICS_FILE, read_metrics
 _WARM_UP = 0.25  # share of the iterations that does not count: caches, and a critic that is trained alone at first
 _FEWEST = 4  # iterations that are left
 _VARIED = 0.1  # spread of the batches (of their mean) from which a call's fixed part can be told
+_TRUSTED = 0.15  # of the measured time that the model may be off
 _LENGTHS = 20  # that stand for the episodes of a run
 
 
@@ -142,14 +143,16 @@ def _lengths(rows: Sequence[Mapping[str, float]]) -> tuple[float, ...]:
 
 # ------------------------------------------------------------------------------------------------------------- the plan
 def cluster_plan(
-    found: Measured, gpus: Sequence[int], *, staleness: int = 1, mtbf_hours: float = 0.0, restart: float = 60.0
+    found: Measured, gpus: Sequence[int], *, staleness: int = 1, mtbf_hours: float = 0.0, restart: float = 60.0,
+    asked: Setup | None = None,
 ) -> dict[str, Any]:
-    """JSON-ready: what is predicted for the setup that was measured, and for every number of GPUs. Each acting GPU has the
-    slots and cores of an actor of that setup; episodes of an iteration grow with the GPUs."""
-    own = simulate(found.times, found.setup)
+    """JSON-ready: what is predicted for the setup that was measured, for the one that is ``asked`` (None: the same), and for
+    every number of GPUs. Each acting GPU has the slots and cores of an actor of the setup that is asked; episodes of an
+    iteration grow with the GPUs."""
+    own, asked = simulate(found.times, found.setup), asked or found.setup
     rows = []
     for n in gpus:
-        base = dataclasses.replace(found.setup, batch=found.setup.batch * n, inline=False)
+        base = dataclasses.replace(asked, batch=asked.batch * n, inline=False)
         alternate = dataclasses.replace(base, ahead=0, rollouts=n, learners=n)  # all act, then all learn
         setup, ahead = best_split(found.times, dataclasses.replace(base, ahead=staleness), max(n, 2))
         share, interval = useful_share(n, mtbf_hours, found.times.publish + 1.0, restart)
@@ -160,7 +163,9 @@ def cluster_plan(
         })  # fmt: skip
     return {
         "times": dataclasses.asdict(found.times), "setup": dataclasses.asdict(found.setup), "measured": found.seconds,
-        "predicted": dataclasses.asdict(own), "staleness": staleness, "mtbf_hours": mtbf_hours, "rows": rows,
+        "predicted": dataclasses.asdict(own), "asked": dataclasses.asdict(asked),
+        "asked_predicted": dataclasses.asdict(simulate(found.times, asked)),
+        "staleness": staleness, "mtbf_hours": mtbf_hours, "rows": rows,
     }  # fmt: skip
 
 
@@ -169,6 +174,22 @@ def slowest(outcome: Outcome) -> str:
     rest = "learning" if outcome.learner >= outcome.driver else "the driver"
     shares = {"simulators": outcome.cores, "acting": outcome.policies, rest: outcome.learner + outcome.driver}
     return max(shares, key=lambda name: shares[name])
+
+
+def _asked_text(plan: Mapping[str, Any]) -> list[str]:
+    """What differs in the setup that was asked for, and how far the model was off where it could be compared."""
+    changed = {name: value for name, value in plan["asked"].items() if value != plan["setup"][name]}
+    lines = []
+    if changed:
+        said = ", ".join(f"{name} {value:g}" for name, value in changed.items())
+        lines.append(f"the one asked for ({said}): {plan['asked_predicted']['seconds']:.2f} s an iteration predicted")
+    off = (plan["predicted"]["seconds"] / plan["measured"] - 1.0) if plan["measured"] else 0.0
+    if abs(off) > _TRUSTED:
+        lines.append(
+            f"warning: that is {off:+.0%} of what was measured, so what follows is no better. A decision's time and an "
+            f"episode's length are means here: the model does not see heavy tails, for which everything waits by turns"
+        )
+    return lines
 
 
 def plan_text(plan: Mapping[str, Any]) -> str:
@@ -181,6 +202,7 @@ def plan_text(plan: Mapping[str, Any]) -> str:
         f"{t['update'] * 1e3:.0f} ms learning an episode, {t['take'] * 1e3:.1f} ms of the driver for it",
         f"the setup they are of: {own['seconds']:.2f} s an iteration predicted"
         + ("" if plan["measured"] is None else f", {plan['measured']:.2f} s measured"),
+        *_asked_text(plan),
         "",
         f"{'GPUs':>5}  {'by turns':>9}  {'act+learn':>10} {'ahead':>9}  {'gain':>5}  {'cores':>5} {'act':>5} {'learn':>5} "
         f"{'driver':>6}  {'age':>4}  busiest",

@@ -29,7 +29,7 @@ def add(command: Add) -> None:
 
 
 def run_plan(arguments: argparse.Namespace) -> None:
-    from vla_rl.cluster.times import cluster_plan, measured, plan_text
+    from vla_rl.cluster.times import cluster_plan, measured, plan_text, setup_of
     from vla_rl.config import compose
 
     if min(arguments.gpus) < 2 or max(arguments.gpus) > 2**20:
@@ -38,7 +38,8 @@ def run_plan(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"--staleness {arguments.staleness}, --mtbf {arguments.mtbf:g}: give 0 to 64, and 0 or more hours")
     config = compose(arguments.overrides)
     found = measured(arguments.times or config.run_dir, config)
-    plan = cluster_plan(found, arguments.gpus, staleness=arguments.staleness, mtbf_hours=arguments.mtbf)
+    asked = setup_of(config) if arguments.overrides else None  # (without words there is the run's own setup alone)
+    plan = cluster_plan(found, arguments.gpus, staleness=arguments.staleness, mtbf_hours=arguments.mtbf, asked=asked)
     print(plan_text(plan))
     write_result(arguments.json, plan)
 

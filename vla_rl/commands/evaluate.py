@@ -11,7 +11,7 @@ from typing import Any
 
 from vla_rl.asked import DescribesConditions, DescribesStarts, TaskChoice
 from vla_rl.commands.shared import Add, Names, add_overrides, write_result
-from vla_rl.errors import ConfigError
+from vla_rl.errors import ConfigError, EmbodimentMismatch
 
 
 def add(command: Add) -> None:
@@ -39,7 +39,7 @@ def add(command: Add) -> None:
     evaluate.add_argument(
         "--sample", action=argparse.BooleanOptionalAction, help="sampled or most likely actions (default: as the run)"
     )
-    evaluate.add_argument("--video", type=Path, metavar="FILE", help="write a grid of episodes as mp4")
+    evaluate.add_argument("--video", type=Path, metavar="FILE", help="write a grid of the first checkpoint's episodes")
     evaluate.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     add_overrides(evaluate, "config overrides, e.g. slots.workers=1")
 
@@ -70,16 +70,24 @@ def run_eval(arguments: argparse.Namespace) -> None:
         preflight.check_start(config, path)
     from vla_rl.evaluation.checkpoints import evaluate_checkpoints
 
-    document = evaluate_checkpoints(
-        config,
-        paths,
-        episodes=arguments.episodes or (None if own else EVAL_EPISODES),
-        per_task=arguments.episodes_per_task,
-        video=arguments.video,
-        perturb=[name for name in (arguments.perturb or "").split(",") if name],
-        levels=arguments.levels or (),
-        held_out_tasks=held_out,
-    )
+    try:
+        document = evaluate_checkpoints(
+            config,
+            paths,
+            episodes=arguments.episodes or (None if own else EVAL_EPISODES),
+            per_task=arguments.episodes_per_task,
+            video=arguments.video,
+            perturb=[name for name in (arguments.perturb or "").split(",") if name],
+            levels=arguments.levels or (),
+            held_out_tasks=held_out,
+        )
+    except EmbodimentMismatch as error:
+        if own or arguments.suite:
+            raise
+        raise EmbodimentMismatch(
+            f"{error}\n{arguments.checkpoint} lies in no run that would say which env it is of, so this was "
+            f"{config.env_type}: name its own with --suite ENV"
+        ) from error
     document["env"] = {"type": config.env_type, **dataclasses.asdict(config.env)}
     if isinstance(config.env, DescribesStarts):
         document["initial_states"] = config.env.initial_states(config.evaluate.split)

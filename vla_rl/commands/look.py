@@ -45,10 +45,13 @@ def run_report(arguments: argparse.Namespace) -> None:
 
 def run_export_rerun(arguments: argparse.Namespace) -> None:
     from vla_rl.data.rerun_export import export_rerun
+    from vla_rl.files import require_file_target, require_new
     from vla_rl.rewards.sources import load_source
 
     if arguments.limit < 0 or arguments.episodes < 1:
         raise ConfigError("export-rerun needs --limit >= 0 and --episodes >= 1")
+    require_new(arguments.file)
+    require_file_target(arguments.file, f"FILE {arguments.file}")
     reading = {"limit": arguments.limit, "episodes": arguments.episodes, "checkpoint": arguments.policy}
     source = load_source(arguments.source, stride=1, **reading)
     print(f"{source.what}\nwrote {export_rerun(source, arguments.file)}; show it with: rerun {arguments.file}")

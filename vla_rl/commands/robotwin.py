@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vla_rl import build
 from vla_rl.commands.shared import Add, add_overrides
-from vla_rl.errors import UserError
+from vla_rl.files import require_new
 
 
 def add(command: Add) -> None:
@@ -49,8 +49,7 @@ def run_convert(arguments: argparse.Namespace) -> None:
     from vla_rl.data.lerobot_writer import DemonstrationWriter
     from vla_rl.specs import EmbodimentSpec
 
-    if arguments.dataset.exists():
-        raise UserError(f"{arguments.dataset} exists already: choose another name for the dataset")
+    require_new(arguments.dataset)
     build.attribute("sim.robotwin.published:files")(arguments.source)  # before a process is started
     config = compose(["~run", "env=robotwin", f"env.tasks=[{arguments.task}]", *arguments.overrides])
     read = build.attribute("sim.robotwin.published:episodes")

@@ -237,7 +237,7 @@ def _rows_in_ram(sizes: Sizes) -> int:
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():  # counts what the system's cache would give back
-        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        lines = dict(line.split(":", 1) for line in meminfo.read_text(encoding="utf-8").splitlines())
         free = int(lines["MemAvailable"].split()[0]) * 1024
     return max(BATCH, int(0.5 * free / (Tuples.row_bytes(sizes) * 1.6)))
 

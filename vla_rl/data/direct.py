@@ -23,7 +23,7 @@ def cacheable_bytes() -> float:
     """How much of files the system may be trusted to keep in memory: half of what is free; all where it does not say."""
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
+        for line in meminfo.read_text(encoding="utf-8").splitlines():
             if line.startswith("MemAvailable:"):
                 return 512.0 * int(line.split()[1])
     return float("inf")

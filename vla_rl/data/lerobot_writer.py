@@ -34,6 +34,7 @@ from vla_rl.data.lerobot_format import (
     pyarrow_package,
 )
 from vla_rl.errors import ConfigError, EmbodimentMismatch
+from vla_rl.files import reason
 from vla_rl.types import EmbodimentSpec
 
 _CHUNK_FILES, _DATA_FILE_BYTES = 1000, 100 * 2**20
@@ -400,8 +401,7 @@ class _DiskErrors:
         if isinstance(error, OSError):
             free = _free_gib(self.path)
             raise DatasetError(
-                f"Could not write the dataset {self.path}: {error}. The disk has {free:.2f} GiB free there; make "
-                f"room or choose a folder on another disk."
+                f"Could not write the dataset {self.path}: {reason(error)}. The disk has {free:.2f} GiB free there"
             ) from error
 
 

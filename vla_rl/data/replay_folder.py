@@ -129,7 +129,7 @@ class ReplayFolder:
                 if not after:
                     self.clear()
             if is_disk_full(error):
-                raise disk_full(self.path) from error
+                raise disk_full(self.path, error) from error
             raise
 
     def _write_header(self, tables: Mapping[str, Table], embodiment: EmbodimentSpec | None) -> None:

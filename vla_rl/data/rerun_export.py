@@ -16,6 +16,7 @@ import numpy as np
 from vla_rl import build
 from vla_rl.data.lerobot_writer import encode_png
 from vla_rl.errors import MissingPackage, UserError
+from vla_rl.files import replacing_file, require_new
 from vla_rl.rewards.sources import Source
 from vla_rl.types import Observation, Trajectory
 
@@ -60,19 +61,18 @@ def _recording(file: Path) -> Iterator[tuple[Any, Any]]:
         raise MissingPackage("rerun-sdk", "rerun", "Exporting for Rerun") from None
     if file.suffix != ".rrd":
         raise UserError(f"{file} is no name for a Rerun recording: let it end in .rrd")
+    require_new(file)
     file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(f".{file.name}.part")
     stream = rerun.RecordingStream("vla-rl", send_properties=False)
-    stream.save(part)
-    try:
-        yield rerun, stream
-    except BaseException:
-        stream.disconnect()
-        part.unlink(missing_ok=True)
-        raise
-    stream.flush()
-    stream.disconnect()
-    part.replace(file)
+    with replacing_file(file) as part:
+        try:
+            stream.save(part)
+            yield rerun, stream
+            stream.flush()
+        except RuntimeError as error:  # its writer has ended; what the system said is in its own log
+            raise UserError(f"{file} could not be written: look for room on the disk, and at ulimit -f ({error})") from error
+        finally:
+            stream.disconnect()
 
 
 _TICK_NUMBERS = (

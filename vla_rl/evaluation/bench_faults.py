@@ -269,7 +269,7 @@ class Nodes:
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1", "--disable-usage-stats",
                    f"--object-store-memory={128 << 20}", *words]  # fmt: skip
         for _ in range(_ATTEMPTS):
-            log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - the stack closes it
+            log = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - the stack closes it
             self._stack.callback(log.close)
             node = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
             self._stack.callback(_end, node)

@@ -19,7 +19,7 @@ import torch
 
 from vla_rl.data.replay import DEMONSTRATIONS, INTERVENTIONS, Replay
 from vla_rl.errors import ConfigError
-from vla_rl.files import check_checkpoint
+from vla_rl.files import check_checkpoint, write_whole
 from vla_rl.reporting import sections
 from vla_rl.reporting.charts import Series, line_chart, percent
 from vla_rl.reporting.machine import versions
@@ -174,7 +174,7 @@ def write_figure(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         body.append(sections.section(title, "", sections.both_widths(partial(_chart, series, axis, title))))
     body.append(sections.section("In figures", "", f"<pre>{escape(table(rows))}</pre>"))
     footer = "Written by vla-rl bench hil. The same figures for scripts: --json FILE."
-    path.write_text(fill("Learning from a person", body, footer), encoding="utf-8")
+    write_whole(path, fill("Learning from a person", body, footer))
 
 
 def _chart(series: Sequence[Series], axis: str, title: str, width: int) -> str:

@@ -19,6 +19,7 @@ from vla_rl.evaluation.robustness import choose, compare_robustness, run_robustn
 from vla_rl.reporting.progress import Progress
 from vla_rl.rollout.engine import RolloutEngine
 from vla_rl.run.opening import open_env, open_policy, select_tasks
+from vla_rl.settings import EvaluateConfig
 
 
 def evaluate_checkpoints(
@@ -36,7 +37,7 @@ def evaluate_checkpoints(
 
     ``episodes`` are spread over the tasks, unless ``per_task`` says how many each gets; without both, as the config says.
     ``perturb`` names perturbations under which they run again (see `robustness.choose`). ``held_out_tasks`` are those
-    that training left out.
+    that training left out. ``video``: of the first checkpoint's episodes, also where the config asks for none.
     """
     declared = asked(build.implementation("env", config.env_type), EnvClass).perturbations
     chosen = choose(declared, perturb, levels, config.env_type) if perturb else {}
@@ -46,7 +47,7 @@ def evaluate_checkpoints(
             config.evaluate,
             episodes_per_task=per_task
             or (config.evaluate.episodes_per_task if episodes is None else max(1, -(-episodes // len(tasks)))),
-            video_episodes=config.evaluate.video_episodes if video is not None else 0,
+            video_episodes=0 if video is None else config.evaluate.video_episodes or EvaluateConfig.video_episodes,
         )
         episodes_in_all = len(tasks) * settings.episodes_per_task
         results, robust = [], []

@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from vla_rl.files import write_whole
 from vla_rl.reporting import sections
 from vla_rl.reporting.charts import Series, line_chart, percent
 from vla_rl.reporting.page import fill
@@ -43,7 +44,7 @@ def write_figure(path: Path, runs: Sequence[Mapping[str, Any]], level: float) ->
     head, _, *lines = side_by_side(runs, level).splitlines()
     body.append(sections.section("In figures", "", f"<pre>{escape(chr(10).join([head, *lines]))}</pre>"))
     footer = "Written by vla-rl bench learn. The same figures for scripts: --json FILE."
-    path.write_text(fill("Learning side by side", body, footer), encoding="utf-8")
+    write_whole(path, fill("Learning side by side", body, footer))
 
 
 def _chart(series: Sequence[Series], label: str, width: int) -> str:

@@ -360,4 +360,6 @@ def comparison_text(c: PairedComparison, name_a: str = "A", name_b: str = "B") -
         f"(95 % interval {c.difference_low * 100:+.1f} to {c.difference_high * 100:+.1f}); {name_b} alone solved "
         f"{c.only_b}, {name_a} alone {c.only_a}, which is {verdict} (exact McNemar test, {words.p_value(c.p_value)})."
     )
+    if c.significant != (c.difference_low > 0 or c.difference_high < 0):  # two approximations, which few episodes part
+        text += " Test and interval disagree about that, as they can on few episodes: evaluate more of them."
     return f"{text} {fallen_text(c)}".rstrip()

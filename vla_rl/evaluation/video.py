@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from vla_rl.files import replacing_file
+
 RUNNING, SUCCESS, FAILURE = (110, 116, 124), (38, 166, 91), (214, 69, 65)
 _BACKGROUND, _TEXT = (24, 26, 30), (235, 237, 240)
 _BORDER, _GAP, _CAPTION, _FONT = 8, 8, 30, 20
@@ -118,9 +120,11 @@ def write_mp4(path: str | Path, frames: Iterator[np.ndarray], hz: float, crf: in
 
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
     rate = Fraction(hz).limit_denominator(1000)
-    with av.open(str(part), "w", format="mp4", options={"movflags": "+faststart"}) as container:
+    with (
+        replacing_file(path) as part,
+        av.open(str(part), "w", format="mp4", options={"movflags": "+faststart"}) as container,
+    ):
         stream = container.add_stream("libx264", rate=rate, options={"crf": str(crf), "preset": "medium"})
         stream.pix_fmt = "yuv420p"
         for i, image in enumerate(frames):
@@ -130,5 +134,4 @@ def write_mp4(path: str | Path, frames: Iterator[np.ndarray], hz: float, crf: in
             frame.pts, frame.time_base = i, 1 / rate
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
-    part.replace(path)
     return path

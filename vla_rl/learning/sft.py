@@ -18,24 +18,27 @@ from vla_rl.checkpoint import Checkpointable, load_training_state, load_weights,
 from vla_rl.learning.counters import Counters
 from vla_rl.reporting.metrics import MetricsLogger
 from vla_rl.reporting.progress import Progress
+from vla_rl.terminal import leave_terminal
 from vla_rl.types import Observation
 
 
 @contextlib.contextmanager
 def postponed_interrupts() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM do not break into the block, which asks whether one came; a second one does break in.
+    """Ctrl-C, SIGTERM and SIGHUP do not break into the block, which asks whether one came; a second one does break in.
 
     Where Python does not handle these signals, and outside the main thread, nothing changes.
     """
     came: list[int] = []
 
     def note(number: int, frame: object) -> None:
+        if number == signal.SIGHUP:
+            leave_terminal()
         if came:
             raise KeyboardInterrupt
         came.append(number)
 
     main = threading.current_thread() is threading.main_thread()
-    handled = [s for s in (signal.SIGINT, signal.SIGTERM) if main and callable(signal.getsignal(s))]
+    handled = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if main and callable(signal.getsignal(s))]
     before = {s: signal.signal(s, note) for s in handled}
     try:
         yield lambda: bool(came)

@@ -27,7 +27,7 @@ from torch import Tensor
 from vla_rl.checkpoint import restoring
 from vla_rl.data.codec import trajectory_from_state, trajectory_state
 from vla_rl.errors import CheckpointError
-from vla_rl.files import last_good
+from vla_rl.files import last_good, replacing_file
 from vla_rl.storage import load_state, load_tensors, replacing, save_state, save_tensors
 from vla_rl.types import Trajectory
 
@@ -115,9 +115,8 @@ def publish_weights(folder: Path, weights: Weights) -> None:
     """Put a version in the place of the one before, in one step."""
     tensors = {f"{_WEIGHT}{name}": x for name, x in weights.tensors.items()}
     counts = {_VERSION: torch.tensor(weights.version), _UPDATES: torch.tensor(weights.updates)}
-    part = folder / f".{WEIGHTS}.part"
-    save_tensors(part, tensors | counts)
-    part.replace(folder / WEIGHTS)
+    with replacing_file(folder / WEIGHTS) as part:
+        save_tensors(part, tensors | counts)
 
 
 def published_weights(folder: Path) -> Weights | None:

@@ -28,7 +28,7 @@ def memory_bytes() -> int:
     total = 0
     for pid in process_tree(os.getpid()):
         try:
-            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines():
                 if line.startswith("Pss:"):
                     total += int(line.split()[1]) * 1024
         except (OSError, ValueError):  # it ended meanwhile, or is not ours to read
@@ -108,7 +108,7 @@ def versions() -> dict[str, Any]:
 
 def cpu_name() -> str:
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     except OSError:

@@ -26,6 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from vla_rl.files import write_whole
 from vla_rl.reporting.sinks import Sink
 
 METRICS_FILE, BEST_FILE = "metrics.jsonl", "checkpoints/best.json"
@@ -35,9 +36,7 @@ _log = logging.getLogger(__name__)
 def write_json(path: Path, value: Any) -> None:
     """Write JSON so that a reader sees the old file or the new one, never half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(json.dumps(finite(value), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    part.replace(path)
+    write_whole(path, json.dumps(finite(value), indent=2, allow_nan=False) + "\n")
 
 
 def finite(value: Any) -> Any:
@@ -80,9 +79,7 @@ class MetricsLogger:
         if phase not in self._seen:
             self._seen.add(phase)
             self.truncate(phase, step)
-        record = finite(
-            {"phase": phase, "step": step, "time_s": round(time.perf_counter() - self._started, 3), **metrics}
-        )
+        record = finite({"phase": phase, "step": step, "time_s": round(time.perf_counter() - self._started, 3), **metrics})
         assert self._file is not None, "this MetricsLogger is closed"
         self._open_sinks()
         self._file.write(json.dumps(record, allow_nan=False) + "\n")
@@ -129,9 +126,7 @@ class MetricsLogger:
         if dropped:
             if self._file is not None:
                 self._file.close()
-            part = self.path.with_name(f".{self.path.name}.part")
-            part.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-            part.replace(self.path)
+            write_whole(self.path, "".join(f"{line}\n" for line in kept))
             self._file = self.path.open("a", encoding="utf-8")
         return dropped
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from vla_rl.errors import UserError
 from vla_rl.evaluation.outcome import summarise, task_gap_text
+from vla_rl.files import write_whole
 from vla_rl.reporting import cluster, figures, offline, sections, study_page, words
 from vla_rl.reporting.charts import Interval, Series, episode_squares, interval_chart, line_chart, percent, short
 from vla_rl.reporting.diagnostics import declared, warnings
@@ -53,9 +54,7 @@ def _write(runs: list[RunData], run_dir: Path) -> Path:
         found = study_page.summary(groups)
         head, body = found["verdict"], study_page.study_sections(groups, run_dir, name)
     write_json(run_dir / SUMMARY_FILE, found)
-    part = run_dir / f".{REPORT_FILE}.part"
-    part.write_text(fill(f"{head} · {name}", body), encoding="utf-8")
-    part.replace(run_dir / REPORT_FILE)
+    write_whole(run_dir / REPORT_FILE, fill(f"{head} · {name}", body))
     return run_dir / REPORT_FILE
 
 

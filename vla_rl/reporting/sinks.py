@@ -249,7 +249,7 @@ def _leave_in_time() -> None:
         time.sleep(_LEAVE_S)
         for pid in process_tree(os.getpid()):
             with contextlib.suppress(OSError):  # it is over already
-                if Path(f"/proc/{pid}/comm").read_text().strip() == "wandb-core":
+                if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip() == "wandb-core":
                     os.kill(pid, signal.SIGKILL)
 
     threading.Thread(target=end, name="wandb-end", daemon=True).start()

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from vla_rl.errors import UserError
 from vla_rl.evaluation.statistics import wilson_interval
+from vla_rl.files import write_whole
 from vla_rl.interfaces import ProgressReward
 from vla_rl.optional import ReversibleProgress, StepCritics
 from vla_rl.reporting.charts import Series, line_chart, percent
@@ -326,7 +327,7 @@ def write_quality(quality: Quality, folder: Path, stem: str = "reward_quality") 
     page = folder / f"{stem}.html"
     template = importlib.resources.files("vla_rl").joinpath("report_template.html").read_text(encoding="utf-8")
     parts = {"title": escape(f"Quality of reward {quality.reward}"), "body": render_quality(quality)}
-    page.write_text(re.sub(r"\{\{(\w+)\}\}", lambda m: parts[m[1]], template), encoding="utf-8")
+    write_whole(page, re.sub(r"\{\{(\w+)\}\}", lambda m: parts[m[1]], template))
     return page
 
 

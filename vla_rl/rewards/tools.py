@@ -19,6 +19,7 @@ from vla_rl.asked import RewardClass, RewardOptions, asked
 from vla_rl.data.demonstrations import DemonstrationDataset
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.evaluation.video import Clip, grid, have_video, write_mp4
+from vla_rl.files import write_whole
 from vla_rl.interfaces import ProgressReward
 from vla_rl.reporting.metrics import METRICS_FILE, read_metrics, write_json
 from vla_rl.rewards.build import RewardContext, build_reward, demonstration_filter, save_reward
@@ -187,7 +188,7 @@ def write_preferences(scored: Sequence[Scored], path: Path, margin: float = 0.05
                 (_, better), (_, worse) = (a, b) if a[0] > b[0] else (b, a)
                 lines.append(json.dumps({"preferred": better, "other": worse}))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    write_whole(path, "".join(f"{line}\n" for line in lines))
     return len(lines)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import resource
@@ -62,7 +63,7 @@ def check_system() -> Check:
 def _package(name: str, extra: str, purpose: str, core: bool) -> Check:
     if core and importlib.util.find_spec(name) is None:
         return Check(name, FAIL, f"not installed ({purpose})", install_command(extra, name), core=True)
-    return check_package(name, extra, purpose)
+    return dataclasses.replace(check_package(name, extra, purpose), core=core)
 
 
 def check_devices(dev: Path, name: str, patterns: tuple[str, ...], group: str, purpose: str) -> Check:

@@ -207,7 +207,7 @@ def _at_once(learning: Learning, logger: MetricsLogger, say: Callable[[str], Non
 
 
 def _session(learning: Learning, left: int, spec: Any, harvesting: HarvestThread, say: Callable[[str], None]) -> None:
-    settings, asked = learning.session, Asked(left, True, learning.console)
+    settings, asked = learning.session, Asked(left, True, learning.console, learns=True)
     body = build.attribute("real.body:Body")(_new_session(learning.folder), sessions.body_config(settings))
     with body:
         say(f"session {body.folder}; end it with Ctrl-C, at once with a second one")
@@ -293,7 +293,7 @@ def _in_turns(learning: Learning, logger: MetricsLogger, say: Callable[[str], No
         session = stack.enter_context(contextlib.closing(lockstep(_new_session(learning.folder), base)))
         spec = session.robot.embodiment
         sessions.require_same(spec, Path(settings.checkpoint))
-        plan = sessions.make_plan(settings, Asked(learning.episodes, console=False), session.world.tasks)
+        plan = sessions.make_plan(settings, Asked(learning.episodes, console=False, learns=True), session.world.tasks)
         acting = settings.robot.acting
         session.others = load_others(sessions.reset_policy(settings, plan), spec, config.device, acting)
         run = run_of(config, _described(learning, spec, plan.tasks))
@@ -359,7 +359,7 @@ class Judge:
             config = dataclasses.replace(config, record=False, options=options)
             lockstep = build.attribute("real.lockstep:Lockstep")(self._learning.folder / "judged", config)
             self._session = self._stack.enter_context(contextlib.closing(lockstep))
-        plan = sessions.make_plan(settings, Asked(n, console=False), self._session.world.tasks)
+        plan = sessions.make_plan(settings, Asked(n, console=False, learns=True), self._session.world.tasks)
         starts = [dataclasses.replace(plan.tasks[i % len(plan.tasks)], number=i // len(plan.tasks)) for i in range(n)]
         plan = dataclasses.replace(plan, alone=True, tasks=tuple(starts), practice=None, returns=None)
         done = self._session.run(plan, self._decide, "judged", sessions.acting_config(settings), lambda outcome: None)

@@ -25,16 +25,19 @@ from vla_rl.specs import EmbodimentSpec
 
 QUICKSTART = Path("outputs") / "quickstart" / "checkpoints"
 _CHOICES = ("best", "rl", "sft")
+HELPED = 2.5  # so that lift_cube's 80 control steps are the 200 of docs/results/robot.md
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command line asks for besides the settings. ``episodes`` 0: until Ctrl-C."""
+    """What the command line asks for besides the settings. ``episodes`` 0: until Ctrl-C. ``learns``: from episodes that a
+    person helps."""
 
     episodes: int = 0
     policy: bool = True
     console: bool = True
     lockstep: bool = False
+    learns: bool = False
 
 
 def default_checkpoint(folder: Path = QUICKSTART) -> Path:
@@ -167,7 +170,10 @@ def body_config(settings: SessionSettings) -> Any:
 
 
 def make_plan(settings: SessionSettings, asked: Asked, known: dict[str, dict[str, Any]]) -> Any:
-    """``known`` are the world's tasks (TASK, or TASK/NUMBER of an initial state); without a world they are instructions."""
+    """``known`` are the world's tasks (TASK, or TASK/NUMBER of an initial state); without a world they are instructions.
+
+    A world's own time limit is what its task takes a policy. Where somebody helps, or is played, an episode that got stuck
+    late has to have time for that: `HELPED` times as long, unless ``robot.horizon`` says how long."""
     task = build.attribute("real.tasks:Task")
     resets = settings.robot.practice.reset
     names = settings.robot.tasks or [name for name in known if name != resets] or ["teleoperated"]
@@ -178,13 +184,14 @@ def make_plan(settings: SessionSettings, asked: Asked, known: dict[str, dict[str
             f"robot.tasks or robot.practice.reset has {unknown[0]!r}, which this world does not know: {', '.join(known)}"
         )
     horizon = settings.robot.horizon
+    stretch = HELPED if asked.learns or settings.operator is not None else 1.0
 
     def made(name: str) -> Any:
         if not known:
             return build.attribute("real.tasks:spoken")(name, horizon)
         name, _, number = name.partition("/")
         own, at = known[name], int(number) if number.isdigit() else -1
-        return task(name, own["instruction"], at, horizon=horizon or own["horizon"])
+        return task(name, own["instruction"], at, horizon=horizon or round(stretch * own["horizon"]))
 
     plan = build.attribute("real.episodes:Plan")(
         tuple(map(made, names)), asked.episodes, leads=bool(known), policy=asked.policy, alone=not asked.console,

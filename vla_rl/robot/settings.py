@@ -91,10 +91,10 @@ class RobotSettings:
     """A simulated arm (``world``) or a driver ("module:Class"), with ``options``; see `real.body.BodyConfig`.
 
     ``limits`` is a file, as such or inside the config folder. ``acting``, ``steps``, ``valid_s``, ``ensemble_decay`` and
-    ``rtc_...``: see `real.acting.ActingConfig`. ``horizon`` (control steps) ends an episode, 0: the task's own. ``tasks``
-    are done in turn: those of the world where it is empty; an instruction where there is no world. ``practice``: without a
-    person; ``returns``: to where it failed. ``score_every``: control steps between two scores of the episode that runs, by
-    the reward that was asked for.
+    ``rtc_...``: see `real.acting.ActingConfig`. ``horizon`` (control steps) ends an episode, 0: the task's own, which are
+    2.5 times as many where a person helps (``robot learn``, ``operator``). ``tasks`` are done in turn: those of the world
+    where it is empty; an instruction where there is no world. ``practice``: without a person; ``returns``: to where it
+    failed. ``score_every``: control steps between two scores of the episode that runs, by the reward that was asked for.
     ``camera_device`` realsense: a simulated arm's pictures go through that SDK's software device.
     """
 

@@ -1,0 +1,102 @@
+"""``key=value`` words of a command line, as Hydra's grammar takes them.
+
+That grammar knows ASCII letters and some signs. A name in another script and a path with an apostrophe are values too: such
+a text is put into quotes here, and so is each entry of a list. What Hydra reads itself stays as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from vla_rl.errors import ConfigError
+
+EXAMPLE = "Overrides look like run=quickstart seed=1 algorithm.learning_rate=1e-4"
+_KEY = re.compile(r"[+~]*[A-Za-z_][\w./@:-]*", re.ASCII)
+
+
+def require_key_value(words: Sequence[str]) -> None:
+    """Raise `ConfigError` for a word that is no ``key=value``, or whose key no config has."""
+    for text in words:
+        key, equals, value = text.partition("=")
+        if (not equals and not text.startswith("~")) or not key.strip("+~. "):
+            raise ConfigError(f"{text!r} is not an override of the form key=value. {EXAMPLE}")
+        if not _KEY.fullmatch(key):
+            raise ConfigError(f"unknown config key {key!r} (value {value!r}): keys are ASCII words with dots. {EXAMPLE}")
+        if bad := [c for c in value if c == "\0" or "\ud800" <= c <= "\udfff"]:
+            raise ConfigError(
+                f"{key}={value!r}: {bad[0]!r} is no character of this terminal's encoding. Set LC_ALL=C.UTF-8 or "
+                f"PYTHONUTF8=1, or use another name"
+            )
+
+
+def spoken(word: str, texts: Collection[str]) -> str:
+    """``key=value`` with quotes where Hydra needs some. The values of the keys ``texts`` are texts, whatever they look like
+    (``name=1e3``, ``output_dir=a,b``)."""
+    key, equals, value = word.partition("=")
+    if not equals:
+        return word
+    return f"{key}={_text(value.strip()) if key.lstrip('+') in texts else _quoted(value)}"
+
+
+def _text(value: str) -> str:
+    read = _read(value)
+    plain = value[:1] in ("'", '"', "[", "{") or value == "null"
+    return value if plain or isinstance(read, str) else _in_quotes(value)
+
+
+def _quoted(value: str) -> str:
+    inner = value.strip()
+    if _read(inner) is not None:
+        return value
+    if inner[:1] + inner[-1:] == "[]":
+        return f"[{','.join(map(_quoted, _split(inner[1:-1])))}]"
+    if inner[:1] + inner[-1:] == "{}":
+        pairs = (part.partition(":") for part in _split(inner[1:-1]))
+        return f"{{{','.join(f'{name}{colon}{_quoted(entry)}' for name, colon, entry in pairs)}}}"
+    return value if inner[:1] in ("'", '"', "[", "{") else _in_quotes(inner)
+
+
+def _split(inside: str) -> Iterator[str]:
+    """The parts between the commas that are in no brackets and quotes."""
+    depth, quote, begun = 0, "", 0
+    for i, c in enumerate(inside):
+        if quote:
+            quote = "" if c == quote and inside[i - 1] != "\\" else quote
+        elif c in "'\"" and not inside[begun:i].strip(" [{:"):  # an apostrophe within a word opens nothing
+            quote = c
+        elif c in "[{":
+            depth += 1
+        elif c in "]}":
+            depth -= 1
+        elif c == "," and not depth:
+            yield inside[begun:i]
+            begun = i + 1
+    if inside.strip():
+        yield inside[begun:]
+
+
+def _in_quotes(value: str) -> str:
+    from hydra.core.override_parser.types import Quote, QuotedString
+
+    return QuotedString(value, Quote.single).with_quotes()
+
+
+def _read(value: str) -> Any:
+    """What Hydra makes of it (a sweep or null: that it does); None where it cannot read it."""
+    from hydra.errors import HydraException
+
+    try:
+        override = _parser().parse_override(f"++x={value}")
+    except HydraException:
+        return None
+    return ... if override.is_sweep_override() or override.value() is None else override.value()
+
+
+@functools.cache
+def _parser() -> Any:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    return OverridesParser.create()
