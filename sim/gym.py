@@ -122,8 +122,8 @@ class GymSimulator:
         moved = [key for key, x in leaves.items() if not np.array_equal(x, again[key], equal_nan=x.dtype.kind == "f")]
         if moved:
             raise ConfigError(
-                f"{config.id} starts elsewhere when it is reset twice with one seed ({moved[0]} differs), so no episode could "
-                "be repeated. If its maker takes a seed, name that argument with env.seed_option (MetaWorld: seed)"
+                f"{config.id} starts elsewhere when it is reset twice with one seed ({moved[0]} differs), so no episode "
+                "could be repeated. If its maker takes a seed, name that argument with env.seed_option (MetaWorld: seed)"
             )
         first = self._envs[0, names[0]]
         pictures = [key for key, x in leaves.items() if x.dtype == np.uint8 and x.ndim == 3 and x.shape[2] == 3]
