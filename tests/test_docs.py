@@ -133,6 +133,7 @@ def commands() -> list[str]:
     found = []
     for page in (page for page in PAGES if page.parent.name != "results"):
         text = page.read_text().replace("\\\n", " ").replace("'", "")
+        text = re.sub(r"\n +(?=[a-z_]+\.[a-z_]+=)", " ", text)  # a command that YAML folds
         for line in re.findall(r"vla-rl (?:train|collect|quickstart)((?: +[~\w.]+(?:=[^\s`|]+)?)+)", text):
             given = [o for o in line.split() if "=" in o or o.startswith("~")]
             found.append(" ".join(o for o in given if "NAME" not in o and "FOLDER" not in o))
