@@ -59,11 +59,18 @@ def reason(error: OSError) -> str:
 def read_json(path: Path, remedy: str, error: type[UserError] = UserError) -> dict[str, Any]:
     """The object in a JSON file. Anything else raises ``error``, whose message ends with ``remedy``."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        data = path.read_bytes()
     except FileNotFoundError:
         raise error(f"{path} is missing: {remedy}") from None
     except OSError as problem:
         raise error(f"{path} cannot be read ({problem.strerror or problem}): {remedy}") from problem
+    return json_object(data, path, remedy, error)
+
+
+def json_object(data: bytes, path: Path, remedy: str, error: type[UserError] = UserError) -> dict[str, Any]:
+    """The object in the ``data`` of the JSON file ``path``; errors as in `read_json`."""
+    try:
+        value = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as problem:  # (what is no UTF-8 is a ValueError too)
         raise error(f"{path} is damaged ({first_line(problem)}): {remedy}") from problem
     if not isinstance(value, dict):
@@ -179,20 +186,28 @@ def require_writable(path: Path, key: str) -> None:
     except OSError as problem:
         raise UserError(f"{key}: {place}: {reason(problem)}") from problem
     if not place.is_dir():
-        raise UserError(f"{key}: {place} is a file, and a folder is needed there. Move it away, or choose another place")
+        raise UserError(
+            f"{key}: {place} is a file, and a folder is needed there. Move it away, or choose another place"
+        )
     if not os.access(place, os.W_OK | os.X_OK):
-        why = "is on a read-only file system" if os.statvfs(place).f_flag & os.ST_RDONLY else "may not be written by you"
+        why = (
+            "is on a read-only file system" if os.statvfs(place).f_flag & os.ST_RDONLY else "may not be written by you"
+        )
         raise UserError(f"{key}: the folder {place} {why}. Choose another place, or change its permissions")
     limit = os.pathconf(place, "PC_NAME_MAX")
     long = [part for part in path.parts if len(os.fsencode(part)) > limit]
     if long:
-        raise UserError(f"{key}: the name {long[0][:40]}… has {len(long[0])} characters, of at most {limit}. Shorten it")
+        raise UserError(
+            f"{key}: the name {long[0][:40]}… has {len(long[0])} characters, of at most {limit}. Shorten it"
+        )
 
 
 def require_file_target(path: Path, key: str) -> None:
     """Raise `UserError` unless a file could be written at ``path``; creates nothing."""
     if path.is_dir():
-        raise UserError(f"{key}: {path} is a folder, and a file is written. Name a file in it, such as {path / 'result'}")
+        raise UserError(
+            f"{key}: {path} is a folder, and a file is written. Name a file in it, such as {path / 'result'}"
+        )
     if path.exists() and not path.is_file():  # (what is written takes the name's place)
         raise UserError(f"{key}: {path} is a device or a pipe. Name a file")
     require_writable(path.parent, key)

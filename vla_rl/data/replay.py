@@ -52,7 +52,8 @@ class Replay:
 
         ``ram_bytes``: what is kept in RAM beside a ``folder``, small columns first; the rest is read from the disk: mapped
         where the system's cache can hold it (``cache_bytes``; None: half of the memory that is free), else past that cache.
-        Raises `UserError` where the folder holds fewer episodes, is of another robot, or is no replay.
+        Raises `UserError` where the folder holds fewer episodes, is of another robot, is damaged (rows that stay on the disk
+        are compared with their checksums for the last episode alone), or is no replay.
         """
         self.episodes = 0
         self.last_ticket = 0  # the highest of its episodes; 0: none has one
@@ -73,6 +74,8 @@ class Replay:
             for table in self._tables.values():
                 if not table.on_disk_alone:
                     table.load()
+            if not any(table.on_disk_alone for table in self._tables.values()):
+                self._files.check(self._tables, records)
 
     @property
     def folder(self) -> Path | None:
@@ -166,7 +169,9 @@ class Replay:
             layout.setdefault(field.name if large else FRAMES, []).append(field)
         fields = [field for table in layout.values() for field in table]
         if unknown := [field for field in fields if not field.storable]:
-            raise UserError(f"replay: rollout {name} has {unknown[0]}: give numbers or truth values that a file can hold")
+            raise UserError(
+                f"replay: rollout {name} has {unknown[0]}: give numbers or truth values that a file can hold"
+            )
         if self._tables:
             check_fields(name, fields, [field for table in self._tables.values() for field in table.fields])
             return self._tables
@@ -305,17 +310,25 @@ class Replay:
 
     def _take_frames(self, frames: np.ndarray, images: bool) -> dict[str, Tensor]:
         """Columns of ``frames``."""
-        wanted = [t for name, t in self._tables.items() if name != DECISIONS and (images or not name.startswith(_IMAGE))]
+        wanted = [
+            t for name, t in self._tables.items() if name != DECISIONS and (images or not name.startswith(_IMAGE))
+        ]
         columns = _take(wanted, frames)
         return columns if images else {k: v for k, v in columns.items() if not k.startswith(_IMAGE)}
 
 
 def observation_of(columns: Mapping[str, Tensor], texts: Sequence[str]) -> Observation:
-    """What the columns of frames show; ``texts``: the instructions that they number."""
+    """What the columns of frames show; ``texts``: the instructions that they number, or a `UserError`."""
+    numbers = columns["text"].tolist()
+    if wrong := [number for number in numbers if not 0 <= number < len(texts)]:
+        raise UserError(
+            f"replay: a frame has the instruction number {wrong[0]}, and {len(texts)} are in its journal, so its rows "
+            f"were written by something else: leave it out, or start over with --fresh"
+        )
     return Observation(
         images=_named(columns, _IMAGE),
         proprio=columns["proprio"],
-        instruction=tuple(map(texts.__getitem__, columns["text"].tolist())),
+        instruction=tuple(map(texts.__getitem__, numbers)),
         privileged=columns.get("privileged"),
     )
 
