@@ -60,9 +60,7 @@ def raw(number: int, data: bytes) -> Forge:
 def header(**changes: Any) -> Forge:
     def forge(folder: Path) -> None:
         found = json.loads((folder / "header.json").read_text()) | changes
-        (folder / "header.json").write_text(
-            json.dumps({key: value for key, value in found.items() if value is not ...})
-        )
+        (folder / "header.json").write_text(json.dumps({key: value for key, value in found.items() if value is not ...}))
 
     return forge
 
@@ -164,9 +162,7 @@ REPLAYS: dict[str, tuple[Forge, str]] = {
 
 
 # What one who reads an acted episode of somebody else's folder does not touch.
-ACTED = (
-    *("link for what a header is written to", "link for the lock", "rows without journal", "a bit of the first rows"),
-)
+ACTED = (*("link for what a header is written to", "link for the lock", "rows without journal", "a bit of the first rows"),)
 
 
 @pytest.mark.parametrize("name", REPLAYS)

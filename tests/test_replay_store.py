@@ -115,9 +115,7 @@ def test_what_is_drawn_does_not_depend_on_where_it_lies(tmp_path, ram_bytes):
     assert same(memory, disk) and same(memory, Replay(tmp_path / "r", episodes=None, ram_bytes=ram_bytes))
     ram = {name for name, table in disk._tables.items() if not table.on_disk_alone}
     small = {"decisions", "frames"}
-    assert (
-        ram == {0: set(), 20_000: {"frames", "decisions"}, 2 << 30: small | {"image:top", "extra:features"}}[ram_bytes]
-    )
+    assert ram == {0: set(), 20_000: {"frames", "decisions"}, 2 << 30: small | {"image:top", "extra:features"}}[ram_bytes]
     assert memory.bytes == disk.bytes
 
 
@@ -158,9 +156,7 @@ def test_rows_carry_what_was_known_of_them_and_images_can_stay_behind():
     assert batch.observations.instruction == tuple(f"task {(100 * n) // 40}" for n in i.tolist())
     blind = replay.draw(400, torch.Generator().manual_seed(0), images=False)
     assert blind.observations.images == blind.next_observations.images == {}
-    assert torch.equal(blind.observations.proprio, batch.observations.proprio) and torch.equal(
-        blind.rewards, batch.rewards
-    )
+    assert torch.equal(blind.observations.proprio, batch.observations.proprio) and torch.equal(blind.rewards, batch.rewards)
     assert torch.equal(blind.next_extra["features"], batch.next_extra["features"])
 
 
@@ -208,9 +204,7 @@ def test_a_batch_that_is_held_is_never_written_over():
 def test_memory_of_forgotten_batches_is_used_again(monkeypatch):
     """Batches of a MiB and more ("top", the features) ask for memory once; of the small ones each does."""
     replay, generator, asked = filled(6), torch.Generator().manual_seed(0), []
-    monkeypatch.setattr(
-        tables, "aligned", lambda rows, width: asked.append(rows * width) or direct.aligned(rows, width)
-    )
+    monkeypatch.setattr(tables, "aligned", lambda rows, width: asked.append(rows * width) or direct.aligned(rows, width))
     for _ in range(6):
         replay.draw(256, generator)
     large = [size for size in asked if size >= 1 << 20]

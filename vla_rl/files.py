@@ -186,28 +186,20 @@ def require_writable(path: Path, key: str) -> None:
     except OSError as problem:
         raise UserError(f"{key}: {place}: {reason(problem)}") from problem
     if not place.is_dir():
-        raise UserError(
-            f"{key}: {place} is a file, and a folder is needed there. Move it away, or choose another place"
-        )
+        raise UserError(f"{key}: {place} is a file, and a folder is needed there. Move it away, or choose another place")
     if not os.access(place, os.W_OK | os.X_OK):
-        why = (
-            "is on a read-only file system" if os.statvfs(place).f_flag & os.ST_RDONLY else "may not be written by you"
-        )
+        why = "is on a read-only file system" if os.statvfs(place).f_flag & os.ST_RDONLY else "may not be written by you"
         raise UserError(f"{key}: the folder {place} {why}. Choose another place, or change its permissions")
     limit = os.pathconf(place, "PC_NAME_MAX")
     long = [part for part in path.parts if len(os.fsencode(part)) > limit]
     if long:
-        raise UserError(
-            f"{key}: the name {long[0][:40]}… has {len(long[0])} characters, of at most {limit}. Shorten it"
-        )
+        raise UserError(f"{key}: the name {long[0][:40]}… has {len(long[0])} characters, of at most {limit}. Shorten it")
 
 
 def require_file_target(path: Path, key: str) -> None:
     """Raise `UserError` unless a file could be written at ``path``; creates nothing."""
     if path.is_dir():
-        raise UserError(
-            f"{key}: {path} is a folder, and a file is written. Name a file in it, such as {path / 'result'}"
-        )
+        raise UserError(f"{key}: {path} is a folder, and a file is written. Name a file in it, such as {path / 'result'}")
     if path.exists() and not path.is_file():  # (what is written takes the name's place)
         raise UserError(f"{key}: {path} is a device or a pipe. Name a file")
     require_writable(path.parent, key)

@@ -57,9 +57,7 @@ def read_rows(path: Path, index: np.ndarray, out: np.ndarray) -> None:
     again = np.flatnonzero(np.diff(rows) == 0) + 1  # drawn before: copied, not read
     first = np.delete(np.arange(len(rows)), again)
     cuts = np.flatnonzero(np.diff(rows[first]) > 1) + 1
-    runs = [
-        part for run in np.split(first, cuts) for part in np.split(run, range(_RUN, len(run), _RUN))
-    ]  # side by side
+    runs = [part for run in np.split(first, cuts) for part in np.split(run, range(_RUN, len(run), _RUN))]  # side by side
     file = os.open(path, os.O_RDONLY | os.O_DIRECT)
     try:
         parts = [runs[i::_THREADS] for i in range(min(_THREADS, len(runs)))]

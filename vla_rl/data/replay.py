@@ -169,9 +169,7 @@ class Replay:
             layout.setdefault(field.name if large else FRAMES, []).append(field)
         fields = [field for table in layout.values() for field in table]
         if unknown := [field for field in fields if not field.storable]:
-            raise UserError(
-                f"replay: rollout {name} has {unknown[0]}: give numbers or truth values that a file can hold"
-            )
+            raise UserError(f"replay: rollout {name} has {unknown[0]}: give numbers or truth values that a file can hold")
         if self._tables:
             check_fields(name, fields, [field for table in self._tables.values() for field in table.fields])
             return self._tables
@@ -310,9 +308,7 @@ class Replay:
 
     def _take_frames(self, frames: np.ndarray, images: bool) -> dict[str, Tensor]:
         """Columns of ``frames``."""
-        wanted = [
-            t for name, t in self._tables.items() if name != DECISIONS and (images or not name.startswith(_IMAGE))
-        ]
+        wanted = [t for name, t in self._tables.items() if name != DECISIONS and (images or not name.startswith(_IMAGE))]
         columns = _take(wanted, frames)
         return columns if images else {k: v for k, v in columns.items() if not k.startswith(_IMAGE)}
 

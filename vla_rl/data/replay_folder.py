@@ -70,9 +70,7 @@ def _own(path: Path) -> RunLock:
     key = (os.getpid(), path.resolve())
     lock = _owned.get(key)
     if lock is None:
-        lock = _owned[key] = RunLock(
-            path, "replay:", "Only one process may add to a replay: end that one first"
-        ).acquire()
+        lock = _owned[key] = RunLock(path, "replay:", "Only one process may add to a replay: end that one first").acquire()
     return lock
 
 
@@ -130,9 +128,7 @@ class ReplayFolder:
         tables, records, robot, damage = _read(self.path, self._journal, embodiment, _REMEDY)
         whole = _whole(tables, records[:episodes])
         if episodes is not None and whole < episodes:
-            raise UserError(
-                f"replay: {self.path} holds {whole} episodes and the checkpoint needs {episodes}: {_REMEDY}"
-            )
+            raise UserError(f"replay: {self.path} holds {whole} episodes and the checkpoint needs {episodes}: {_REMEDY}")
         cut = self.path / _CUT
         if episodes is None and not damage:
             damage = _missing(tables, records, whole) or ("" if cut.exists() else _unrecorded(tables, records))
@@ -317,9 +313,7 @@ def _whole(tables: Mapping[str, Table], records: list[dict[str, Any]]) -> int:
     """How many of the first episodes have all their rows; those of the last one are read and compared with its checksum."""
     decisions = np.array([0, *itertools.accumulate(r["decisions"] for r in records)])
     ends = {name: decisions + (0 if name == DECISIONS else np.arange(len(decisions))) for name in tables}
-    whole = min(
-        [len(records), *(int(np.searchsorted(ends[n], t.rows_in_file(), "right")) - 1 for n, t in tables.items())]
-    )
+    whole = min([len(records), *(int(np.searchsorted(ends[n], t.rows_in_file(), "right")) - 1 for n, t in tables.items())])
     while whole and stored_episode(tables, records[whole - 1], whole - 1, int(decisions[whole - 1])) is None:
         whole -= 1
     return whole
@@ -342,9 +336,7 @@ def _unrecorded(tables: Mapping[str, Table], records: list[dict[str, Any]]) -> s
     return f"rows of {written} episodes, and {len(records)} are in {_JOURNAL}" if written > len(records) + 1 else ""
 
 
-def stored_episode(
-    tables: Mapping[str, Table], record: Mapping[str, Any], number: int, row: int
-) -> dict[str, bytes] | None:
+def stored_episode(tables: Mapping[str, Table], record: Mapping[str, Any], number: int, row: int) -> dict[str, bytes] | None:
     """What the files hold of episode ``number``, whose first decision is ``row``; None where it is not as it was written."""
     t, checksum = int(record["decisions"]), 0
     stored: dict[str, bytes] = {}

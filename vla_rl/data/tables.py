@@ -175,10 +175,7 @@ class Table:
             return
         assert self.path is not None
         breaks = np.flatnonzero(np.diff(rows) > 1)
-        starts, ends = (
-            rows[np.r_[0, breaks + 1]] * self.row_bytes,
-            (rows[np.r_[breaks, len(rows) - 1]] + 1) * self.row_bytes,
-        )
+        starts, ends = rows[np.r_[0, breaks + 1]] * self.row_bytes, (rows[np.r_[breaks, len(rows) - 1]] + 1) * self.row_bytes
         file = os.open(self.path, os.O_RDONLY)
         try:
             for start, end in zip(starts.tolist(), ends.tolist()):
@@ -194,9 +191,7 @@ class Table:
             assert self.path is not None
             read_rows(self.path, index, out)
         else:
-            np.take(
-                self._rows(), index, axis=0, out=out, mode="clip"
-            )  # ("raise" would gather into another buffer first)
+            np.take(self._rows(), index, axis=0, out=out, mode="clip")  # ("raise" would gather into another buffer first)
         values = out.view(self._dtype).reshape(len(index))
         columns = {}
         for f in self.fields:
