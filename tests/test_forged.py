@@ -10,10 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 import torch
+from test_real_journal import recorded as recorded_session
 from test_replay_store import SPEC, filled, put
 
+from real import journal as journals
+from real.records import EVENT_FIELDS, TICK_FIELDS
+from real.verify import verify
+from vla_rl.cli import main
 from vla_rl.data.recorded import recorded
 from vla_rl.data.replay import Replay
 from vla_rl.errors import UserError
@@ -201,3 +207,171 @@ def test_a_first_header_is_not_written_through_a_link(tmp_path):
     (tmp_path / "r" / "header.json.part").symlink_to(tmp_path / "foreign")
     put(replay, 0)
     assert (tmp_path / "foreign").read_text() == "of somebody else" and len(Replay(tmp_path / "r", episodes=None)) == 3
+
+
+# ------------------------------------------------------------------------------------------------------------ journals
+@pytest.fixture(scope="module")
+def records(tmp_path_factory) -> list[list[Any]]:
+    """Of an episode: a header, ticks, pictures, chunks, a label, notices, an end."""
+    _, folder = recorded_session(tmp_path_factory.mktemp("session"))
+    return [record for _, record in journals.scan(journals.journals(folder)[0])]
+
+
+def field(kind: str, place: int | str, value: Any, which: int = 2) -> Callable[[list[list[Any]]], None]:
+    """Another value in the record number ``which`` of a kind: of an entry, of a tick's field, of a header's or an end's key."""
+
+    def forge(found: list[list[Any]]) -> None:
+        record = [r for r in found if r[0] == kind][which]
+        if kind in ("header", "end"):
+            record[1] = {k: v for k, v in {**record[1], place: value}.items() if v is not ...}
+        else:
+            names = {"tick": TICK_FIELDS, "event": EVENT_FIELDS}.get(kind, ())
+            record[1 + names.index(place) if isinstance(place, str) else place] = value
+
+    return forge
+
+
+def robot(**changes: Any) -> Callable[[list[list[Any]]], None]:
+    def forge(found: list[list[Any]]) -> None:
+        found[0][1]["embodiment"] = {k: v for k, v in {**found[0][1]["embodiment"], **changes}.items() if v is not ...}
+
+    return forge
+
+
+def put_in(place: int, *new: list[Any]) -> Callable[[list[list[Any]]], None]:
+    return lambda found: found.__setitem__(slice(place, place), new)
+
+
+JOURNALS: dict[str, tuple[Callable[[list[list[Any]]], object], str]] = {
+    "a tick that is short": (lambda r: next(x for x in r if x[0] == "tick").pop(), "a tick has 33 fields, and 34 belong to it"),
+    "a tick's number as text": (field("tick", "tick", "7"), "tick of a tick is '7'"),
+    "a tick's number true": (field("tick", "tick", True), "tick of a tick is True"),
+    "a stamp NaN": (field("tick", "stamp", float("nan")), "stamp of a tick is nan"),
+    "sent as a number": (field("tick", "sent", 0.3), "sent of a tick is 0.3"),
+    "sent of texts": (field("tick", "sent", ["0.1"] * 4), "sent of a tick is"),
+    "sent with infinity": (field("tick", "sent", [float("inf"), 0.0, 0.0, 0.0]), "sent of a tick is"),
+    "sent of another robot": (field("tick", "sent", [0.1] * 6), "sent of a tick has 6 numbers, and 4 belong to the robot"),
+    "proprio of another robot": (field("tick", "proprio", [0.1]), "proprio of a tick has 1 numbers"),
+    "a mode of bytes": (field("tick", "mode", b"AUTO"), "mode of a tick is b'AUTO'"),
+    "faults a text": (field("tick", "faults", "none"), "faults of a tick is 'none'"),
+    "nothing for whether a person acts": (field("tick", "is_human", None), "is_human of a tick is None"),
+    "a picture's size of texts": (field("frame", 6, ["16", 16, 3]), "size of a frame is"),
+    "a picture of no size": (field("frame", 6, [0, 16, 3]), "size of a frame is"),
+    "a picture as text": (field("frame", 7, "jpeg"), "jpeg of a frame is 'jpeg'"),
+    "a camera that is a list": (field("frame", 1, ["front"]), "camera of a frame is"),
+    "a capture before time": (field("frame", 4, -1e308), "capture of a frame is"),
+    "a label that is a number": (field("event", "value", 1, 0), "value of an event is 1"),
+    "a label at no time": (field("event", "at", None, 0), "at of an event is None"),
+    "a chunk whose rows differ": (field("chunk", 10, [[0.1] * 4, [0.1] * 3], 0), "rows of a chunk is"),
+    "a chunk of another robot": (field("chunk", 10, [[0.1] * 7], 0), "rows of a chunk have 7 numbers"),
+    "a notice without an epoch": (field("notice", 5, None, 0), "epoch of a notice is None"),
+    "an unknown kind": (put_in(3, ["shell", "rm -rf /"]), "record 4, .*its kind is 'shell'"),
+    "a record that is a mapping": (put_in(3, {"tick": 1}), "record 4, .*no list that begins with its kind"),
+    "an empty record": (put_in(3, []), "record 4, .*no list that begins with its kind"),
+    "another header": (lambda r: r.insert(4, r[0]), "record 5, .*another header"),
+    "a picture behind the end": (lambda r: r.append(r[5]), "a frame behind the end"),
+    "no header": (lambda r: r.pop(0), "begins with a notice and no header"),
+    "a header without an episode": (field("header", "episode", ..., 0), "the header has no episode"),
+    "an episode as text": (field("header", "episode", "1", 0), "episode of the header is '1'"),
+    "a wall clock of infinity": (field("header", "wall", float("inf"), 0), "wall of the header is inf"),
+    "a task that is a list": (field("header", "task", ["lift"], 0), "task of the header is"),
+    "a schema as text": (field("header", "schema", "1", 0), "schema of the header is '1'"),
+    "a robot that is a text": (field("header", "embodiment", "arm", 0), "embodiment of the header is 'arm'"),
+    "a robot without cameras": (robot(cameras=...), "describes no robot .*cameras"),
+    "a robot of unknown words": (robot(wheels=4), "describes no robot"),
+    "a robot with bounds NaN": (robot(action_low=[float("nan")] * 4), "describes no robot"),
+    "an end without its counts": (field("end", "ticks", ..., 0), "the end has no ticks"),
+    "an end that is a list": (lambda r: r[-1].__setitem__(1, [1]), "end of an end is"),
+    "an end that was recovered of nothing": (field("end", "recovered", True, 0), "lost_bytes of the end is None"),
+}  # fmt: skip
+PAYLOADS = {
+    "no msgpack": b"\xc1\xc1", "more behind it": b"\x90\x90", "cut off": b"\xdc\x10\x00\x01", "no UTF-8": b"\x92\xa2\xff\xfe\x01",
+    "deep": b"\x91" * 5000 + b"\x01", "a list as a key": b"\x81\x91\x01\x01", "a huge list": b"\xdd\x7f\xff\xff\xff" + b"\xc0" * 64,
+    "an extension": b"\x92\xa4tick\xd4\x05\x01", "nothing": b"", "a time": b"\xd6\xff\x00\x00\x00\x01",
+}  # fmt: skip
+
+
+def write_journal(path: Path, payloads: list[bytes]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head = journals._HEAD
+    path.write_bytes(b"".join(head.pack(journals.MAGIC, len(p), zlib.crc32(p)) + p for p in payloads))
+
+
+def refused(folder: Path, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Read, verified, exported, closed: one error that names file and record, and the file stays as it is."""
+    (path,) = folder.iterdir()
+    before = path.read_bytes()
+    with pytest.raises(journals.JournalError, match=f"(?s){path.name}.*{said}"):
+        journals.read(path)
+    (problem,), lines = verify(folder)
+    assert path.name in problem and not lines
+    for command in (["export", str(folder), str(folder.parent / "out")], ["export", str(folder), str(folder.parent / "o.rrd")],
+                    ["replay", str(folder), "robot=fake"], ["verify", str(folder)]):  # fmt: skip
+        assert main(["robot", *command]) in (1, 2)
+        told = capsys.readouterr()
+        assert path.name in told.err + told.out and "Traceback" not in told.err
+    left = path.rename(path.with_name(path.name + journals.OPEN))
+    with pytest.raises(journals.JournalError):
+        journals.recover(left)
+    assert left.read_bytes() == before and not (folder.parent / "out").exists()
+
+
+@pytest.mark.parametrize("name", JOURNALS)
+def test_a_forged_journal_is_one_error_and_stays_as_it_is(records, tmp_path, capsys, name):
+    forge, said = JOURNALS[name]
+    found = msgpack.unpackb(msgpack.packb(records))
+    forge(found)
+    write_journal(tmp_path / "s" / "episode_000001.vrj", [msgpack.packb(record) for record in found])
+    refused(tmp_path / "s", said, capsys)
+
+
+@pytest.mark.parametrize("name", PAYLOADS)
+def test_a_record_of_other_bytes_is_one_error(records, tmp_path, capsys, name):
+    whole = [msgpack.packb(record) for record in records]
+    write_journal(tmp_path / "s" / "episode_000001.vrj", [*whole[:3], PAYLOADS[name], *whole[3:]])
+    refused(tmp_path / "s", "record 4, which ends at byte", capsys)
+
+
+@pytest.mark.parametrize("kind", ["link", "folder", "pipe"])
+def test_a_journal_is_a_plain_file(tmp_path, kind):
+    (tmp_path / "foreign").write_text("of somebody else")
+    (tmp_path / "s").mkdir()
+    instead("episode_000001.vrj.open", kind)(tmp_path / "s")
+    path = tmp_path / "s" / "episode_000001.vrj.open"
+    for call in (journals.read, journals.recover):
+        with pytest.raises(journals.JournalError, match=rf"open is a (symbolic link|folder|pipe), and a plain file"):
+            call(path)
+    assert "a plain file is needed" in verify(tmp_path / "s")[0][0]
+    assert (tmp_path / "foreign").read_text() == "of somebody else"
+
+
+@pytest.mark.parametrize("data", [b"hello", b"VRJ1" + bytes(12), b"VRJ2", bytes(100)])
+def test_what_is_no_journal_is_not_removed(tmp_path, data):
+    path = tmp_path / "episode_000001.vrj.open"
+    path.write_bytes(data)
+    with pytest.raises(journals.JournalError, match="is no journal|is no msgpack"):
+        journals.recover(path)
+    assert path.read_bytes() == data
+
+
+def test_a_closed_journal_that_lost_records_is_nobodys_episode(records, tmp_path, capsys):
+    """A bit of a record in its middle: what follows, the label and the end, cannot be read."""
+    path = tmp_path / "s" / "episode_000001.vrj"
+    write_journal(path, [msgpack.packb(record) for record in records])
+    flip(path, path.stat().st_size // 2)
+    assert main(["robot", "export", str(tmp_path / "s"), str(tmp_path / "out")]) == 2
+    assert "bytes of it are damaged or cut off, and no kill does that" in capsys.readouterr().err
+    assert "no kill does that to a closed journal" in verify(tmp_path / "s")[0][0]
+    assert main(["robot", "replay", str(tmp_path / "s"), "robot=fake"]) == 2
+    assert "bytes of it are damaged" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("jpeg", [b"", b"no picture", None])
+def test_a_picture_that_is_none_or_of_another_size_is_named(records, tmp_path, capsys, jpeg):
+    found = msgpack.unpackb(msgpack.packb(records))
+    for record in found:
+        if record[0] == "frame":
+            record[6:] = [[16, 16, 3], jpeg] if jpeg is not None else [[32, 8, 3], record[7]]
+    write_journal(tmp_path / "s" / "episode_000001.vrj", [msgpack.packb(record) for record in found])
+    assert main(["robot", "export", str(tmp_path / "s"), str(tmp_path / "out")]) == 2
+    assert "episode_000001.vrj: picture 1 of front is damaged" in capsys.readouterr().err and not (tmp_path / "out").exists()

@@ -16,7 +16,8 @@ from real_helpers import Rig, rig
 from real import journal as journals
 from real.journal import JournalWriter, read, recover
 from real.messages import Event, Frame, Notice, State
-from real.recorder import Recorder, picture
+from real.journal import picture
+from real.recorder import Recorder
 from real.ring import RingReader, RingWriter
 from real.verify import verify
 from vla_rl.cli import main
@@ -166,13 +167,80 @@ def test_a_cut_or_damaged_tail_costs_the_last_record_alone(session, tmp_path, cu
     open_file = tmp_path / "episode_000001.vrj.open"
     for damage in (whole[:-cut], whole[: -cut - 1] + b"?" + whole[len(whole) - cut :]):
         open_file.write_bytes(damage)
-        kept = sum(place <= len(whole) - cut - (len(damage) == len(whole)) for place in places)
+        changed = len(damage) == len(whole)
+        kept = sum(place <= len(whole) - cut - changed for place in places)
+        if changed and kept < len(places) - 1:  # whole records follow, which no kill leaves
+            with pytest.raises(journals.JournalError, match=rf"record {kept + 1}, which begins at byte {places[kept - 1]}"):
+                recover(open_file)
+            assert open_file.read_bytes() == damage
+            continue
         closed = recover(open_file)
         again = [record for _, record in journals.scan(closed)]
         assert len(again) == kept + 1 and again[-1][0] == "end" and again[-1][1]["recovered"]
         assert "recovered after a kill" in "\n".join(verify(tmp_path)[0])
         closed.unlink()
     assert recover(journals.journals(session[1])[0]).exists(), "a closed one is left as it is"
+    open_file.write_bytes(whole[:20])
+    assert recover(open_file) is None and not open_file.exists(), "killed before its first record was whole"
+
+
+def label(value: str, at: float, stamp: float) -> Event:
+    return Event(0, "console", stamp, stamp + 1.0, "label", value, at, "")
+
+
+def notice(name: str, stamp: float, episode: int, value: str = "") -> Notice:
+    return Notice(0, "supervisor", stamp, stamp, name, value, "operator", "AUTO", 1, 1, episode)
+
+
+def labels(folder: Path) -> list[list[tuple[str, float]]]:
+    found = [read(path) for path in journals.journals(folder)]
+    return [[(e["value"], e["at"]) for e in episode.events if e["name"] == "label"] for episode in found]
+
+
+def test_a_label_goes_to_the_episode_that_its_moment_lies_in(tmp_path):
+    """A mark that is moved after Enter once labelled the next episode, and reversed what was said of it."""
+    recorder = Recorder(tmp_path / "journal", {"session": "s"})
+    recorder.take(label("success", 9.0, 9.0))  # before any episode: of none
+    recorder.take(notice("begin", 10.0, 1))
+    recorder.take(label("success", 20.0, 20.0))
+    recorder.take(notice("end_episode", 20.1, 1))
+    recorder.take(label("success", 18.5, 22.0))  # moved, between episodes
+    recorder.take(label("success", 21.0, 22.0))  # a moment that is in no episode
+    recorder.take(notice("begin", 25.0, 2))
+    recorder.take(label("failure", 17.25, 26.0))  # moved, while the next one runs, and the verdict is another
+    recorder.take(label("failure", 27.0, 27.0))
+    recorder.take(notice("discard", 28.0, 2))
+    recorder.take(label("failure", 28.2, 28.3))  # given as it ended
+    recorder.take(notice("begin", 30.0, 3))
+    recorder.take(label("success", 16.0, 30.5))  # two episodes back
+    recorder.close()
+    first = [("success", 20.0), ("success", 18.5), ("failure", 17.25), ("success", 16.0)]
+    assert labels(tmp_path) == [first, [("failure", 27.0), ("failure", 28.2)], []]
+    episodes = [read(path) for path in journals.journals(tmp_path)]
+    assert [episode.lost_bytes for episode in episodes] == [0, 0, 0] and verify(tmp_path)[0] == []
+    assert episodes[0].verdict["at"] == 16.0 and episodes[0].end["reason"] == "end_episode"
+    assert {path.stat().st_mode & 0o777 for path in journals.journals(tmp_path)} == {0o600}
+    assert (tmp_path / "journal").stat().st_mode & 0o777 == 0o700
+
+
+def test_an_amendment_that_is_cut_short_costs_nothing_but_itself(tmp_path, monkeypatch):
+    recorder = Recorder(tmp_path / "journal", {"session": "s"})
+    recorder.take(notice("begin", 10.0, 1))
+    recorder.take(label("success", 20.0, 20.0))
+    recorder.take(notice("end_episode", 20.1, 1))
+    (path,) = journals.journals(tmp_path)
+    before = path.read_bytes()
+    writev = os.writev
+    with monkeypatch.context() as patch:
+        patch.setattr(journals.os, "writev", lambda fd, parts: writev(fd, [b"".join(parts)[:5]]))
+        with pytest.raises(DiskFull, match="cannot be amended: only 5 of"):
+            recorder.take(label("failure", 15.0, 21.0))
+    assert path.read_bytes() == before
+    path.write_bytes(before + b"VRJ1\x09")  # as a kill leaves it
+    episode = read(path)
+    assert episode.succeeded and episode.damage == "" and "5 bytes behind the last good" in verify(tmp_path)[0][0]
+    recorder.take(label("failure", 15.0, 21.0))
+    assert read(path).verdict["at"] == 15.0 and verify(tmp_path)[0] == []
 
 
 WRITER = """

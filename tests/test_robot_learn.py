@@ -25,7 +25,7 @@ from real.body import BodyConfig
 from real.episodes import Plan
 from real.journal import journals, read
 from real.lockstep import Lockstep
-from real.recorder import picture
+from real.journal import picture
 from real.robots.world import PointWorld
 from real.tasks import Task
 from vla_rl.algorithms.dagger import Dagger

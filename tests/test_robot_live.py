@@ -20,7 +20,7 @@ from real.episodes import Plan
 from real.journal import journals, read
 from real.lockstep import Lockstep
 from real.messages import Progress
-from real.recorder import picture
+from real.journal import picture
 from real.ring import Rings
 from reward_models.vlac import VLAC, VLACConfig
 from vla_rl.checkpoint import save_checkpoint

@@ -121,7 +121,7 @@ def run_verify(arguments: argparse.Namespace) -> int:
         for path in build.attribute("real.journal:journals")(arguments.session):
             closed = build.attribute("real.journal:recover")(path)
             if closed != path:
-                print(f"closed {closed.name}")
+                print(f"removed {path.name}, of which no record was whole" if closed is None else f"closed {closed.name}")
     problems, lines = build.attribute("real.verify:verify")(arguments.session)
     for line in lines:
         print(line)

@@ -37,9 +37,7 @@ def export_session(session: str | Path, target: str | Path, *, video: bool = Fal
 
     Raises `DatasetError` where no episode can be exported, or ``target`` exists.
     """
-    read, find, picture = (
-        build.attribute(f"real.{name}") for name in ("journal:read", "journal:journals", "recorder:picture")
-    )
+    read, find = (build.attribute(f"real.journal:{name}") for name in ("read", "journals"))
     left_out: list[str] = []
     writer: DemonstrationWriter | None = None
     steps = 0
@@ -50,10 +48,10 @@ def export_session(session: str | Path, target: str | Path, *, video: bool = Fal
             if why:
                 left_out.append(f"{path.name}: {why}")
                 continue
-            spec = EmbodimentSpec.from_dict(episode.header["embodiment"])
+            spec: EmbodimentSpec = episode.embodiment
             if writer is None:
                 writer = DemonstrationWriter(target, _shown(spec, episode), video=video, extra=_columns(spec))
-            writer.add_episode(**_episode(episode, rows, spec, picture))
+            writer.add_episode(**_episode(episode, rows, spec))
             steps += len(rows)
         if writer is None:
             raise DatasetError(f"{session} has no episode to export: {'; '.join(left_out) or 'it is empty'}")
@@ -73,6 +71,8 @@ def control_rows(episode: Any, discarded: bool) -> tuple[list[tuple[dict, dict]]
     """(the tick in which a control step began, the one in which it ended) of each; or why the episode stays out."""
     if episode.end is not None and episode.end["discarded"] and not discarded:
         return [], "discarded by the operator"
+    if episode.damage or episode.embodiment is None:
+        return [], episode.damage or "its header names no robot"
     rows, begun = [], None
     for tick in episode.ticks:
         if tick["step"] < 0:
@@ -83,21 +83,32 @@ def control_rows(episode: Any, discarded: bool) -> tuple[list[tuple[dict, dict]]
             rows.append((begun, tick))
     if not rows:
         return [], "no control step"
-    for camera in episode.header["embodiment"]["cameras"]:
-        shown = episode.frames.get(camera["name"], [])
+    if any(not begun["proprio"] for begun, _ in rows):
+        return [], "control steps without a state that was measured"
+    for camera in episode.embodiment.camera_names:
+        shown = episode.frames.get(camera, [])
         if not shown or shown[0][2] > rows[0][0]["stamp"] + _EARLIER_S:
-            return [], f"no picture of {camera['name']} at its start"
+            return [], f"no picture of {camera} at its start"
+        if any(row[4] != shown[0][4] for row in shown):
+            return [], f"pictures of {camera} of several sizes"
     return rows, ""
+
+
+def until_mark(episode: Any, rows: list[tuple[dict, dict]]) -> int:
+    """How many of `control_rows` had begun at the moment that the verdict means; all without a verdict, at least one."""
+    if episode.verdict is None:
+        return len(rows)
+    return max(1, sum(begun["stamp"] <= episode.verdict["at"] for begun, _ in rows))
 
 
 def _shown(spec: EmbodimentSpec, episode: Any) -> EmbodimentSpec:
     """The embodiment with the cameras' recorded sizes."""
-    sizes = {name: rows[0][4] for name, rows in episode.frames.items()}
+    sizes = {name: episode.frames[name][0][4] for name in spec.camera_names}
     cameras = tuple(dataclasses.replace(c, height=sizes[c.name][0], width=sizes[c.name][1]) for c in spec.cameras)
     return dataclasses.replace(spec, cameras=cameras)
 
 
-def _episode(episode: Any, rows: list[tuple[dict, dict]], spec: EmbodimentSpec, picture: Any) -> dict[str, Any]:
+def _episode(episode: Any, rows: list[tuple[dict, dict]], spec: EmbodimentSpec) -> dict[str, Any]:
     def vectors(name: str) -> np.ndarray:
         """[T a], zeros where there was none."""
         return np.array([end[name] or [0.0] * spec.action_dim for _, end in rows], np.float32)
@@ -111,7 +122,7 @@ def _episode(episode: Any, rows: list[tuple[dict, dict]], spec: EmbodimentSpec, 
         shown = episode.frames[camera]
         taken = np.array([row[2] for row in shown])
         chosen = np.maximum(np.searchsorted(taken, [begun["stamp"] for begun, _ in rows], side="right") - 1, 0)
-        images[camera] = np.stack([picture(shown[i][5]) for i in chosen])
+        images[camera] = np.stack([episode.picture(camera, int(i)) for i in chosen])
     return {
         "images": images,
         "proprio": np.array([begun["proprio"] for begun, _ in rows], np.float32),

@@ -42,7 +42,7 @@ from vla_rl.learning.spool import INBOX, Spool, published_weights, take_weights
 from vla_rl.reporting.metrics import METRICS_FILE, MetricsLogger, read_metrics, write_json
 from vla_rl.reporting.page import write_report
 from vla_rl.robot import session as sessions
-from vla_rl.robot.harvest import LOOK_S, PHASE, SESSIONS, Harvest, HarvestThread
+from vla_rl.robot.harvest import LOOK_S, PHASE, SESSIONS, SETTLE_S, Harvest, HarvestThread
 from vla_rl.robot.labels import SessionReward
 from vla_rl.robot.live import live_of, start_live, why_not
 from vla_rl.robot.operator import make_operator
@@ -194,7 +194,7 @@ def _at_once(learning: Learning, logger: MetricsLogger, say: Callable[[str], Non
         harvest.resume()
         left = _left(learning, harvest, say)
         if left is not None:
-            with HarvestThread(harvest) as harvesting:
+            with HarvestThread(harvest, SETTLE_S if learning.console else 0.0) as harvesting:
                 _session(learning, left, spec, harvesting, say)
         say(f"learning on: {process.figures()['owed']:.0f} updates are owed")
         process.wait(lambda: process.is_even)

@@ -106,6 +106,8 @@ def chosen(session: Path, number: int | None) -> tuple[Any, int]:
         held = ", ".join(str(read(path).header["episode"]) for path in paths)
         raise UserError(f"--episode {number}: {session} holds the episodes {held}")
     episode, at = found or (read(paths[-1]), len(paths) - 1)
+    if episode.damage or episode.embodiment is None:
+        raise UserError(f"{paths[at]}: {episode.damage or 'its header names no robot'}: choose another with --episode N")
     if not _sent(episode):
         raise UserError(f"{paths[at]}: nothing was sent to the arm in it, choose another with --episode N")
     return episode, at
@@ -121,7 +123,7 @@ def replay(
 ) -> Path:
     """Returns the new session's folder. Raises `UserError`, for an arm other than the recorded one before anything moves."""
     episode, place = chosen(session, number)
-    steps, embodiment = _sent(episode), EmbodimentSpec.from_dict(episode.header["embodiment"])
+    steps, embodiment = _sent(episode), episode.embodiment
     sent = torch.tensor([tick["sent"] for tick in steps])
     lengths = [len(list(group)) for _, group in itertools.groupby(steps, key=lambda tick: (tick["epoch"], tick["decision"]))]
     folder = settings.folder

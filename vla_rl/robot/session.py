@@ -183,7 +183,7 @@ def make_plan(settings: SessionSettings, asked: Asked, known: dict[str, dict[str
         if not known:
             return build.attribute("real.tasks:spoken")(name, horizon)
         name, _, number = name.partition("/")
-        own, at = known[name], int(number) if number.isdigit() else -1
+        own, at = known[name], int(number) if number.isascii() and number.isdigit() else -1
         return task(name, own["instruction"], at, horizon=horizon or own["horizon"])
 
     plan = build.attribute("real.episodes:Plan")(
