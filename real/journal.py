@@ -148,8 +148,8 @@ def _seal(fd: int, open_path: Path, path: Path) -> None:
 
 
 def scan(path: Path) -> Iterator[tuple[int, list[Any]]]:
-    """(position behind it, record) of every record up to the first that is damaged or cut off. Raises `JournalError` for what
-    is no plain file, and for a record that is whole and that nobody writes."""
+    """(position behind it, record) of every record up to the first that is damaged or cut off. Raises `JournalError` for
+    what is no plain file, and for a record that is whole and that nobody writes."""
     with open(open_plain(path, os.O_RDONLY, _REMEDY, JournalError), "rb") as file:
         for number, (place, payload) in enumerate(_payloads(file, 0), 1):
             try:
@@ -179,11 +179,12 @@ def _payloads(file: Any, place: int) -> Iterator[tuple[int, bytes]]:
 
 def wrong(path: Path, number: int, place: int, problem: str) -> JournalError:
     """The error for record ``number`` (from 1), which ends at byte ``place``."""
-    return JournalError(f"{path} is damaged in record {number}, which ends at byte {place}: {problem}. {_REMEDY.capitalize()}")
+    where = f"{path} is damaged in record {number}, which ends at byte {place}"
+    return JournalError(f"{where}: {problem}. {_REMEDY.capitalize()}")
 
 
 def _goes_on(file: Any, place: int) -> int:
-    """Where behind ``place`` a whole record begins; −1: nowhere. A kill leaves a part of one record and nothing behind it."""
+    """Where behind ``place`` a whole record begins; −1: nowhere. A kill leaves a part of one record and nothing behind."""
     file.seek(place)
     rest = file.read()
     at = rest.find(MAGIC, 1)
@@ -221,7 +222,7 @@ class Episode:
         return f"{self.lost_bytes} bytes of it are damaged or cut off, and no kill does that to a closed journal"
 
     def picture(self, camera: str, number: int) -> np.ndarray:
-        """Picture ``number`` (from 0) of ``camera``, uint8 RGB [H W 3]. Raises `JournalError` for what is none of its size."""
+        """Picture ``number`` (from 0) of ``camera``, uint8 RGB [H W 3]. Raises `JournalError` for none of its size."""
         row = self.frames[camera][number]
         try:
             image = picture(row[-1])
@@ -253,7 +254,7 @@ def read(path: str | Path, pictures: bool = True) -> Episode:
     path = Path(path)
     found: Episode | None = None
     place = number = 0
-    for number, (place, (kind, *values)) in enumerate(scan(path), 1):  # noqa: B007 (the last ones are used)
+    for number, (place, (kind, *values)) in enumerate(scan(path), 1):
         if found is None:
             found = _begun(path, kind, values[0])
         elif problem := _take(found, kind, values, pictures):
@@ -329,8 +330,8 @@ def recover(path: str | Path) -> Path | None:
 
 
 def amend(path: Path, size: int, event: Event) -> int:
-    """Append what is said of an episode after its end to its closed journal of ``size`` bytes (more: an amendment that failed);
-    returns the new size when the disk has it. Raises `DiskFull`, and `JournalError` where it is another file by now."""
+    """Append what is said of an episode after its end to its closed journal of ``size`` bytes (more: an amendment that
+    failed); returns the new size when the disk has it. Raises `DiskFull`, and `JournalError` where it is another file by now."""
     fd = open_plain(path, os.O_WRONLY | os.O_APPEND, _REMEDY, JournalError)
     try:
         if os.fstat(fd).st_size < size:
@@ -351,13 +352,13 @@ def _whole_part(path: Path) -> tuple[int, int]:
     """Where its last whole record ends, and how many there are. Raises `JournalError` for damage that no kill explains."""
     place = count = 0
     with open(open_plain(path, os.O_RDONLY, _REMEDY, JournalError), "rb") as file:
-        for place, _ in _payloads(file, 0):
+        for place, _ in _payloads(file, 0):  # noqa: B007 (the last one is used)
             count += 1
         follows = _goes_on(file, place)
     if follows >= 0:
         raise JournalError(
-            f"{path} is damaged in record {count + 1}, which begins at byte {place}: whole records follow from byte {follows} on, "
-            f"which no kill leaves. {_REMEDY.capitalize()}"
+            f"{path} is damaged in record {count + 1}, which begins at byte {place}: whole records follow from byte {follows} "
+            f"on, which no kill leaves. {_REMEDY.capitalize()}"
         )
     return place, count
 

@@ -12,13 +12,17 @@ from typing import Any
 
 import msgpack
 import pytest
+import safetensors.torch
 import torch
+from test_checkpoint import SPEC as JOINT
+from test_checkpoint import Plain, factory
 from test_real_journal import recorded as recorded_session
 from test_replay_store import SPEC, filled, put
 
 from real import journal as journals
 from real.records import EVENT_FIELDS, TICK_FIELDS
 from real.verify import verify
+from vla_rl.checkpoint import load_policy, load_training_state, save_checkpoint
 from vla_rl.cli import main
 from vla_rl.data.recorded import recorded
 from vla_rl.data.replay import Replay
@@ -218,7 +222,7 @@ def records(tmp_path_factory) -> list[list[Any]]:
 
 
 def field(kind: str, place: int | str, value: Any, which: int = 2) -> Callable[[list[list[Any]]], None]:
-    """Another value in the record number ``which`` of a kind: of an entry, of a tick's field, of a header's or an end's key."""
+    """Another value in the record number ``which`` of a kind: an entry's, a tick's field's, a header's or an end's key's."""
 
     def forge(found: list[list[Any]]) -> None:
         record = [r for r in found if r[0] == kind][which]
@@ -243,7 +247,7 @@ def put_in(place: int, *new: list[Any]) -> Callable[[list[list[Any]]], None]:
 
 
 JOURNALS: dict[str, tuple[Callable[[list[list[Any]]], object], str]] = {
-    "a tick that is short": (lambda r: next(x for x in r if x[0] == "tick").pop(), "a tick has 33 fields, and 34 belong to it"),
+    "a tick that is short": (lambda r: next(x for x in r if x[0] == "tick").pop(), "a tick has 33 fields"),
     "a tick's number as text": (field("tick", "tick", "7"), "tick of a tick is '7'"),
     "a tick's number true": (field("tick", "tick", True), "tick of a tick is True"),
     "a stamp NaN": (field("tick", "stamp", float("nan")), "stamp of a tick is nan"),
@@ -285,8 +289,9 @@ JOURNALS: dict[str, tuple[Callable[[list[list[Any]]], object], str]] = {
     "an end that was recovered of nothing": (field("end", "recovered", True, 0), "lost_bytes of the end is None"),
 }  # fmt: skip
 PAYLOADS = {
-    "no msgpack": b"\xc1\xc1", "more behind it": b"\x90\x90", "cut off": b"\xdc\x10\x00\x01", "no UTF-8": b"\x92\xa2\xff\xfe\x01",
-    "deep": b"\x91" * 5000 + b"\x01", "a list as a key": b"\x81\x91\x01\x01", "a huge list": b"\xdd\x7f\xff\xff\xff" + b"\xc0" * 64,
+    "no msgpack": b"\xc1\xc1", "more behind it": b"\x90\x90", "cut off": b"\xdc\x10\x00\x01",
+    "no UTF-8": b"\x92\xa2\xff\xfe\x01", "a huge list": b"\xdd\x7f\xff\xff\xff" + b"\xc0" * 64,
+    "deep": b"\x91" * 5000 + b"\x01", "a list as a key": b"\x81\x91\x01\x01",
     "an extension": b"\x92\xa4tick\xd4\x05\x01", "nothing": b"", "a time": b"\xd6\xff\x00\x00\x00\x01",
 }  # fmt: skip
 
@@ -305,8 +310,8 @@ def refused(folder: Path, said: str, capsys: pytest.CaptureFixture[str]) -> None
         journals.read(path)
     (problem,), lines = verify(folder)
     assert path.name in problem and not lines
-    for command in (["export", str(folder), str(folder.parent / "out")], ["export", str(folder), str(folder.parent / "o.rrd")],
-                    ["replay", str(folder), "robot=fake"], ["verify", str(folder)]):  # fmt: skip
+    targets = [["export", str(folder), str(folder.parent / name)] for name in ("out", "o.rrd")]
+    for command in (*targets, ["replay", str(folder), "robot=fake"], ["verify", str(folder)]):
         assert main(["robot", *command]) in (1, 2)
         told = capsys.readouterr()
         assert path.name in told.err + told.out and "Traceback" not in told.err
@@ -339,7 +344,7 @@ def test_a_journal_is_a_plain_file(tmp_path, kind):
     instead("episode_000001.vrj.open", kind)(tmp_path / "s")
     path = tmp_path / "s" / "episode_000001.vrj.open"
     for call in (journals.read, journals.recover):
-        with pytest.raises(journals.JournalError, match=rf"open is a (symbolic link|folder|pipe), and a plain file"):
+        with pytest.raises(journals.JournalError, match=r"open is a (symbolic link|folder|pipe), and a plain file"):
             call(path)
     assert "a plain file is needed" in verify(tmp_path / "s")[0][0]
     assert (tmp_path / "foreign").read_text() == "of somebody else"
@@ -349,7 +354,7 @@ def test_a_journal_is_a_plain_file(tmp_path, kind):
 def test_what_is_no_journal_is_not_removed(tmp_path, data):
     path = tmp_path / "episode_000001.vrj.open"
     path.write_bytes(data)
-    with pytest.raises(journals.JournalError, match="is no journal|is no msgpack"):
+    with pytest.raises(journals.JournalError, match=r"is no (journal|msgpack)"):
         journals.recover(path)
     assert path.read_bytes() == data
 
@@ -375,3 +380,91 @@ def test_a_picture_that_is_none_or_of_another_size_is_named(records, tmp_path, c
     write_journal(tmp_path / "s" / "episode_000001.vrj", [msgpack.packb(record) for record in found])
     assert main(["robot", "export", str(tmp_path / "s"), str(tmp_path / "out")]) == 2
     assert "episode_000001.vrj: picture 1 of front is damaged" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+# --------------------------------------------------------------------------------------------------------- checkpoints
+def config(**changes: Any) -> Forge:
+    def forge(folder: Path) -> None:
+        found = json.loads((folder / "config.json").read_text()) | changes
+        (folder / "config.json").write_text(json.dumps({key: value for key, value in found.items() if value is not ...}))
+
+    return forge
+
+
+def text(name: str, data: str | bytes) -> Forge:
+    return lambda folder: (folder / name).write_bytes(data.encode() if isinstance(data, str) else data)
+
+
+def state(data: Any) -> Forge:
+    return text("training_state/state.json", data if isinstance(data, str) else json.dumps(data))
+
+
+def tensors(head: Any, data: bytes = bytes(64)) -> Forge:
+    """A safetensors file with a header of one's own."""
+    encoded = json.dumps(head).encode()
+    return text("model.safetensors", len(encoded).to_bytes(8, "little") + encoded + data)
+
+
+def not_finite(folder: Path) -> None:
+    found = safetensors.torch.load_file(folder / "model.safetensors")
+    safetensors.torch.save_file(found | {"weight": found["weight"] * float("nan")}, folder / "model.safetensors")
+
+
+CHECKPOINTS: dict[str, tuple[Forge, str]] = {
+    "format a text": (config(format="1"), "config.json"),
+    "format below zero": (config(format=-1), "config.json"),
+    "no policy_type": (config(policy_type=...), "config.json"),
+    "policy_type a list": (config(policy_type=["plain"]), "config.json"),
+    "no options": (config(config=...), "config"),
+    "options a text": (config(config="width"), "config"),
+    "a width that is a text": (config(config={"width": "five"}), "config"),
+    "a width that no memory holds": (config(config={"width": 2**60}), "config"),
+    "a width below zero": (config(config={"width": -5}), "config"),
+    "config deep": (text("config.json", '{"a":' + DEEP + "}"), "config.json is damaged"),
+    "config no UTF-8": (text("config.json", b"\xff\xfe{}"), "config.json is damaged"),
+    "config with a long number": (text("config.json", '{"format": ' + "9" * 5000 + "}"), "config.json"),
+    "robot a list": (text("embodiment.json", "[1]"), "embodiment.json"),
+    "robot without bounds": (text("embodiment.json", '{"name": "a", "cameras": []}'), "embodiment.json describes no robot"),
+    "weights of pickles": (text("model.safetensors", b"\x80\x04cos\nsystem\n"), "model.safetensors is damaged"),
+    "weights beyond the file": (
+        tensors({"weight": {"dtype": "F32", "shape": [2, 5], "data_offsets": [0, 2**40]}}), "model.safetensors is damaged"
+    ),
+    "weights that overlap": (
+        tensors({n: {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]} for n in ("bias", "weight")}), "is damaged"
+    ),
+    "weights of an unknown dtype": (
+        tensors({"weight": {"dtype": "F99", "shape": [2, 5], "data_offsets": [0, 64]}}), "model.safetensors is damaged"
+    ),
+    "weights that are not finite": (not_finite, "not finite"),
+    "an index that leads elsewhere": (
+        text("model.safetensors.index.json", '{"weight_map": {"weight": "../foreign"}}'), "index.json"
+    ),
+    "an index of numbers": (text("model.safetensors.index.json", '{"weight_map": {"weight": 3}}'), "index.json"),
+    "words a folder": (lambda f: ((f / "words.txt").unlink(), (f / "words.txt").mkdir()), "words.txt"),
+    "words no UTF-8": (text("words.txt", b"\xff\xfe\xff"), "words.txt"),
+    "state a list": (state([1]), "state.json is damaged"),
+    "state deep": (state('{"a":' + DEEP + "}"), "state.json is damaged"),
+    "state whose tensor is a number": (state({"a": {"__tensor__": 7}}), "training_state is damaged"),
+    "state whose tensor is a list": (state({"a": {"__tensor__": ["/a"]}}), "training_state is damaged"),
+    "state whose tensor is not there": (state({"a": {"__tensor__": "/b"}}), "training_state is damaged"),
+    "state's tensors cut": (
+        lambda f: os.truncate(f / "training_state" / "state.safetensors", 20), "state.safetensors is damaged"
+    ),
+    "state's tensors a folder": (
+        lambda f: ((f / "training_state/state.safetensors").unlink(), (f / "training_state/state.safetensors").mkdir()),
+        "state.safetensors",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_a_forged_checkpoint_is_one_error(tmp_path, name):
+    path = tmp_path / "a"
+    save_checkpoint(path, Plain(5, JOINT), {"a": torch.zeros(3), "step": 4})
+    forge, said = CHECKPOINTS[name]
+    forge(path)
+    before = contents(path)
+    with pytest.raises(UserError, match=said) as found:
+        load_training_state(path)
+        load_policy(path, factory, expected_embodiment=JOINT)
+    assert str(path) in str(found.value) and contents(path) == before

@@ -132,7 +132,7 @@ def test_who_is_let_in(session):
     """No token, a wrong one, no cookie, another origin, none at all, a re-bound name, another port of this host."""
 
     async def answer(method: str, path: str, cookie: bool, **headers: str) -> int:
-        cookies = {session.console.gate.cookie_name: session.console.gate.cookie} if cookie else {}
+        cookies = {session.console.gate.cookie_name: session.console.gate.cookies["full"]} if cookie else {}
         async with (
             aiohttp.ClientSession(cookies=cookies) as client,
             client.request(method, session.address + path, headers=headers, allow_redirects=False) as found,
@@ -146,7 +146,7 @@ def test_who_is_let_in(session):
         "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
     }
     here, port = session.address, session.console.gate.port
-    token = f"/?token={session.console.gate.token}"
+    token = f"/?token={session.console.gate.tokens['full']}"
 
     async def work():
         assert await answer("GET", "/", False) == 401
@@ -180,7 +180,7 @@ def test_cookie_and_headers(session):
             first = await client.get(session.console.url, allow_redirects=False)
             cookie = first.cookies[session.console.gate.cookie_name]
             assert (first.headers["Location"], cookie["httponly"], cookie["samesite"]) == ("/", True, "Strict")
-            assert session.console.gate.token not in cookie.value
+            assert session.console.gate.tokens["full"] not in cookie.value
             for answer in (first, await client.get(session.address + "/"), await client.get(session.address + "/nothing")):
                 policy = answer.headers["Content-Security-Policy"]
                 assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy and "unsafe" not in policy

@@ -123,6 +123,7 @@ def _check(learning: Learning) -> None:
     sessions.possible(settings, Asked(learning.episodes, True, learning.console, learning.lockstep))
 
 
+@sessions.private()
 def learn(learning: Learning, say: Callable[[str], None] = print) -> Path:
     """Until the episodes are done, or Ctrl-C; returns the run's folder. The same command goes on after a kill."""
     checkpoint, folder = Path(learning.session.checkpoint), learning.folder
@@ -222,7 +223,7 @@ def _session(learning: Learning, left: int, spec: Any, harvesting: HarvestThread
             if not why_not(learning.config):
                 start_live(body, learning.config, spec, settings.robot.score_every, settings.threads)
             if learning.console:
-                sessions.open_console(body, settings, plan, say)
+                sessions.open_console(body, settings, plan, checkpoint, say)
             ready = _Ready(harvesting, learning.config.rl.concurrent.max_ahead, say)
             sessions.lead(body, plan, spec.control_hz, judge, say, ready)
 

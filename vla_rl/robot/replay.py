@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from vla_rl import build
 from vla_rl.checkpoint import save_checkpoint
 from vla_rl.errors import UserError
-from vla_rl.robot.session import Asked, run
+from vla_rl.robot.session import Asked, private, run
 from vla_rl.robot.settings import SessionSettings
 from vla_rl.specs import EmbodimentSpec
 from vla_rl.types import ActionChunk, Observation, PolicyOutput
@@ -118,6 +118,7 @@ def _sent(episode: Any) -> list[dict[str, Any]]:
     return [tick for tick in episode.steps if tick["sent"]]
 
 
+@private()
 def replay(
     session: Path, number: int | None, settings: SessionSettings, asked: Asked, say: Callable[[str], None] = print
 ) -> Path:
