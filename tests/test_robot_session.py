@@ -368,6 +368,41 @@ def test_an_episode_ends_once_its_label_is_known_and_none_is_reset_that_runs():
     assert conductor.done and conductor.outcomes[0].labelled_by == "simulator"
 
 
+def test_a_label_changes_the_episode_that_it_means_and_a_chosen_task_is_begun():
+    clock = Clock(10.0)
+    told = Writer("supervisor", clock)
+    lower = Task("lower", "lower the point")
+    conductor = Conductor(Plan((RAISE, lower), judged=False), 20.0)
+    ready = dataclasses.replace(Rig(point_robot(clock), clock).run(0.01)[-1], mode="READY", holder="launcher")
+
+    def notice(name, at, episode, value="raise: raise the point"):
+        place = {"by": "x", "mode": "AUTO" if name == "begin" else "READY", "epoch": 1, "tick": 1, "episode": episode}
+        clock.now = at
+        conductor.hear(told.make(Notice, name=name, value=value, **place))
+
+    def event(name, value, at):
+        conductor.hear(Event(5, "console", clock(), math.inf, name, value, at, ""))
+
+    notice("begin", 11.0, 1)
+    event("label", "success", 13.0)
+    notice("end_episode", 13.1, 1)
+    event("label", "failure", 12.5)
+    notice("begin", 20.0, 2)
+    event("label", "success", 11.5)
+    assert [(o.success, o.labelled_by) for o in conductor.outcomes] == [(True, "console")]
+    assert conductor.notes == ["episode 1 is a failure now, says console", "episode 1 is a success now, says console"]
+    notice("end_episode", 22.0, 2)
+    assert [o.success for o in conductor.outcomes] == [True, None]
+    event("task", lower.text, 22.5)
+    for _ in range(2):  # until another is chosen, and not in turn
+        conductor.hear(ready)
+        conductor.hear(told.make(Grant, granted=True, holder="launcher", token="t", until=math.inf, reason=""))
+        clock.now += 30.0
+        assert [f.get("value") for _, _, f in conductor.due(clock())] == [lower.text, ""]
+        notice("begin", clock.now + 1.0, 3, lower.text)
+        notice("end_episode", clock.now + 1.0, 3)
+
+
 @pytest.mark.parametrize("name, mode", [("pause", "READY"), ("fault", "FAULT"), ("stop", "STOPPED")])
 def test_a_reset_that_was_dropped_is_asked_for_again_soon(name, mode):
     """A camera was late, so that RESETTING became READY, or a fault struck. It used to wait for 20 s: `vla-rl bench soak`
