@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 from real_helpers import Rig, rig
 
@@ -22,6 +24,7 @@ from real.ring import RingReader, RingWriter
 from real.verify import verify
 from vla_rl.cli import main
 from vla_rl.data.lerobot_reader import load_demonstrations
+from vla_rl.data.session_trajectory import session_trajectory
 from vla_rl.errors import DiskFull
 
 EAST, NORTH = (0.03, 0.0, 0.0, -1.0), (0.0, 0.03, 0.0, -1.0)
@@ -109,6 +112,43 @@ def test_verify_and_export_from_the_command_line(session, tmp_path, capsys):
     steps = read(journals.journals(folder)[0]).steps
     loaded = load_demonstrations(target)
     np.testing.assert_allclose(loaded.actions, np.array([t["sent"] for t in steps], np.float32))
+
+
+def test_sittings_become_one_dataset_and_a_moved_mark_is_read(session, tmp_path, capsys):
+    """Two sessions at once, a third appended; a label that was amended since counts as it is by now."""
+    places = [tmp_path / name for name in "abc"]
+    for place in places:
+        shutil.copytree(session[1], place)
+    data = tmp_path / "data"
+    assert main(["robot", "export", str(places[0]), str(places[1]), str(data)]) == 0
+    assert "2 episodes, 26 control steps" in capsys.readouterr().out
+    first = journals.journals(places[0])[0]
+    steps = read(first).steps
+    at = steps[4]["stamp"]  # of 13 control steps the last tick of the fifth; the sixth begins after it
+    journals.amend(first, first.stat().st_size, label("failure", at, at + 9.0))
+    assert main(["robot", "export", str(places[2]), str(data), "--append"]) == 0
+    assert "3 episodes, 39 control steps" in capsys.readouterr().out
+    assert len(load_demonstrations(data).actions) == 39
+    about, table = (pyarrow.parquet.read_table(next((data / name).rglob("file*.parquet"))) for name in ("meta", "data"))
+    assert about["success"].to_pylist() == [False, True, True]
+    after = np.array([row[-1] for row in table["control"].to_pylist()])
+    assert after.reshape(3, 13).sum(1).tolist() == [8.0, 0.0, 0.0]
+    trajectory, _ = session_trajectory(read(first), 4)
+    assert trajectory.num_control_steps == 5 and trajectory.terminated and not trajectory.success
+    journals.amend(first, first.stat().st_size, label("success", at, at + 9.0))
+    trajectory, _ = session_trajectory(read(first), 4)
+    assert trajectory.rewards[trajectory.valid].tolist() == [0.0, 0.0, 0.0, 0.0, 1.0]
+    before = sorted((path.name, path.stat().st_size) for path in data.rglob("*"))
+    assert main(["robot", "export", str(places[1]), str(data), "--append"]) == 2
+    assert "b is in the dataset already" in capsys.readouterr().err
+    shutil.rmtree(places[0])
+    shutil.copytree(session[1], tmp_path / "d")
+    assert main(["robot", "export", str(tmp_path / "d"), str(data), "--append"]) == 2
+    assert "was made of" in (said := capsys.readouterr().err) and "is not there any more" in said
+    assert main(["robot", "export", str(tmp_path / "d"), str(tmp_path / "none"), "--append"]) == 2
+    assert "sessions.json is missing" in capsys.readouterr().err
+    assert before == sorted((path.name, path.stat().st_size) for path in data.rglob("*"))
+    assert not list(tmp_path.glob(".*")), "nothing is left beside it"
 
 
 def test_lerobot_loads_the_export_with_all_its_columns(session, tmp_path):

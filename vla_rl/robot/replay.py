@@ -114,8 +114,29 @@ def chosen(session: Path, number: int | None) -> tuple[Any, int]:
 
 
 def _sent(episode: Any) -> list[dict[str, Any]]:
-    """The ticks that ended a control step in which something was sent."""
-    return [tick for tick in episode.steps if tick["sent"]]
+    """The last tick of every control step in which something was sent. Of one that a takeover or a pause cut short, ``sent``
+    is the share of its way that it had time for: a delta's, or of the way to a target of joints. (One that the episode's end
+    cut short is left out: nothing came after it.)"""
+    steps = [list(ticks) for step, ticks in itertools.groupby(episode.ticks, key=lambda tick: tick["step"]) if step >= 0]
+    whole = [len(ticks) for ticks in steps if ticks[-1]["step_done"]]
+    while steps and not steps[-1][-1]["step_done"]:
+        steps.pop()
+    found = []
+    for ticks in steps:
+        last, followed = ticks[-1], sum(bool(tick["reference"]) for tick in ticks)
+        if last["sent"] and not last["step_done"] and followed:
+            last = {**last, "sent": _part(episode.embodiment, ticks, min(1.0, followed / max(whole, default=followed)))}
+        if last["sent"] and (last["step_done"] or followed):
+            found.append(last)
+    return found
+
+
+def _part(robot: EmbodimentSpec, ticks: Sequence[Mapping[str, Any]], share: float) -> list[float]:
+    """``share`` of the way of a control step's action; a gripper's word stays what it is."""
+    action = list(ticks[-1]["sent"])
+    moved = len(action) - (robot.gripper != "none")
+    origin = ticks[0]["proprio"] if robot.frame == "joints" else [0.0] * len(action)
+    return [begin + share * (a - begin) for a, begin in zip(action[:moved], origin)] + action[moved:]
 
 
 @private()
