@@ -331,7 +331,8 @@ def recover(path: str | Path) -> Path | None:
 
 def amend(path: Path, size: int, event: Event) -> int:
     """Append what is said of an episode after its end to its closed journal of ``size`` bytes (more: an amendment that
-    failed); returns the new size when the disk has it. Raises `DiskFull`, and `JournalError` where it is another file by now."""
+    failed); returns the new size when the disk has it. Raises `DiskFull`, and `JournalError` where it is another file by
+    now."""
     fd = open_plain(path, os.O_WRONLY | os.O_APPEND, _REMEDY, JournalError)
     try:
         if os.fstat(fd).st_size < size:
@@ -357,8 +358,8 @@ def _whole_part(path: Path) -> tuple[int, int]:
         follows = _goes_on(file, place)
     if follows >= 0:
         raise JournalError(
-            f"{path} is damaged in record {count + 1}, which begins at byte {place}: whole records follow from byte {follows} "
-            f"on, which no kill leaves. {_REMEDY.capitalize()}"
+            f"{path} is damaged in record {count + 1}, which begins at byte {place}: whole records follow from byte "
+            f"{follows} on, which no kill leaves. {_REMEDY.capitalize()}"
         )
     return place, count
 

@@ -20,7 +20,7 @@ class Span:
 
 
 def meant(at: float, spans: Sequence[Span]) -> Span | None:
-    """The one of ``spans`` (in order) that a label ``at`` a moment means; None where it lies in none, nor just behind one."""
+    """The one of ``spans`` (in order) that a label ``at`` a moment means; None where it lies in none, nor just behind."""
     inside = [span for span in spans if span.begun <= at <= span.ended]
     late = [span for span in spans if span.ended < at <= span.ended + LATE_S]
     return next(reversed(inside or late), None)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -16,9 +16,8 @@ import pytest
 from real_helpers import Rig, rig
 
 from real import journal as journals
-from real.journal import JournalWriter, read, recover
+from real.journal import JournalWriter, picture, read, recover
 from real.messages import Event, Frame, Notice, State
-from real.journal import picture
 from real.recorder import Recorder
 from real.ring import RingReader, RingWriter
 from real.verify import verify

@@ -334,6 +334,27 @@ def test_episodes_end_with_the_simulators_verdict_and_are_exported(tmp_path):
     assert exported.episodes == 2 and not exported.left_out
 
 
+@pytest.mark.skipif(os.name != "posix", reason="modes of files")
+def test_what_a_session_writes_is_nobody_elses_to_read(tmp_path):
+    """The console's log holds its token, the journal pictures of a room."""
+    before = os.umask(0o022)
+    try:
+        config = BodyConfig(limits=str(LIMITS / "fake_point.yaml"), guard=False)
+        with Body(tmp_path / "a" / "s", config) as body:
+            job = {"socket": body.socket, "console": {"port": 0}}
+            body.process("console", "real.console.process", [body.write_config("console", job)])
+            log = (body.run / "console.log.txt").read_text()
+            assert log.count("token=") == 2
+        lockstep(tmp_path / "t", lambda *_: np.zeros((6, 4)), episodes=1)
+    finally:
+        os.umask(before)
+    found = [path for name in ("a/s", "t") for path in (tmp_path / name).rglob("*") if not path.is_socket()]
+    assert {path.name for path in found} >= {"console.log.txt", "robot.json", "journal", "episode_000001.vrj"}
+    inside = [path for path in found if path.is_file()]
+    assert {path.stat().st_mode & 0o077 for path in inside} == {0}, inside
+    assert {(tmp_path / name).stat().st_mode & 0o077 for name in ("a/s", "a/s/run", "t/journal")} == {0}
+
+
 def test_a_world_that_faults_ends_a_session_that_nobody_watches(tmp_path):
     script = [{"name": "reflex", "at": 0.6}]
     config = dataclasses.replace(FAKE, defects={"script": script})

@@ -1,5 +1,6 @@
 """The console's process: ``python -m real.console.process CONFIG.json`` with {"socket", "console": options of
-`ConsoleConfig`, "facts": `Facts`}. Says "ready", the address to open and that for who watches; ends with its supervisor, on SIGTERM and on Ctrl-C."""
+`ConsoleConfig`, "facts": `Facts`}. Says "ready", the address to open and that for who watches; ends with its supervisor, on
+SIGTERM and on Ctrl-C."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a page shows of the session besides what the supervisor says: the ``tasks`` that an operator may choose from (none:
-    somebody else chooses), as `real.tasks.Task.text`; the ``checkpoint`` of its policy, "" without one."""
+    """What a page shows of the session besides what the supervisor says: the ``tasks`` that an operator may choose from
+    (none: somebody else chooses), as `real.tasks.Task.text`; the ``checkpoint`` of its policy, "" without one."""
 
     tasks: tuple[str, ...] = ()
     checkpoint: str = ""

@@ -47,8 +47,8 @@ def export_session(session: str | Path, target: str | Path, *, video: bool = Fal
 def export_sessions(
     sessions: Sequence[str | Path], target: str | Path, *, video: bool = False, discarded: bool = False
 ) -> Exported:
-    """Write the episodes of ``sessions`` of one robot, in order, into a new folder. Those that were discarded stay out unless
-    asked for. ``meta/sessions.json`` says what it was made of.
+    """Write the episodes of ``sessions`` of one robot, in order, into a new folder. Those that were discarded stay out
+    unless asked for. ``meta/sessions.json`` says what it was made of.
 
     Raises `DatasetError` where no episode can be exported, ``target`` exists, or a session is of another robot.
     """

@@ -50,8 +50,9 @@ def session_trajectory(episode: Any, chunk_length: int) -> tuple[Trajectory | No
     """``episode`` as of `real.journal.read`, of a policy that decides on ``chunk_length`` control steps; or why it is none.
 
     It ends with the control step in which the moment lies that its verdict means: what comes after a mark that was moved is
-    in the journal, not here. ``rewards`` are 1 in the last step of a success, else 0. An episode that somebody labelled terminated, but for time that
-    ran out; one without a label was cut, so values bootstrap behind it. Rows of a person are their own proposals.
+    in the journal, not here. ``rewards`` are 1 in the last step of a success, else 0. An episode that somebody labelled
+    terminated, but for time that ran out; one without a label was cut, so values bootstrap behind it. Rows of a person are
+    their own proposals.
     ``replay[FRESH]`` [t] marks decisions that do not go on with the chunk before: the first of all, the first after a
     person, and a person's.
     """
