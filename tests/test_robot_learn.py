@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import zlib
-import time
-import os
 import json
 import math
+import os
 import subprocess
 import sys
 import threading
+import time
+import zlib
 from pathlib import Path
 
 import numpy as np

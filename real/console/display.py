@@ -125,11 +125,11 @@ class Display:
         self.state, self.state_at = state, self.clock()
         self.share.add(state)
         last = self.episodes[-1] if self.episodes else None
-        runs = last is not None and last.span.ended == math.inf
-        if state.mode in _IN_EPISODE and not (runs and last.span.episode == state.episode):
+        running = last.span if last is not None and last.span.ended == math.inf else None
+        if state.mode in _IN_EPISODE and (running is None or running.episode != state.episode):
             self.episodes.append(Told(Span(state.episode, -math.inf), self.task))  # it had begun before anybody listened
-        elif runs and state.mode not in _IN_EPISODE:
-            last.span = Span(last.span.episode, last.span.begun, state.stamp)
+        elif last is not None and running is not None and state.mode not in _IN_EPISODE:
+            last.span = Span(running.episode, running.begun, state.stamp)
         if state.episode != self._curve_episode:
             self._curve_episode, self.curve = state.episode, []
 
