@@ -20,6 +20,7 @@ from typing import Any
 from real.cameras.process import CameraConfig
 from vla_rl.errors import UserError
 
+_PRIVATE = 0o077  # the umask of every process: what they write is nobody else's to read
 _REVIVE_S = 2.0  # between two starts of a camera's process
 
 
@@ -80,7 +81,10 @@ class Body:
     def start(self) -> None:
         """In the order that the contract asks for: what watches and records first, the robot under control last."""
         x = self.config
-        self.run.mkdir(parents=True, exist_ok=True)
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (self.folder, self.run):  # tokens, pictures of a room
+            folder.mkdir(mode=0o700, exist_ok=True)
+        self.run.chmod(0o700)
         robot, options = x.robot, x.options
         if not robot:
             arm: dict[str, Any] = {
@@ -114,6 +118,7 @@ class Body:
 
     def write_config(self, name: str, values: dict[str, Any]) -> str:
         path = self.run / f"{name}.config.json"
+        path.touch(mode=0o600)
         path.write_text(json.dumps(values), encoding="utf-8")
         return str(path)
 
@@ -139,10 +144,12 @@ class Body:
     def _launch(self, name: str) -> subprocess.Popen:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         environment["PYTHONIOENCODING"] = "utf-8:backslashreplace"  # of the logs, which are read as that
-        with open(self.run / f"{name}.log.txt", "wb") as out:
+        log = self.run / f"{name}.log.txt"
+        log.touch(mode=0o600)  # the console's holds its token
+        with open(log, "wb") as out:
             self.processes[name] = subprocess.Popen(
                 self._started[name][1], stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
-                env=environment,
+                env=environment, umask=_PRIVATE,
             )  # fmt: skip
         return self.processes[name]
 

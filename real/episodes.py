@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from real.labels import Span, meant
 from real.messages import Event, Grant, Lease, Message, Notice, Progress, Refused, State
 from real.modes import IN_EPISODE, Mode
 from real.practice import CALL, GAVE_UP, LEADER, REMIND_S, STAY, STRAYED, Practice, Rounds
@@ -84,6 +85,7 @@ class Conductor:
         self.rounds = Rounds(plan.tasks, plan.practice) if plan.practice is not None else None
         self.starts = Starts(plan.tasks, plan.returns, plan.past) if plan.returns is not None else None
         self._told = False  # whether everybody knows where the next episode begins
+        self._chosen = ""  # the task that a person chose, as text
         self._shows = False  # whether a person is still to be asked to show the episode that runs
 
     @property
@@ -114,10 +116,11 @@ class Conductor:
                 self._current.human_steps += message.is_human
         elif isinstance(message, Grant):
             self._token = message.token if message.granted else ""
-        elif isinstance(message, Event) and message.name == "label" and self._current is not None:
-            if message.value in ("success", "failure"):
-                self._current.success = message.value == "success"
-                self._current.labelled_by = message.source.partition(".")[0]
+        elif isinstance(message, Event) and message.name == "label" and message.value in ("success", "failure"):
+            self._labelled(message)
+        elif isinstance(message, Event) and message.name == "task" and message.source != LEADER:
+            if message.value != self._chosen:
+                self._chosen, self._prepared, self._asked_reset = message.value, False, False
         elif isinstance(message, Event) and message.name in ("pause", "stop", "estop") and message.source != LEADER:
             if self.rounds is not None and message.value != GAVE_UP:
                 self.rounds.interrupted(f"{message.name} by {message.source}: {message.value or 'it was pressed'}")
@@ -127,6 +130,19 @@ class Conductor:
             self._asked_reset = False  # (whatever was refused: a reset that was not is asked for once more)
         elif isinstance(message, Notice):
             self._notice(message)
+
+    def _labelled(self, event: Event) -> None:
+        """The episode that it means, which may have ended, is what it says."""
+        told = [*self.outcomes, *([self._current] if self._current is not None else [])]
+        spans = [Span(o.episode, o.begun, math.inf if o is self._current else o.begun + o.seconds) for o in told]
+        found = meant(event.at, spans)
+        if found is None:
+            return
+        outcome = next(o for o, span in zip(told, spans) if span is found)
+        if outcome is not self._current and outcome.success is not (event.value == "success"):
+            self.notes.append(f"episode {outcome.episode} is a {event.value} now, says {event.source}")
+        outcome.success = event.value == "success"
+        outcome.labelled_by = event.source.partition(".")[0]
 
     def _watched(self, confident: float, current: Outcome, progress: Progress) -> None:
         self._sure = self._sure + 1 if progress.episode == current.episode and progress.value >= confident > 0 else 0
@@ -233,7 +249,7 @@ class Conductor:
                 return []
             if not self._token:
                 return self._lead("reset", now)
-            task, how = self.plan.tasks[len(self.outcomes) % len(self.plan.tasks)], ""
+            task, how = self._next_task(), ""
             if self.rounds is not None:
                 task, how = self.rounds.next, STAY if self.rounds.begun else ""
             elif self.starts is not None:
@@ -243,6 +259,11 @@ class Conductor:
         if not self.plan.policy:
             return self._let_go()
         return self._lead("start", now)
+
+    def _next_task(self) -> Task:
+        """The one that a person chose, else the plan's in turn."""
+        in_turn = self.plan.tasks[len(self.outcomes) % len(self.plan.tasks)]
+        return next((task for task in self.plan.tasks if task.text == self._chosen), in_turn)
 
     def _during(self, state: State, current: Outcome, now: float) -> list[tuple[str, type[Message], dict[str, Any]]]:
         if self._shows:

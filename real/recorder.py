@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import sys
 import time
+from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from real.journal import JournalWriter
+from real.journal import JournalError, JournalWriter, amend
+from real.labels import Span, meant
 from real.link import Client, LinkError
 from real.messages import Chunk, Event, Frame, Message, Notice, Progress, State
 from real.ring import RingReader
@@ -35,31 +39,56 @@ def jpeg(image: np.ndarray) -> bytes:
     return simplejpeg.encode_jpeg(np.ascontiguousarray(image), quality=QUALITY, colorspace="RGB", colorsubsampling="420")
 
 
-def picture(data: bytes) -> np.ndarray:
-    """The picture uint8 RGB [H W 3] of a journal's JPEG."""
-    import simplejpeg
+@dataclass
+class _Closed:
+    """An episode that has ended, and its journal."""
 
-    return simplejpeg.decode_jpeg(data, colorspace="RGB")
+    span: Span
+    path: Path
+    size: int
 
 
 class Recorder:
-    """Takes the supervisor's messages one by one."""
+    """Takes the supervisor's messages one by one. A label goes to the episode in which the moment lies that it means, also
+    when that has ended and another runs (`real.labels`)."""
 
     def __init__(self, folder: str | Path, about: dict[str, Any]):
         self.folder, self.about = Path(folder), about
         self.journal: JournalWriter | None = None
         self._episode = -1
+        self._begun = 0.0
+        self._closed: deque[_Closed] = deque(maxlen=8)
         self._rings: dict[str, RingReader] = {}
 
     def take(self, message: Message) -> None:
         """Raises `DiskFull`."""
         if isinstance(message, Notice) and message.name == "begin":
-            self._close("another episode began")
+            self._close("another episode began", message.stamp)
             about = {**self.about, "task": message.value}
             self.journal, self._episode = JournalWriter(self.folder, message.episode, about), message.episode
-        journal = self.journal
-        if journal is None:
+            self._begun = message.stamp
+        if isinstance(message, Event) and message.name == "label":
+            self._label(message)
+        elif self.journal is not None:
+            self._record(self.journal, message)
+
+    def _label(self, event: Event) -> None:
+        """Write it where it belongs; one that means no moment of an episode belongs nowhere."""
+        spans = [closed.span for closed in self._closed]
+        running = Span(self._episode, self._begun) if self.journal is not None else None
+        found = meant(event.at, spans if running is None else [*spans, running])
+        if found is None:
             return
+        if self.journal is not None and found is running:
+            self.journal.event(event)
+            return
+        closed = next(closed for closed in self._closed if closed.span is found)
+        try:
+            closed.size = amend(closed.path, closed.size, event)
+        except (JournalError, FileNotFoundError) as error:  # somebody has taken it away
+            print(f"a label was not kept: {error}", flush=True)
+
+    def _record(self, journal: JournalWriter, message: Message) -> None:
         if isinstance(message, State):
             journal.tick(message)
         elif isinstance(message, Chunk):
@@ -76,7 +105,7 @@ class Recorder:
         elif isinstance(message, Notice):
             journal.notice(message)
             if message.name in ("end_episode", "discard"):
-                self._close(message.value or message.name, message.name == "discard")
+                self._close(message.value or message.name, message.stamp, message.name == "discard")
 
     def _read(self, frame: Frame) -> np.ndarray | None:
         ring = self._rings.get(frame.camera)
@@ -87,13 +116,14 @@ class Recorder:
         except (OSError, ValueError):
             return None  # overwritten meanwhile: `verify` finds the gap by its numbers
 
-    def _close(self, reason: str, discarded: bool = False) -> None:
+    def _close(self, reason: str, now: float, discarded: bool = False) -> None:
         if self.journal is not None:
-            self.journal.close(reason, discarded)
-            self.journal = None
+            journal, self.journal = self.journal, None
+            path = journal.close(reason, discarded)
+            self._closed.append(_Closed(Span(self._episode, self._begun, now), path, journal.size))
 
     def close(self) -> None:
-        self._close("the session ended")
+        self._close("the session ended", math.inf)
 
 
 def main() -> None:

@@ -35,6 +35,6 @@ def parse(text: str) -> Task:
     if not colon or " " in place:
         return Task(text, text)
     name, slash, number = place.rpartition("/")
-    if slash and number.isdigit():
+    if slash and number.isascii() and number.isdigit():
         return Task(name, instruction, int(number))
     return Task(place, instruction)

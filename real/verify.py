@@ -35,7 +35,9 @@ def check(episode: Episode) -> list[str]:
     found = []
     if episode.path.name.endswith(OPEN):
         found.append("it was not closed: `vla-rl robot verify --recover` cuts it at its last good record")
-    if episode.lost_bytes:
+    if episode.damage:
+        found.append(episode.damage)
+    elif episode.lost_bytes:
         found.append(f"{episode.lost_bytes} bytes behind the last good record are damaged or cut off")
     end = episode.end
     if end is not None:

@@ -23,11 +23,11 @@ from real.console import display, wire
 from real.console.clocks import PageClock
 from real.console.remedies import remedy
 from real.console.security import FLOOD, MAX_TEXT_BYTES, Rate
-from real.console.settings import ConsoleConfig
+from real.console.settings import ConsoleConfig, Facts
 from real.console.video import HEAD, pack
 from real.console.viewers import LOST_S, WINDOW, Outbox
-from real.messages import MODE_EVENTS, Frame, State, Writer
-from real.modes import Mode
+from real.messages import MODE_EVENTS, Event, Frame, Notice, State, Writer
+from real.modes import By, Mode
 from vla_rl.errors import ConfigError
 
 
@@ -50,10 +50,10 @@ class Page:
         self.nonce = ""
         self.code: int | None = None
 
-    async def open(self, **headers: str) -> Page:
+    async def open(self, url: str = "", **headers: str) -> Page:
         jar = aiohttp.CookieJar(unsafe=True)
         self.client = aiohttp.ClientSession(cookie_jar=jar)
-        await (await self.client.get(self.session.console.url)).read()
+        await (await self.client.get(url or self.session.console.url)).read()
         self.socket = await self.client.ws_connect(
             self.session.address + "/ws", headers={"Origin": self.session.address, **headers}
         )
@@ -70,7 +70,7 @@ class Page:
                 continue
             found = json.loads(message.data)
             if found["k"] == "hello":
-                self.nonce = found["nonce"]
+                self.nonce, self.hello = found["nonce"], found
             elif found["k"] == "state":
                 self.state, self.seen = found, self.now()
             else:
@@ -132,7 +132,7 @@ def test_who_is_let_in(session):
     """No token, a wrong one, no cookie, another origin, none at all, a re-bound name, another port of this host."""
 
     async def answer(method: str, path: str, cookie: bool, **headers: str) -> int:
-        cookies = {session.console.gate.cookie_name: session.console.gate.cookie} if cookie else {}
+        cookies = {session.console.gate.cookie_name: session.console.gate.cookies["full"]} if cookie else {}
         async with (
             aiohttp.ClientSession(cookies=cookies) as client,
             client.request(method, session.address + path, headers=headers, allow_redirects=False) as found,
@@ -146,7 +146,7 @@ def test_who_is_let_in(session):
         "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
     }
     here, port = session.address, session.console.gate.port
-    token = f"/?token={session.console.gate.token}"
+    token = f"/?token={session.console.gate.tokens['full']}"
 
     async def work():
         assert await answer("GET", "/", False) == 401
@@ -180,7 +180,7 @@ def test_cookie_and_headers(session):
             first = await client.get(session.console.url, allow_redirects=False)
             cookie = first.cookies[session.console.gate.cookie_name]
             assert (first.headers["Location"], cookie["httponly"], cookie["samesite"]) == ("/", True, "Strict")
-            assert session.console.gate.token not in cookie.value
+            assert session.console.gate.tokens["full"] not in cookie.value
             for answer in (first, await client.get(session.address + "/"), await client.get(session.address + "/nothing")):
                 policy = answer.headers["Content-Security-Policy"]
                 assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy and "unsafe" not in policy
@@ -326,6 +326,74 @@ def test_one_page_has_control_and_all_may_stop(session):
         await first.until(lambda: session.stub.modes.mode is Mode.READY and session.stub.modes.slow)
         await first.close()
         await second.close()
+
+    scenario(work)
+
+
+def test_a_link_that_watches_does_nothing_else(session):
+    async def work():
+        assert session.console.url != session.console.watch_url
+        watcher = await Page(session).open(session.console.watch_url)
+        await watcher.until(lambda: watcher.pictures and watcher.hello["watches"])
+        heard = len(session.stub.heard)
+        for name in ("pause", "stop", "estop", "note", "label", "task", "arm"):
+            await watcher.event(name, "success")
+        await watcher.send("control", ask="request", force=True, who="Eve")
+        await watcher.input()
+        await watcher.until(lambda: len(watcher.refusals()) == 9)
+        assert set(watcher.refusals()) == {"this link is for watching alone"}
+        origin = {"Origin": session.address}
+        async with watcher.client.post(session.address + "/estop", headers=origin) as answer:
+            assert answer.status == 403
+        said = [m for m in list(session.stub.heard)[heard:] if type(m).__name__ != "Beat"]
+        assert said == [] and session.stub.modes.mode is Mode.IDLE
+        page = await Page(session).open()
+        assert not page.hello["watches"] and (await page.control())["mine"]
+        await page.close()
+        await watcher.close()
+
+    scenario(work)
+
+
+def test_an_operator_chooses_among_the_sessions_tasks(session):
+    async def work():
+        session.console.hub.facts = Facts(("lift: lift the cube", "stack: stack the cubes"), "outputs/a/checkpoints/rl")
+        page = await Page(session).open()
+        assert page.hello["tasks"] == ["lift: lift the cube", "stack: stack the cubes"]
+        assert page.hello["checkpoint"] == "outputs/a/checkpoints/rl"
+        await page.control()
+        await page.event("task", "format the disk")
+        await page.until(lambda: page.refusals() == ["it is none of the session's tasks"])
+        await page.event("task", "stack: stack the cubes")
+        await page.until(lambda: page.state["s"]["task"] == "stack: stack the cubes")
+        assert [e.value for e in session.stub.events("task")] == ["stack: stack the cubes"]
+        await page.close()
+
+    scenario(work)
+
+
+def test_why_it_paused_and_what_happened_survive_a_refusal_and_a_reload(session):
+    async def work():
+        page = await Page(session).open()
+        await page.control()
+        for name in ("arm", "start"):
+            await page.event(name)
+        await page.until(lambda: session.stub.modes.mode is Mode.AUTO)
+        reason = "clips all the time: workspace"
+        session.call(lambda: session.stub.modes.ask("pause", By.SUPERVISOR, reason))
+        where = {"epoch": 1, "tick": 1, "episode": 1}
+        session.call(lambda: session.stub.send(Notice, name="pause", value=reason, by="supervisor", mode="PAUSED", **where))
+        why = f"pause: {reason} (supervisor)"
+        await page.until(lambda: page.state["s"]["why"] == why)
+        await page.event("arm")  # refused
+        await page.until(lambda: page.refusals())
+        again = await Page(session).open()
+        assert again.state["s"]["why"] == page.state["s"]["why"] == why
+        assert [n["value"] for n in again.hello["story"] if n["name"] == "pause"] == [reason]
+        await page.event("hand_back")
+        await again.until(lambda: again.state["s"]["why"] == "")
+        await page.close()
+        await again.close()
 
     scenario(work)
 
@@ -548,6 +616,38 @@ def test_a_call_for_help_stands_until_the_arm_practises_again():
     assert calls().startswith("Help is wanted: left the safe set. ")
     now[0] += 46.0  # whoever called is gone
     assert calls() == ""
+
+
+def test_episodes_are_counted_and_a_label_goes_to_the_one_that_it_means():
+    shown = display.Display(ConsoleConfig(), lambda: 5.0)
+
+    def notice(name: str, stamp: float, episode: int, value: str = "") -> None:
+        make = Writer("supervisor", lambda: stamp).make
+        mode = "AUTO" if name == "begin" else "READY"
+        shown.hear_notice(make(Notice, name=name, value=value, by="ada", mode=mode, epoch=1, tick=1, episode=episode))
+
+    def label(value: str, at: float) -> None:
+        shown.hear_event(Writer("console", lambda: at).make(Event, name="label", value=value, at=at, lease=""))
+
+    notice("begin", 10.0, 1, "lift: lift the cube")
+    label("success", 12.0)
+    assert shown.counts() == {"successes": 0, "failures": 0, "unlabelled": 0, "discarded": 0}
+    notice("end_episode", 12.1, 1)
+    notice("begin", 15.0, 2, "stack: stack the cubes")
+    label("failure", 11.5)  # the mark of the first, moved and called the other way
+    assert json.loads(shown.text({}))["label"] == "", "of the second, nothing was said"
+    notice("discard", 20.0, 2)
+    notice("begin", 21.0, 3, "lift: lift the cube")
+    notice("end_episode", 23.0, 3)
+    assert shown.counts() == {"successes": 0, "failures": 1, "unlabelled": 1, "discarded": 1}
+    label("success", 22.0)
+    assert shown.counts() == {"successes": 1, "failures": 1, "unlabelled": 0, "discarded": 1}
+    assert json.loads(shown.text({}))["task"] == "lift: lift the cube"
+    late = display.Display(ConsoleConfig(), lambda: 5.0)  # a console that is started in an episode
+    late.hear_state(_state(mode="AUTO", episode=7))
+    late.hear_event(Writer("console", lambda: 3.0).make(Event, name="label", value="success", at=3.0, lease=""))
+    late.hear_state(_state(mode="READY", episode=7))
+    assert late.counts()["successes"] == 1
 
 
 def test_every_event_of_the_table_can_be_asked_for_by_a_page():

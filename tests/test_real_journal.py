@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,17 +11,19 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 from real_helpers import Rig, rig
 
 from real import journal as journals
-from real.journal import JournalWriter, read, recover
+from real.journal import JournalWriter, picture, read, recover
 from real.messages import Event, Frame, Notice, State
-from real.recorder import Recorder, picture
+from real.recorder import Recorder
 from real.ring import RingReader, RingWriter
 from real.verify import verify
 from vla_rl.cli import main
 from vla_rl.data.lerobot_reader import load_demonstrations
+from vla_rl.data.session_trajectory import session_trajectory
 from vla_rl.errors import DiskFull
 
 EAST, NORTH = (0.03, 0.0, 0.0, -1.0), (0.0, 0.03, 0.0, -1.0)
@@ -110,6 +113,43 @@ def test_verify_and_export_from_the_command_line(session, tmp_path, capsys):
     np.testing.assert_allclose(loaded.actions, np.array([t["sent"] for t in steps], np.float32))
 
 
+def test_sittings_become_one_dataset_and_a_moved_mark_is_read(session, tmp_path, capsys):
+    """Two sessions at once, a third appended; a label that was amended since counts as it is by now."""
+    places = [tmp_path / name for name in "abc"]
+    for place in places:
+        shutil.copytree(session[1], place)
+    data = tmp_path / "data"
+    assert main(["robot", "export", str(places[0]), str(places[1]), str(data)]) == 0
+    assert "2 episodes, 26 control steps" in capsys.readouterr().out
+    first = journals.journals(places[0])[0]
+    steps = read(first).steps
+    at = steps[4]["stamp"]  # of 13 control steps the last tick of the fifth; the sixth begins after it
+    journals.amend(first, first.stat().st_size, label("failure", at, at + 9.0))
+    assert main(["robot", "export", str(places[2]), str(data), "--append"]) == 0
+    assert "3 episodes, 39 control steps" in capsys.readouterr().out
+    assert len(load_demonstrations(data).actions) == 39
+    about, table = (pyarrow.parquet.read_table(next((data / name).rglob("file*.parquet"))) for name in ("meta", "data"))
+    assert about["success"].to_pylist() == [False, True, True]
+    after = np.array([row[-1] for row in table["control"].to_pylist()])
+    assert after.reshape(3, 13).sum(1).tolist() == [8.0, 0.0, 0.0]
+    trajectory, _ = session_trajectory(read(first), 4)
+    assert trajectory.num_control_steps == 5 and trajectory.terminated and not trajectory.success
+    journals.amend(first, first.stat().st_size, label("success", at, at + 9.0))
+    trajectory, _ = session_trajectory(read(first), 4)
+    assert trajectory.rewards[trajectory.valid].tolist() == [0.0, 0.0, 0.0, 0.0, 1.0]
+    before = sorted((path.name, path.stat().st_size) for path in data.rglob("*"))
+    assert main(["robot", "export", str(places[1]), str(data), "--append"]) == 2
+    assert "b is in the dataset already" in capsys.readouterr().err
+    shutil.rmtree(places[0])
+    shutil.copytree(session[1], tmp_path / "d")
+    assert main(["robot", "export", str(tmp_path / "d"), str(data), "--append"]) == 2
+    assert "was made of" in (said := capsys.readouterr().err) and "is not there any more" in said
+    assert main(["robot", "export", str(tmp_path / "d"), str(tmp_path / "none"), "--append"]) == 2
+    assert "sessions.json is missing" in capsys.readouterr().err
+    assert before == sorted((path.name, path.stat().st_size) for path in data.rglob("*"))
+    assert not list(tmp_path.glob(".*")), "nothing is left beside it"
+
+
 def test_lerobot_loads_the_export_with_all_its_columns(session, tmp_path):
     pytest.importorskip("lerobot")
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
@@ -166,13 +206,80 @@ def test_a_cut_or_damaged_tail_costs_the_last_record_alone(session, tmp_path, cu
     open_file = tmp_path / "episode_000001.vrj.open"
     for damage in (whole[:-cut], whole[: -cut - 1] + b"?" + whole[len(whole) - cut :]):
         open_file.write_bytes(damage)
-        kept = sum(place <= len(whole) - cut - (len(damage) == len(whole)) for place in places)
+        changed = len(damage) == len(whole)
+        kept = sum(place <= len(whole) - cut - changed for place in places)
+        if changed and kept < len(places) - 1:  # whole records follow, which no kill leaves
+            with pytest.raises(journals.JournalError, match=rf"record {kept + 1}, which begins at byte {places[kept - 1]}"):
+                recover(open_file)
+            assert open_file.read_bytes() == damage
+            continue
         closed = recover(open_file)
         again = [record for _, record in journals.scan(closed)]
         assert len(again) == kept + 1 and again[-1][0] == "end" and again[-1][1]["recovered"]
         assert "recovered after a kill" in "\n".join(verify(tmp_path)[0])
         closed.unlink()
     assert recover(journals.journals(session[1])[0]).exists(), "a closed one is left as it is"
+    open_file.write_bytes(whole[:20])
+    assert recover(open_file) is None and not open_file.exists(), "killed before its first record was whole"
+
+
+def label(value: str, at: float, stamp: float) -> Event:
+    return Event(0, "console", stamp, stamp + 1.0, "label", value, at, "")
+
+
+def notice(name: str, stamp: float, episode: int, value: str = "") -> Notice:
+    return Notice(0, "supervisor", stamp, stamp, name, value, "operator", "AUTO", 1, 1, episode)
+
+
+def labels(folder: Path) -> list[list[tuple[str, float]]]:
+    found = [read(path) for path in journals.journals(folder)]
+    return [[(e["value"], e["at"]) for e in episode.events if e["name"] == "label"] for episode in found]
+
+
+def test_a_label_goes_to_the_episode_that_its_moment_lies_in(tmp_path):
+    """A mark that is moved after Enter once labelled the next episode, and reversed what was said of it."""
+    recorder = Recorder(tmp_path / "journal", {"session": "s"})
+    recorder.take(label("success", 9.0, 9.0))  # before any episode: of none
+    recorder.take(notice("begin", 10.0, 1))
+    recorder.take(label("success", 20.0, 20.0))
+    recorder.take(notice("end_episode", 20.1, 1))
+    recorder.take(label("success", 18.5, 22.0))  # moved, between episodes
+    recorder.take(label("success", 21.0, 22.0))  # a moment that is in no episode
+    recorder.take(notice("begin", 25.0, 2))
+    recorder.take(label("failure", 17.25, 26.0))  # moved, while the next one runs, and the verdict is another
+    recorder.take(label("failure", 27.0, 27.0))
+    recorder.take(notice("discard", 28.0, 2))
+    recorder.take(label("failure", 28.2, 28.3))  # given as it ended
+    recorder.take(notice("begin", 30.0, 3))
+    recorder.take(label("success", 16.0, 30.5))  # two episodes back
+    recorder.close()
+    first = [("success", 20.0), ("success", 18.5), ("failure", 17.25), ("success", 16.0)]
+    assert labels(tmp_path) == [first, [("failure", 27.0), ("failure", 28.2)], []]
+    episodes = [read(path) for path in journals.journals(tmp_path)]
+    assert [episode.lost_bytes for episode in episodes] == [0, 0, 0] and verify(tmp_path)[0] == []
+    assert episodes[0].verdict["at"] == 16.0 and episodes[0].end["reason"] == "end_episode"
+    assert {path.stat().st_mode & 0o777 for path in journals.journals(tmp_path)} == {0o600}
+    assert (tmp_path / "journal").stat().st_mode & 0o777 == 0o700
+
+
+def test_an_amendment_that_is_cut_short_costs_nothing_but_itself(tmp_path, monkeypatch):
+    recorder = Recorder(tmp_path / "journal", {"session": "s"})
+    recorder.take(notice("begin", 10.0, 1))
+    recorder.take(label("success", 20.0, 20.0))
+    recorder.take(notice("end_episode", 20.1, 1))
+    (path,) = journals.journals(tmp_path)
+    before = path.read_bytes()
+    writev = os.writev
+    with monkeypatch.context() as patch:
+        patch.setattr(journals.os, "writev", lambda fd, parts: writev(fd, [b"".join(parts)[:5]]))
+        with pytest.raises(DiskFull, match="cannot be amended: only 5 of"):
+            recorder.take(label("failure", 15.0, 21.0))
+    assert path.read_bytes() == before
+    path.write_bytes(before + b"VRJ1\x09")  # as a kill leaves it
+    episode = read(path)
+    assert episode.succeeded and episode.damage == "" and "5 bytes behind the last good" in verify(tmp_path)[0][0]
+    recorder.take(label("failure", 15.0, 21.0))
+    assert read(path).verdict["at"] == 15.0 and verify(tmp_path)[0] == []
 
 
 WRITER = """

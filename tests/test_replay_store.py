@@ -298,9 +298,14 @@ def test_a_writer_that_was_killed_leaves_every_closed_episode(tmp_path):
     assert replay.episodes in (closed, closed + 1, closed + 2) and same(replay, filled(replay.episodes))
 
 
-def test_files_that_were_cut_short_lose_only_the_episodes_they_miss(tmp_path):
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_files_that_were_cut_short_lose_the_last_episode_at_most(tmp_path):
+    """Where more is gone than a kill, or a disk that lied, may take, nothing is."""
     filled(4, tmp_path / "r")
-    expected = [filled(n) for n in range(5)]
+    expected = [filled(n) for n in range(6)]
     lengths = [len(expected[n]) for n in range(5)]
     checked = set()
     for path in sorted((tmp_path / "r").iterdir()):
@@ -313,6 +318,7 @@ def test_files_that_were_cut_short_lose_only_the_episodes_they_miss(tmp_path):
             folder = tmp_path / f"{path.stem}-{cut}"
             shutil.copytree(tmp_path / "r", folder)
             os.truncate(folder / path.name, cut)
+            before = contents(folder)
             if row:
                 frames = 0 if path.name == "decisions.rows" else 1
                 whole = max(n for n in range(5) if (lengths[n] + frames * n) * row <= cut)
@@ -320,13 +326,52 @@ def test_files_that_were_cut_short_lose_only_the_episodes_they_miss(tmp_path):
                 whole = max(n for n in range(5) if lines[n] <= cut)
             with pytest.raises(UserError, match=f"holds {whole} episodes and the checkpoint needs 4"):
                 Replay(folder, episodes=4)
-            assert (folder / path.name).stat().st_size == cut  # an error changes nothing
+            assert contents(folder) == before  # an error changes nothing
+            checked.add(whole)
+            if whole < 3:
+                lacks, more = f"number {whole + 1} are not in {path.name}", f"rows of 4 episodes, and {whole} are"
+                with pytest.raises(UserError, match=rf"is damaged .*{lacks if row else more}"):
+                    Replay(folder, episodes=None, embodiment=SPEC)
+                assert contents(folder) == before
+                assert same(Replay(folder, episodes=whole), expected[whole]) if whole else True  # who asks for less may
+                continue
             replay = Replay(folder, episodes=None, embodiment=SPEC)
-            assert replay.episodes == whole and (not whole or same(replay, expected[whole]))
+            assert same(replay, expected[whole])
             put(replay, whole)
             assert len(Replay(folder, episodes=None)) == lengths[whole + 1]
-            checked.add(whole)
     assert checked == {0, 1, 2, 3}
+
+
+def test_a_kill_while_a_folder_is_cut_or_emptied_is_told_from_damage(tmp_path, monkeypatch):
+    filled(5, tmp_path / "r")
+
+    def killed(*_: object) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tables.Table, "cut", killed)
+        with pytest.raises(SystemExit):
+            Replay(tmp_path / "r", episodes=2)
+    replay = Replay(tmp_path / "r", episodes=None)  # the journal was cut, the rows of the others are there still
+    assert same(replay, filled(2))
+    put(replay, 2)
+    assert same(Replay(tmp_path / "r", episodes=None), filled(3))
+    unlink = Path.unlink
+    for step in range(4):
+        deaths = iter([False] * step + [True])
+
+        def dies(path: Path, missing_ok: bool = False, deaths=deaths) -> None:
+            killed() if next(deaths) else unlink(path, missing_ok)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", dies)
+            with pytest.raises(SystemExit):
+                Replay(tmp_path / "r", episodes=0)
+        replay = Replay(tmp_path / "r", episodes=None)
+        assert replay.episodes == 0
+        for i in range(3):
+            put(replay, i)
+        assert same(Replay(tmp_path / "r", episodes=None), filled(3))
 
 
 def test_rows_that_are_not_what_was_written_are_noticed_at_the_end(tmp_path):
@@ -485,10 +530,10 @@ def test_damage_that_no_kill_explains_is_an_error_that_changes_nothing(tmp_path,
         path.unlink()
     else:
         path.write_bytes(change(path.read_bytes()))
-    content = {p.name: p.read_bytes() for p in (tmp_path / "r").iterdir()}
+    before = contents(tmp_path / "r")
     with pytest.raises(UserError, match=said):
         Replay(tmp_path / "r", episodes=None)
-    assert content == {p.name: p.read_bytes() for p in (tmp_path / "r").iterdir()}
+    assert contents(tmp_path / "r") == before
     assert Replay(tmp_path / "r").episodes == 0  # who starts over may
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import subprocess
 import sys
 import threading
+import time
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +26,8 @@ from policies.small import SmallPolicy
 from real.acting import ActingConfig
 from real.body import BodyConfig
 from real.episodes import Plan
-from real.journal import journals, read
+from real.journal import journals, picture, read
 from real.lockstep import Lockstep
-from real.recorder import picture
 from real.robots.world import PointWorld
 from real.tasks import Task
 from vla_rl.algorithms.dagger import Dagger
@@ -394,6 +396,36 @@ def test_after_an_interrupt_what_was_closed_is_taken_and_a_failure_is_still_told
         (out / "sessions" / "0001" / "journal" / "episode_000003.vrj").write_bytes(b"no journal")
         with pytest.raises(UserError, match="is no journal"), HarvestThread(harvest_of(out, learner, logger)):
             raise KeyboardInterrupt
+
+
+def test_an_episode_whose_label_may_still_be_changed_waits_and_a_damaged_ledger_is_refused(tmp_path):
+    out, learner = tmp_path / "a", Tickets()
+    helped(out / "sessions" / "0001", episodes=3, task=dataclasses.replace(RAISE, horizon=8), operator=None)
+    paths = sorted((out / "sessions" / "0001" / "journal").glob("*.vrj"))
+    for path, age in zip(paths, (60.0, 5.0, 60.0)):
+        os.utime(path, (time.time() - age,) * 2)
+    with MetricsLogger(out) as logger:
+        harvest = harvest_of(out, learner, logger)
+        names = [f"sessions/0001/journal/{path.name}" for path in paths]
+        assert harvest.closed() == names and harvest.closed(15.0) == names[:1], "in order: the third waits for the second"
+        with HarvestThread(harvest, 15.0) as thread:
+            thread.look()
+            assert thread._queued == set(names[:1])
+        assert len(learner.sent) == 3, "as it ends, nothing waits"
+        file = out / "episodes.jsonl"
+        lines = file.read_bytes().splitlines(keepends=True)
+        forged = json.dumps({**json.loads(lines[1][9:]), "ticket": "2"}).encode()
+        for damage, said in (
+            ([lines[0], b"?" + lines[1][1:], lines[2]], "line 2 of episodes.jsonl is not whole, later ones are"),
+            ([lines[0], lines[2]], "line 2 of episodes.jsonl is no record of an episode, or not the next"),
+            ([lines[0], b"%08x %s\n" % (zlib.crc32(forged), forged)], "line 2 of episodes.jsonl is no record"),
+        ):
+            file.write_bytes(b"".join(damage))
+            with pytest.raises(UserError, match=said):
+                harvest_of(out, learner, logger)
+            assert file.read_bytes() == b"".join(damage)
+        file.write_bytes(b"".join(lines) + lines[0][:20])  # half a line, as a kill leaves it
+        assert len(harvest_of(out, learner, logger).records) == 3
 
 
 # ------------------------------------------------------------------------------------------------------------- refused

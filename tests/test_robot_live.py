@@ -17,10 +17,9 @@ from policies.settings import SmallConfig
 from policies.small import SmallPolicy
 from real.acting import ActingConfig
 from real.episodes import Plan
-from real.journal import journals, read
+from real.journal import journals, picture, read
 from real.lockstep import Lockstep
 from real.messages import Progress
-from real.recorder import picture
 from real.ring import Rings
 from reward_models.vlac import VLAC, VLACConfig
 from vla_rl.checkpoint import save_checkpoint

@@ -334,6 +334,27 @@ def test_episodes_end_with_the_simulators_verdict_and_are_exported(tmp_path):
     assert exported.episodes == 2 and not exported.left_out
 
 
+@pytest.mark.skipif(os.name != "posix", reason="modes of files")
+def test_what_a_session_writes_is_nobody_elses_to_read(tmp_path):
+    """The console's log holds its token, the journal pictures of a room."""
+    before = os.umask(0o022)
+    try:
+        config = BodyConfig(limits=str(LIMITS / "fake_point.yaml"), guard=False)
+        with Body(tmp_path / "a" / "s", config) as body:
+            job = {"socket": body.socket, "console": {"port": 0}}
+            body.process("console", "real.console.process", [body.write_config("console", job)])
+            log = (body.run / "console.log.txt").read_text()
+            assert log.count("token=") == 2
+        lockstep(tmp_path / "t", lambda *_: np.zeros((6, 4)), episodes=1)
+    finally:
+        os.umask(before)
+    found = [path for name in ("a/s", "t") for path in (tmp_path / name).rglob("*") if not path.is_socket()]
+    assert {path.name for path in found} >= {"console.log.txt", "robot.json", "journal", "episode_000001.vrj"}
+    inside = [path for path in found if path.is_file()]
+    assert {path.stat().st_mode & 0o077 for path in inside} == {0}, inside
+    assert {(tmp_path / name).stat().st_mode & 0o077 for name in ("a/s", "a/s/run", "t/journal")} == {0}
+
+
 def test_a_world_that_faults_ends_a_session_that_nobody_watches(tmp_path):
     script = [{"name": "reflex", "at": 0.6}]
     config = dataclasses.replace(FAKE, defects={"script": script})
@@ -366,6 +387,41 @@ def test_an_episode_ends_once_its_label_is_known_and_none_is_reset_that_runs():
     assert asked() == [("launcher", "end")]
     conductor.hear(notice("end_episode", "READY"))
     assert conductor.done and conductor.outcomes[0].labelled_by == "simulator"
+
+
+def test_a_label_changes_the_episode_that_it_means_and_a_chosen_task_is_begun():
+    clock = Clock(10.0)
+    told = Writer("supervisor", clock)
+    lower = Task("lower", "lower the point")
+    conductor = Conductor(Plan((RAISE, lower), judged=False), 20.0)
+    ready = dataclasses.replace(Rig(point_robot(clock), clock).run(0.01)[-1], mode="READY", holder="launcher")
+
+    def notice(name, at, episode, value="raise: raise the point"):
+        place = {"by": "x", "mode": "AUTO" if name == "begin" else "READY", "epoch": 1, "tick": 1, "episode": episode}
+        clock.now = at
+        conductor.hear(told.make(Notice, name=name, value=value, **place))
+
+    def event(name, value, at):
+        conductor.hear(Event(5, "console", clock(), math.inf, name, value, at, ""))
+
+    notice("begin", 11.0, 1)
+    event("label", "success", 13.0)
+    notice("end_episode", 13.1, 1)
+    event("label", "failure", 12.5)
+    notice("begin", 20.0, 2)
+    event("label", "success", 11.5)
+    assert [(o.success, o.labelled_by) for o in conductor.outcomes] == [(True, "console")]
+    assert conductor.notes == ["episode 1 is a failure now, says console", "episode 1 is a success now, says console"]
+    notice("end_episode", 22.0, 2)
+    assert [o.success for o in conductor.outcomes] == [True, None]
+    event("task", lower.text, 22.5)
+    for _ in range(2):  # until another is chosen, and not in turn
+        conductor.hear(ready)
+        conductor.hear(told.make(Grant, granted=True, holder="launcher", token="t", until=math.inf, reason=""))
+        clock.now += 30.0
+        assert [f.get("value") for _, _, f in conductor.due(clock())] == [lower.text, ""]
+        notice("begin", clock.now + 1.0, 3, lower.text)
+        notice("end_episode", clock.now + 1.0, 3)
 
 
 @pytest.mark.parametrize("name, mode", [("pause", "READY"), ("fault", "FAULT"), ("stop", "STOPPED")])

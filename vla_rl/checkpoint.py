@@ -178,6 +178,8 @@ def load_policy(
             f"vla_rl {vla_rl.__version__}, which reads up to format {FORMAT}: update vla_rl"
         )
     remedy = "use another checkpoint, such as *.last_good beside it"
+    if config.get("format", 0) < 0 or not isinstance(config.get("policy_type"), str):
+        raise CheckpointError(f"{path / CONFIG} is damaged (its format, or no policy_type): {remedy}")
     embodiment = read_embodiment(path / EMBODIMENT, remedy, CheckpointError)
     if expected_embodiment is not None:
         expected_embodiment.require(embodiment, "the env or dataset in use", f"the checkpoint {path}")
@@ -206,7 +208,7 @@ def _build(
     """The policy that a checkpoint's text files describe, without its weights."""
     skip = (CONFIG, EMBODIMENT, WEIGHTS_INDEX)
     files = {
-        p.name: p.read_text(encoding="utf-8")
+        p.name: _text(p)
         for p in sorted(path.iterdir())
         if p.is_file() and p.suffix in (".json", ".txt") and p.name not in skip
     }
@@ -224,6 +226,14 @@ def _build(
             reference = dataclasses.replace(reference, path=os.path.abspath(changes[kind.base_key]))
         (config if stacked else own)[kind.base_key] = str(resolve(reference, path))
     return _from_config(kind, config, embodiment, files, factory)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except ValueError as error:
+        remedy = "use another checkpoint, such as *.last_good beside it"
+        raise CheckpointError(f"{path} is damaged ({error}): {remedy}") from error
 
 
 def _from_config(

@@ -97,11 +97,18 @@ def require_content(path: Path, error: type[UserError] = UserError) -> None:
 def read_json(path: Path, remedy: str, error: type[UserError] = UserError) -> dict[str, Any]:
     """The object in a JSON file. Anything else raises ``error``, whose message ends with ``remedy``."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        data = path.read_bytes()
     except FileNotFoundError:
         raise error(f"{path} is missing: {remedy}") from None
     except OSError as problem:
         raise error(f"{path} cannot be read ({problem.strerror or problem}): {remedy}") from problem
+    return json_object(data, path, remedy, error)
+
+
+def json_object(data: bytes, path: Path, remedy: str, error: type[UserError] = UserError) -> dict[str, Any]:
+    """The object in the ``data`` of the JSON file ``path``; errors as in `read_json`."""
+    try:
+        value = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as problem:  # (what is no UTF-8 is a ValueError too)
         require_content(path, error)
         raise error(f"{path} is damaged ({first_line(problem)}): {remedy}") from problem

@@ -74,9 +74,10 @@ def join_state(value: Any, tensors: Mapping[str, Tensor], folder: Path) -> Any:
     """Inverse of `split_state`; ``folder`` is where it was read, for messages."""
     if isinstance(value, dict):
         if _TENSOR_KEY in value:
-            if value[_TENSOR_KEY] not in tensors:
-                raise CheckpointError(f"{folder} is damaged: state.safetensors lacks '{value[_TENSOR_KEY]}'")
-            return tensors[value[_TENSOR_KEY]]
+            name = value[_TENSOR_KEY]
+            if not isinstance(name, str) or name not in tensors:
+                raise CheckpointError(f"{folder} is damaged: state.safetensors lacks {str(name)[:80]!r}")
+            return tensors[name]
         return {key: join_state(item, tensors, folder) for key, item in value.items()}
     return [join_state(item, tensors, folder) for item in value] if isinstance(value, list) else value
 

@@ -313,7 +313,8 @@ class _Session:
         session.leave("recorder")
         if recorder is not None and recorder.journal is not None:
             os.close(recorder.journal._fd)
-            self._check(recover(self._newest(OPEN)), killed=True)
+            if (closed := recover(self._newest(OPEN))) is not None:
+                self._check(closed, killed=True)
 
     def _follow(self, fault: Struck, state: State, now: float) -> None:
         """Until it is over, and the arm is followed again."""

@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from real.console.remedies import remedy
 from real.console.settings import ConsoleConfig
-from real.messages import Frame, Progress, State, Welcome
-from real.modes import TABLE, Mode
-from real.practice import CALL, REMIND_S
+from real.labels import Span, meant
+from real.messages import Event, Frame, Notice, Progress, State, Welcome
+from real.modes import IN_EPISODE, TABLE, Mode
+from real.practice import CALL, LEADER, REMIND_S
 from real.returns import SHOW
 
 DISK_EVERY_S = 2.0
+_STORY = 60  # events that a page which is opened later gets
+_STOPPED = (Mode.PAUSED.value, Mode.STOPPED.value, Mode.FAULT.value)
+_IN_EPISODE = {mode.value for mode in IN_EPISODE}
 _CURVE = 240  # values of the reward model's curve that a page gets
 
 
@@ -79,8 +85,19 @@ def _rounded(numbers: tuple[float, ...]) -> list[float | None]:
     return [round(x, 4) if math.isfinite(x) else None for x in numbers]
 
 
+@dataclass
+class Told:
+    """An episode as far as it is known: its ``verdict`` is "success", "failure" or ""."""
+
+    span: Span
+    task: str
+    verdict: str = ""
+    discarded: bool = False
+
+
 class Display:
-    """The newest of everything that the supervisor says."""
+    """The newest of everything that the supervisor says, and what came before: ``story`` is what happened, the oldest first,
+    and ``episodes`` all that it has seen begin."""
 
     def __init__(self, config: ConsoleConfig, clock: Callable[[], float]):
         self.config, self.clock = config, clock
@@ -90,7 +107,11 @@ class Display:
         self.share = Share()
         self.cameras: list[Camera] = []
         self.curve: list[tuple[int, float]] = []
-        self.model, self.label = "", ""
+        self.model = ""
+        self.story: deque[dict[str, Any]] = deque(maxlen=_STORY)
+        self.episodes: list[Told] = []
+        self.task = ""  # of the next episode, or of the one that runs
+        self._why = ("", "")  # the mode that was entered last, and why
         self._curve_episode = -1
         self._call, self._call_at = "", -1e9
         self._disk: dict[str, Any] | None = None
@@ -103,8 +124,51 @@ class Display:
     def hear_state(self, state: State) -> None:
         self.state, self.state_at = state, self.clock()
         self.share.add(state)
+        last = self.episodes[-1] if self.episodes else None
+        running = last.span if last is not None and last.span.ended == math.inf else None
+        if state.mode in _IN_EPISODE and (running is None or running.episode != state.episode):
+            self.episodes.append(Told(Span(state.episode, -math.inf), self.task))  # it had begun before anybody listened
+        elif last is not None and running is not None and state.mode not in _IN_EPISODE:
+            last.span = Span(running.episode, running.begun, state.stamp)
         if state.episode != self._curve_episode:
-            self._curve_episode, self.curve, self.label = state.episode, [], ""
+            self._curve_episode, self.curve = state.episode, []
+
+    def hear_notice(self, n: Notice) -> None:
+        if n.mode != self._why[0]:
+            self._why = (n.mode, f"{n.name.replace('_', ' ')}{f': {n.value}' if n.value else ''} ({n.by})")
+        if n.name == "begin":
+            self.task = n.value
+            self.episodes.append(Told(Span(n.episode, n.stamp), n.value))
+        elif n.name in ("end_episode", "discard") and self.episodes:
+            told = self.episodes[-1]
+            told.span, told.discarded = Span(told.span.episode, told.span.begun, n.stamp), n.name == "discard"
+
+    def hear_event(self, event: Event) -> None:
+        """One that the supervisor passed on to all."""
+        if event.name == "label" and event.value in ("success", "failure"):
+            found = meant(event.at, self.spans())
+            for told in self.episodes:
+                if told.span is found:
+                    told.verdict = event.value
+        elif event.name == "task":
+            self.task = event.value
+        elif event.name == "note" and event.source == LEADER:  # others may write what they like
+            self.hear_note(event.value)
+
+    def spans(self) -> list[Span]:
+        return [told.span for told in self.episodes]
+
+    def counts(self) -> dict[str, int]:
+        """Of the episodes that have ended."""
+        ended = [told for told in self.episodes if told.span.ended < math.inf]
+        kept = [told.verdict for told in ended if not told.discarded]
+        names = {"success": "successes", "failure": "failures", "": "unlabelled"}
+        return {name: kept.count(verdict) for verdict, name in names.items()} | {"discarded": len(ended) - len(kept)}
+
+    def why(self) -> str:
+        """What stopped the arm, as long as it is stopped."""
+        mode = self.state.mode if self.state is not None else ""
+        return self._why[1] if self._why[0] == mode and mode in _STOPPED else ""
 
     def hear_note(self, text: str) -> None:
         """Practice calls for help, and again every `REMIND_S` while it is wanted; or a person is to show an episode."""
@@ -156,7 +220,10 @@ class Display:
             "disk": self._disk_left(),
             "share": self.share.shown(),
             "progress": {"model": self.model, "curve": self.curve[:: 1 + len(self.curve) // _CURVE]},
-            "label": self.label,
+            "label": self.episodes[-1].verdict if self.episodes else "",
+            "task": self.task,
+            "counts": self.counts(),
+            "why": self.why(),
             "help": self.call(),
             "robot": None,
         }

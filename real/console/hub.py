@@ -12,7 +12,7 @@ import numpy as np
 from real.console.control import Control
 from real.console.display import Display
 from real.console.link import Link
-from real.console.settings import ConsoleConfig
+from real.console.settings import ConsoleConfig, Facts
 from real.console.video import pack
 from real.console.viewers import Viewer
 from real.console.wire import (
@@ -27,10 +27,9 @@ from real.console.wire import (
     PageSeen,
     parse,
 )
+from real.labels import AGE_S, meant
 from real.messages import Beat, Event, Frame, Grant, Input, Message, Notice, Progress, Refused, State, Welcome
-from real.practice import LEADER
 
-LABEL_AGE_S = 15.0  # a mark may be moved this far back
 RELAYED = ("label", "task", "note", "loss")
 ESTOP = "e-stop (console)"  # the fault's name
 NO_CAUSE_TO_REFUSE = {"takeover", "release"}  # asked for again while it holds already: no news for the operator
@@ -41,8 +40,10 @@ Pictures = Callable[[Frame], "np.ndarray | None"]  # [height width channels] uin
 class Hub:
     """All pages of one session. Everything runs in one event loop; nothing here waits."""
 
-    def __init__(self, config: ConsoleConfig, link: Link, pictures: Pictures, clock: Callable[[], float]):
-        self.config, self.link, self.pictures, self.clock = config, link, pictures, clock
+    def __init__(
+        self, config: ConsoleConfig, link: Link, pictures: Pictures, clock: Callable[[], float], facts: Facts
+    ):  # fmt: skip
+        self.config, self.link, self.pictures, self.clock, self.facts = config, link, pictures, clock, facts
         self.viewers: list[Viewer] = []
         self.display = Display(config, clock)
         self.control = Control(link, clock, self.tell)
@@ -53,12 +54,12 @@ class Hub:
         self._asked: OrderedDict[int, tuple[Viewer, str]] = OrderedDict()
 
     # ------------------------------------------------------------------------------------------------------- pages
-    def enter(self) -> Viewer | None:
+    def enter(self, watches: bool = False) -> Viewer | None:
         """A page was opened; None where there are too many."""
         if len(self.viewers) >= self.config.max_viewers:
             return None
         self._pages += 1
-        viewer = Viewer(self._pages, self.clock)
+        viewer = Viewer(self._pages, self.clock, watches)
         self.viewers.append(viewer)
         self.tell(viewer, "hello", **self._hello(viewer))
         return viewer
@@ -79,6 +80,10 @@ class Hub:
             "silence_s": self.config.silence_s,
             "link_silence_s": self.config.link_silence_s,
             "end_on_label": self.config.end_on_label,
+            "watches": viewer.watches,
+            "tasks": list(self.facts.tasks),
+            "checkpoint": self.facts.checkpoint,
+            "story": list(self.display.story),
         }
 
     def leave(self, viewer: Viewer) -> None:
@@ -116,6 +121,8 @@ class Hub:
             viewer.out.seen(message.camera, message.number)
         elif isinstance(message, PageBeat):
             viewer.clock.answer(message.echo, message.seen_at, message.t, now)
+        elif viewer.watches:
+            self.refuse(viewer, "this link is for watching alone", stops)
         elif isinstance(message, PageControl):
             self._control(viewer, message)
         elif isinstance(message, PageInput):
@@ -152,13 +159,23 @@ class Hub:
             if sent is None or pressed is None or now - sent > self.config.event_age_s:
                 self.counts["stale"] += 1
                 return self.tell(viewer, "refused", name=name, reason="it came too late")
-            if now - pressed > (LABEL_AGE_S if name == "label" else self.config.event_age_s):
+            if now - pressed > (AGE_S if name == "label" else self.config.event_age_s):
                 return self.tell(viewer, "refused", name=name, reason="that moment is too long ago")
-        if name == "label" and message.value not in ("success", "failure"):
-            return self.tell(viewer, "refused", name=name, reason="a label is success or failure")
-        at = now if pressed is None else max(pressed, now - LABEL_AGE_S)
+        at = now if pressed is None else max(pressed, now - AGE_S)
+        if problem := self._wrong_value(name, message.value, at):
+            return self.tell(viewer, "refused", name=name, reason=problem)
         value = ESTOP if name == "estop" else message.value or (viewer.name if name in FOR_ALL else "")
         self._pass_on(viewer, name, value, at)
+
+    def _wrong_value(self, name: str, value: str, at: float) -> str:
+        """Why ``value`` says nothing, or ""."""
+        if name == "label" and value not in ("success", "failure"):
+            return "a label is success or failure"
+        if name == "label" and meant(at, self.display.spans()) is None:
+            return "that moment is in no episode"
+        if name == "task" and value not in self.facts.tasks:
+            return "it is none of the session's tasks" if self.facts.tasks else "this session chooses its tasks itself"
+        return ""
 
     def _pass_on(self, viewer: Viewer, name: str, value: str, at: float) -> None:
         valid_s = float("inf") if name in FOR_ALL else self.config.event_age_s
@@ -188,7 +205,8 @@ class Hub:
         elif isinstance(message, Progress):
             self.display.hear_progress(message)
         elif isinstance(message, Notice):
-            self._tell_all("notice", name=message.name, value=message.value, by=message.by, mode=message.mode)
+            self.display.hear_notice(message)
+            self._news(message.stamp, message.name, message.value, message.by, message.mode)
         elif isinstance(message, Event):
             self._relayed(message)
         elif isinstance(message, Refused):
@@ -203,17 +221,20 @@ class Hub:
     def _relayed(self, event: Event) -> None:
         """An event that the supervisor passed on to all: what changes the mode comes as a notice too."""
         if event.name in RELAYED:
-            if event.name == "label":
-                self.display.label = event.value
-            elif event.source == LEADER:  # of notes: others may write what they like
-                self.display.hear_note(event.value)
-            self._tell_all("notice", name=event.name, value=event.value, by=event.source, mode="")
+            self.display.hear_event(event)
+            self._news(event.stamp, event.name, event.value, event.source, "")
+
+    def _news(self, at: float, name: str, value: str, by: str, mode: str) -> None:
+        """Something happened: for all pages, and for those that are opened later."""
+        news = {"at": round(at, 3), "name": name, "value": value, "by": by, "mode": mode}
+        self.display.story.append(news)
+        self._tell_all("notice", **news)
 
     def hear_nothing(self) -> None:
         """The connection to the supervisor ended."""
         self.lost = True
         self.control.forget()
-        self._tell_all("notice", name="loss", value="the supervisor is gone", by="console", mode="")
+        self._news(self.clock(), "loss", "the supervisor is gone", "console", "")
 
     def _frame(self, frame: Frame) -> None:
         place = self.display.camera(frame.camera)

@@ -1,5 +1,6 @@
 """The console's process: ``python -m real.console.process CONFIG.json`` with {"socket", "console": options of
-`ConsoleConfig`}. Says "ready" and the address to open; ends with its supervisor, on SIGTERM and on Ctrl-C."""
+`ConsoleConfig`, "facts": `Facts`}. Says "ready", the address to open and that for who watches; ends with its supervisor, on
+SIGTERM and on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from real.console.server import run
-from real.console.settings import ConsoleConfig
+from real.console.settings import ConsoleConfig, Facts
 from real.link import LinkError
 from real.ring import Rings
 from vla_rl.errors import ConfigError, UserError
@@ -36,7 +37,9 @@ def main(arguments: list[str]) -> int:
             settings = ConsoleConfig(**options)
         except TypeError as error:
             raise ConfigError(f"console: {error}") from None
-        run(settings, connected(config["socket"]), Rings(), lambda url: print(f"ready\n{url}", flush=True))
+        found = config.get("facts", {})
+        facts = Facts(tuple(found.get("tasks", ())), found.get("checkpoint", ""))
+        run(settings, connected(config["socket"]), Rings(), lambda urls: print(f"ready\n{urls}", flush=True), facts)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2

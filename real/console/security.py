@@ -47,15 +47,19 @@ class Rate:
         return True
 
 
-class Gate:
-    """The token, the cookie that it is exchanged for, and the names of this server.
+FULL, WATCH = "full", "watch"  # what a link is good for: everything, or to watch alone
 
-    The cookie is another secret than the token, which stays in terminals and histories; both live as long as the process.
+
+class Gate:
+    """The tokens, the cookies that they are exchanged for, and the names of this server.
+
+    A cookie is another secret than its token, which stays in terminals and histories; all live as long as the process.
     """
 
     def __init__(self, config: ConsoleConfig, clock: Callable[[], float]):
         self.config = config
-        self.token, self._cookie = secrets.token_urlsafe(24), secrets.token_urlsafe(32)
+        self.tokens = {right: secrets.token_urlsafe(24) for right in (FULL, WATCH)}
+        self.cookies = {right: secrets.token_urlsafe(32) for right in (FULL, WATCH)}
         self.port = config.port
         self._tries = Rate(0.5, 10, clock)  # of wrong tokens, by all together: 144 bits are not guessed anyway
 
@@ -63,18 +67,16 @@ class Gate:
     def cookie_name(self) -> str:
         return f"vla_rl_console_{self.port}"  # two sessions on one machine share the cookies of the host
 
-    @property
-    def cookie(self) -> str:
-        return self._cookie
-
-    def knows_token(self, token: str) -> bool:
-        return hmac.compare_digest(token.encode(), self.token.encode())
+    def right_of_token(self, token: str) -> str:
+        """`FULL`, `WATCH`, or "" for none of this session's."""
+        return _which(self.tokens, token)
 
     def may_try(self) -> bool:
         return self._tries.allow()
 
-    def knows_cookie(self, cookies: Mapping[str, str]) -> bool:
-        return hmac.compare_digest(cookies.get(self.cookie_name, "").encode(), self._cookie.encode())
+    def right_of_cookie(self, cookies: Mapping[str, str]) -> str:
+        """As of a token."""
+        return _which(self.cookies, cookies.get(self.cookie_name, ""))
 
     def knows_host(self, host: str) -> bool:
         names = {"localhost", "127.0.0.1", "[::1]", self.config.host, *self.config.names}
@@ -88,3 +90,9 @@ class Gate:
     def headers(self, host: str) -> dict[str, str]:
         scheme = "wss" if self.config.tls_key else "ws"
         return HEADERS | {"Content-Security-Policy": CONTENT_POLICY.format(socket=f"{scheme}://{host}")}
+
+
+def _which(secret: Mapping[str, str], given: str) -> str:
+    """Compares with all of them, in a time that tells nothing."""
+    found = [right for right, own in secret.items() if hmac.compare_digest(given.encode(), own.encode())]
+    return found[0] if found else ""

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from real.console.hub import Hub, Pictures
 from real.console.link import Link, SocketLink
-from real.console.security import MAX_TEXT_BYTES, Gate
-from real.console.settings import ConsoleConfig
+from real.console.security import FULL, MAX_TEXT_BYTES, WATCH, Gate
+from real.console.settings import ConsoleConfig, Facts
 from real.console.viewers import Viewer
 from vla_rl.errors import ConfigError, MissingPackage, first_line
 
@@ -36,22 +36,33 @@ def _refusal(status: int, text: str) -> web.Response:
 
 
 class Console:
-    """The server. ``url`` is the address to open, with the token, once it has started."""
+    """The server. ``url`` is the address to open, with the token, once it has started; ``watch_url`` is for who may watch
+    alone: nothing that such a page says reaches the supervisor."""
 
-    def __init__(self, config: ConsoleConfig, link: Link, pictures: Pictures, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self, config: ConsoleConfig, link: Link, pictures: Pictures, clock: Callable[[], float] = time.monotonic,
+        facts: Facts | None = None,
+    ):  # fmt: skip
         self.config = config
         self.gate = Gate(config, clock)
-        self.hub = Hub(config, link, pictures, clock)
+        self.hub = Hub(config, link, pictures, clock, facts or Facts())
         self._files = {p.name: (p.read_bytes(), TYPES[p.suffix]) for p in PAGE.iterdir() if p.suffix in TYPES}
         self._runner: web.AppRunner | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def url(self) -> str:
+        return self._url(FULL)
+
+    @property
+    def watch_url(self) -> str:
+        return self._url(WATCH)
+
+    def _url(self, right: str) -> str:
         host = "localhost" if self.config.host in ("127.0.0.1", "0.0.0.0", "::", "::1") else self.config.host
         if self.config.names:
             host = self.config.names[0]
-        return f"{self.config.scheme}://{host}:{self.gate.port}/?token={self.gate.token}"
+        return f"{self.config.scheme}://{host}:{self.gate.port}/?token={self.gate.tokens[right]}"
 
     async def start(self) -> None:
         """Raises `ConfigError` where the address is taken or the certificate is not usable."""
@@ -116,7 +127,7 @@ class Console:
         token = request.query.get("token")
         if token is not None:
             return self._enter(request, token)
-        if not self.gate.knows_cookie(request.cookies):
+        if not self.gate.right_of_cookie(request.cookies):
             return _refusal(401, "Open the address that the session printed, with its token.")
         upgrade = request.headers.get("Upgrade", "").lower() == "websocket"
         if (upgrade or request.method != "GET") and not self.gate.knows_origin(request.headers.get("Origin"), host):
@@ -127,12 +138,13 @@ class Console:
         """Exchanges a token in the address for a cookie, and sends the browser to the address without it."""
         if request.method != "GET" or request.path != "/":
             return _refusal(401, "The token opens the start page alone.")
-        if not self.gate.knows_token(token):
+        right = self.gate.right_of_token(token)
+        if not right:
             if not self.gate.may_try():
                 return _refusal(429, "Too many wrong tokens. Wait some seconds.")
             return _refusal(401, "That token is of another session: open the address that the session printed.")
         answer = web.Response(status=303, headers={"Location": "/"})
-        name, cookie, secure = self.gate.cookie_name, self.gate.cookie, bool(self.config.tls_key)
+        name, cookie, secure = self.gate.cookie_name, self.gate.cookies[right], bool(self.config.tls_key)
         answer.set_cookie(name, cookie, httponly=True, samesite="Strict", path="/", secure=secure)
         return answer
 
@@ -155,11 +167,13 @@ class Console:
 
     async def _estop(self, request: web.Request) -> web.StreamResponse:
         """The second way for an e-stop, where a page's socket is closed or full."""
+        if self.gate.right_of_cookie(request.cookies) != FULL:
+            return _refusal(403, "This link is for watching alone.")
         done = self.hub.estop()
         return web.Response(status=204) if done else _refusal(503, "The supervisor is gone: use the arm's own button.")
 
     async def _socket(self, request: web.Request) -> web.StreamResponse:
-        viewer = self.hub.enter()
+        viewer = self.hub.enter(watches=self.gate.right_of_cookie(request.cookies) != FULL)
         if viewer is None:
             return _refusal(503, "There are too many pages open.")
         answer = web.WebSocketResponse(heartbeat=2.0, compress=False, max_msg_size=MAX_TEXT_BYTES)
@@ -205,7 +219,7 @@ class Console:
 async def serve(console: Console, announce: Callable[[str], None], stop: asyncio.Event) -> None:
     """Runs until ``stop`` is set or the supervisor is gone."""
     await console.start()
-    announce(console.url)
+    announce(f"{console.url}\n{console.watch_url}")
     try:
         while not stop.is_set() and not console.hub.lost:
             with contextlib.suppress(asyncio.TimeoutError):
@@ -216,8 +230,12 @@ async def serve(console: Console, announce: Callable[[str], None], stop: asyncio
         await console.stop()
 
 
-def run(config: ConsoleConfig, connection: socket.socket, pictures: Pictures, announce: Callable[[str], None]) -> None:
-    """The body of the console's process: ``connection`` leads to the supervisor, ``announce`` gets the address to open.
+def run(
+    config: ConsoleConfig, connection: socket.socket, pictures: Pictures, announce: Callable[[str], None],
+    facts: Facts | None = None,
+) -> None:  # fmt: skip
+    """The body of the console's process: ``connection`` leads to the supervisor, ``announce`` gets the addresses to open, a
+    line each: of those who may do all, and of those who may watch.
 
     Ends with the supervisor, or on SIGTERM and Ctrl-C.
     """
@@ -227,6 +245,6 @@ def run(config: ConsoleConfig, connection: socket.socket, pictures: Pictures, an
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        await serve(Console(config, SocketLink(connection), pictures), announce, stop)
+        await serve(Console(config, SocketLink(connection), pictures, facts=facts), announce, stop)
 
     asyncio.run(body())

@@ -19,6 +19,15 @@ def is_loopback(host: str) -> bool:
 
 
 @dataclass(frozen=True)
+class Facts:
+    """What a page shows of the session besides what the supervisor says: the ``tasks`` that an operator may choose from
+    (none: somebody else chooses), as `real.tasks.Task.text`; the ``checkpoint`` of its policy, "" without one."""
+
+    tasks: tuple[str, ...] = ()
+    checkpoint: str = ""
+
+
+@dataclass(frozen=True)
 class ConsoleConfig:
     """``host`` and ``port`` (0: any free one) are where it listens; ``names`` by which other names or addresses a browser
     may call it. Beyond this machine it speaks TLS alone, with the PEM files ``tls_certificate`` and ``tls_key``.

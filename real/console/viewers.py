@@ -82,10 +82,11 @@ class Outbox:
 
 
 class Viewer:
-    """``name`` is what others are told of this page, ``nonce`` what its messages must repeat."""
+    """``name`` is what others are told of this page, ``nonce`` what its messages must repeat; it may do nothing but watch
+    where it ``watches``."""
 
-    def __init__(self, number: int, clock: Callable[[], float]):
-        self.name = f"page {number}"
+    def __init__(self, number: int, clock: Callable[[], float], watches: bool = False):
+        self.name, self.watches = f"page {number}", watches
         self.nonce = secrets.token_urlsafe(9)
         self.out = Outbox(clock)
         self.clock = PageClock()

@@ -50,8 +50,12 @@ def add(command: Add) -> None:
 
     export = kinds.add_parser("export", help="write a session as a LeRobotDataset, or as FILE.rrd for the Rerun viewer")
     export.set_defaults(function=run_export)
-    export.add_argument("session", type=Path, metavar="SESSION", help="the folder that a session wrote")
+    export.add_argument("sessions", type=Path, nargs="+", metavar="SESSION", help="folders that sessions wrote, in order")
     export.add_argument("dataset", type=Path, metavar="DATASET", help="a new folder; or a new file that ends in .rrd")
+    export.add_argument(
+        "--append", action="store_true",
+        help="to a dataset that export wrote: it is made anew from its sessions, which have to be there, and from these",
+    )  # fmt: skip
     export.add_argument("--video", action="store_true", help="H.264 files instead of exact pictures")
     export.add_argument("--discarded", action="store_true", help="with the episodes that the operator discarded")
 
@@ -121,7 +125,7 @@ def run_verify(arguments: argparse.Namespace) -> int:
         for path in build.attribute("real.journal:journals")(arguments.session):
             closed = build.attribute("real.journal:recover")(path)
             if closed != path:
-                print(f"closed {closed.name}")
+                print(f"removed {path.name}, of which no record was whole" if closed is None else f"closed {closed.name}")
     problems, lines = build.attribute("real.verify:verify")(arguments.session)
     for line in lines:
         print(line)
@@ -142,17 +146,23 @@ def run_replay(arguments: argparse.Namespace) -> None:
 
 
 def run_export(arguments: argparse.Namespace) -> None:
-    from vla_rl.data.session_export import export_session
+    from vla_rl.data.session_export import append_sessions, export_sessions
 
-    if arguments.dataset.exists():
-        raise UserError(f"{arguments.dataset} exists already: choose another name for the dataset")
-    if arguments.dataset.suffix == ".rrd":
+    a = arguments
+    if a.dataset.exists() and not a.append:
+        raise UserError(f"{a.dataset} exists already: choose another name for the dataset, or add to it with --append")
+    if a.dataset.suffix == ".rrd":
         from vla_rl.data.rerun_export import export_session_rerun
 
-        count = export_session_rerun(arguments.session, arguments.dataset)
-        print(f"{arguments.dataset}: {count} episodes; show it with: rerun {arguments.dataset}")
+        if len(a.sessions) > 1 or a.append:
+            raise UserError(f"{a.dataset}: a Rerun recording is of one session, and is not added to")
+        count = export_session_rerun(a.sessions[0], a.dataset)
+        print(f"{a.dataset}: {count} episodes; show it with: rerun {a.dataset}")
         return
-    done = export_session(arguments.session, arguments.dataset, video=arguments.video, discarded=arguments.discarded)
+    if a.append:
+        done = append_sessions(a.sessions, a.dataset)
+    else:
+        done = export_sessions(a.sessions, a.dataset, video=a.video, discarded=a.discarded)
     print(f"{done.path}: {done.episodes} episodes, {done.steps} control steps")
     for line in done.left_out:
         print(f"left out: {line}")

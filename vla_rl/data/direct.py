@@ -34,7 +34,8 @@ def can_read_directly(folder: Path) -> bool:
     """Whether the system, the file system and the disk of ``folder`` can."""
     path = folder / f".direct-{os.getpid()}"
     try:
-        path.write_bytes(bytes(4 * BLOCK))
+        with path.open("xb") as file:  # (never through a link that lies there)
+            file.write(bytes(4 * BLOCK))
         read_rows(path, np.arange(1, 3), aligned(2, BLOCK))
     except (AttributeError, OSError):
         return False

@@ -8,8 +8,11 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from vla_rl.data.tables import write_at
+from vla_rl.data.tables import cut_at, write_at
+from vla_rl.plain import read_plain
 from vla_rl.storage import fsync
+
+_REMEDY = "restore that file, or move it away"
 
 
 class Journal:
@@ -18,17 +21,26 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._ends = [0]  # where each record begins in the file, and where the last one ends; bytes
-        self.damaged = False
-        """Whether records follow on one that is not whole, which no kill brings about."""
+        self.damage = ""
+        """What no kill brings about behind the records that were read; "" where all is explained."""
 
     def read(self) -> list[dict[str, Any]]:
-        """The whole records, up to the first that is not."""
-        records = []
-        lines = self.path.read_bytes().split(b"\n")[:-1] if self.path.exists() else []
-        for i, line in enumerate(lines):
-            record = _read(line)
+        """The whole records, up to the first that is not. Raises `UserError` for what is no plain file."""
+        self._ends, self.damage = [0], ""
+        records: list[dict[str, Any]] = []
+        data = read_plain(self.path, _REMEDY) if os.path.lexists(self.path) else b""
+        lines = data.split(b"\n")[:-1]
+        for i, line in enumerate(lines, 1):
+            place = f"line {i} of {self.path.name}"
+            if not _is_whole(line):
+                if any(map(_is_whole, lines[i:])):
+                    self.damage = f"{place} is not whole, later ones are"
+                elif b"\0" not in line:  # half a line has no end; a disk that lost power leaves zeros
+                    self.damage = f"{place} is not what was written: its checksum is another"
+                break
+            record = _parsed(line)
             if record is None:
-                self.damaged = any(_read(later) is not None for later in lines[i + 1 :])
+                self.damage = f"{place} is no record, though its checksum is right"
                 break
             records.append(record)
             self._ends.append(self._ends[-1] + len(line) + 1)
@@ -45,14 +57,19 @@ class Journal:
         """Keep the first ``records`` and nothing behind them; returns when the disk knows."""
         del self._ends[records + 1 :]
         if self.path.exists() and self.path.stat().st_size != self._ends[-1]:
-            os.truncate(self.path, self._ends[-1])
+            cut_at(self.path, self._ends[-1])
             fsync(self.path)
 
 
-def _read(line: bytes) -> dict[str, Any] | None:
-    """A line's record; None where the line is not whole."""
+def _is_whole(line: bytes) -> bool:
     checksum, _, text = line.partition(b" ")
-    if checksum != b"%08x" % zlib.crc32(text):
+    return checksum == b"%08x" % zlib.crc32(text)
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """A whole line's record; None where it is no object of JSON."""
+    try:
+        record = json.loads(line.partition(b" ")[2])
+    except (ValueError, RecursionError):
         return None
-    record = json.loads(text)
     return record if isinstance(record, dict) else None

@@ -52,7 +52,8 @@ class Replay:
 
         ``ram_bytes``: what is kept in RAM beside a ``folder``, small columns first; the rest is read from the disk: mapped
         where the system's cache can hold it (``cache_bytes``; None: half of the memory that is free), else past that cache.
-        Raises `UserError` where the folder holds fewer episodes, is of another robot, or is no replay.
+        Raises `UserError` where the folder holds fewer episodes, is of another robot, is damaged (rows that stay on the disk
+        are compared with their checksums for the last episode alone), or is no replay.
         """
         self.episodes = 0
         self.last_ticket = 0  # the highest of its episodes; 0: none has one
@@ -73,6 +74,8 @@ class Replay:
             for table in self._tables.values():
                 if not table.on_disk_alone:
                     table.load()
+            if not any(table.on_disk_alone for table in self._tables.values()):
+                self._files.check(self._tables, records)
 
     @property
     def folder(self) -> Path | None:
@@ -311,11 +314,17 @@ class Replay:
 
 
 def observation_of(columns: Mapping[str, Tensor], texts: Sequence[str]) -> Observation:
-    """What the columns of frames show; ``texts``: the instructions that they number."""
+    """What the columns of frames show; ``texts``: the instructions that they number, or a `UserError`."""
+    numbers = columns["text"].tolist()
+    if wrong := [number for number in numbers if not 0 <= number < len(texts)]:
+        raise UserError(
+            f"replay: a frame has the instruction number {wrong[0]}, and {len(texts)} are in its journal, so its rows "
+            f"were written by something else: leave it out, or start over with --fresh"
+        )
     return Observation(
         images=_named(columns, _IMAGE),
         proprio=columns["proprio"],
-        instruction=tuple(map(texts.__getitem__, columns["text"].tolist())),
+        instruction=tuple(map(texts.__getitem__, numbers)),
         privileged=columns.get("privileged"),
     )
 

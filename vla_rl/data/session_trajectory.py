@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vla_rl import build
-from vla_rl.data.session_export import control_rows
+from vla_rl.data.session_export import control_rows, until_mark
 from vla_rl.errors import UserError
 from vla_rl.types import FRESH, EmbodimentSpec, EpisodeSpec, Observation, SlotObservation, Trajectory
 
@@ -43,25 +43,28 @@ def version_name(version: int) -> str:
 def version_number(name: str) -> int:
     """Of a record's ``policy_version``; 0 for a policy that no learner made."""
     number = name.removeprefix(VERSION)
-    return int(number) if number != name and number.isdigit() else 0
+    return int(number) if number != name and number.isascii() and number.isdigit() else 0
 
 
 def session_trajectory(episode: Any, chunk_length: int) -> tuple[Trajectory | None, str]:
     """``episode`` as of `real.journal.read`, of a policy that decides on ``chunk_length`` control steps; or why it is none.
 
-    ``rewards`` are 1 in the last step of a success, else 0. An episode that somebody labelled terminated, but for time that
-    ran out; one without a label was cut, so values bootstrap behind it. Rows of a person are their own proposals.
+    It ends with the control step in which the moment lies that its verdict means: what comes after a mark that was moved is
+    in the journal, not here. ``rewards`` are 1 in the last step of a success, else 0. An episode that somebody labelled
+    terminated, but for time that ran out; one without a label was cut, so values bootstrap behind it. Rows of a person are
+    their own proposals.
     ``replay[FRESH]`` [t] marks decisions that do not go on with the chunk before: the first of all, the first after a
     person, and a person's.
     """
     steps, why = control_rows(episode, discarded=False)
     if why:
         return None, why
-    spec = EmbodimentSpec.from_dict(episode.header["embodiment"])
+    ended = until_mark(episode, steps)
+    spec: EmbodimentSpec = episode.embodiment
     averaged = {(c["epoch"], c["decision"]) for c in episode.chunks if c["acting"] == "ensemble"}
-    rows = _rows(steps, chunk_length, averaged)
+    rows = _rows(steps[:ended], chunk_length, averaged)
     success, terminated, source = _verdict(episode)
-    show = _Eyes(episode, spec)
+    show, after = _Eyes(episode, spec), np.inf if ended == len(steps) else steps[ended][0]["stamp"]
     t, h = len(rows), chunk_length
     actions, proposed = (torch.zeros(t, h, spec.action_dim) for _ in range(2))
     valid = torch.zeros(t, h, dtype=torch.bool)
@@ -77,9 +80,9 @@ def session_trajectory(episode: Any, chunk_length: int) -> tuple[Trajectory | No
     task = build.attribute("real.tasks:parse")(str(episode.header.get("task") or "teleoperated"))
     number = task.number if task.number >= 0 else int(episode.header["episode"])
     return Trajectory(
-        episode=EpisodeSpec(task.name, number, rollout_id=f"{episode.header['session']}/{episode.path.name}"),
+        episode=EpisodeSpec(task.name, number, rollout_id=f"{episode.header.get('session', '')}/{episode.path.name}"),
         observations=Observation.from_slots([show(row.steps[0][0]["stamp"], task.instruction) for row in rows]),
-        final_observation=Observation.from_slots([show(np.inf, task.instruction)]),
+        final_observation=Observation.from_slots([show(after, task.instruction)]),
         actions=actions,
         valid=valid,
         rewards=rewards,
@@ -141,11 +144,10 @@ class _Eyes:
     """What was seen at a moment of an episode."""
 
     def __init__(self, episode: Any, spec: EmbodimentSpec) -> None:
-        self._frames = {name: episode.frames[name] for name in spec.camera_names}
-        self._captures = {name: [frame[2] for frame in frames] for name, frames in self._frames.items()}
+        self._captures = {name: [frame[2] for frame in episode.frames[name]] for name in spec.camera_names}
         self._ticks = [tick for tick in episode.ticks if tick["proprio"]]
         self._measured = [tick["measured"] for tick in self._ticks]
-        self._picture = build.attribute("real.recorder:picture")
+        self._picture = episode.picture
 
     def __call__(self, stamp: float, instruction: str) -> SlotObservation:
         """The newest pictures from before ``stamp`` (else the first), and the state nearest to them."""
@@ -153,7 +155,7 @@ class _Eyes:
         captured = min(self._captures[name][i] for name, i in chosen.items())
         after = bisect.bisect_left(self._measured, captured)
         near = min(range(max(after - 1, 0), min(after + 1, len(self._ticks))), key=lambda i: self._gap(i, captured))
-        images = {name: self._picture(self._frames[name][i][5]) for name, i in chosen.items()}
+        images = {name: self._picture(name, i) for name, i in chosen.items()}
         return SlotObservation(images, np.array(self._ticks[near]["proprio"], np.float32), instruction)
 
     def _gap(self, i: int, captured: float) -> float:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.data.direct import BLOCK, aligned, read_rows
+from vla_rl.plain import open_plain
 
 # What the file holds of each; numpy knows no bfloat16, so its bits travel as integers.
 _STORED = {
@@ -27,6 +28,8 @@ _STORED = {
 }  # fmt: skip
 _NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in _STORED}
 LARGE = 4096  # bytes per row: a page; smaller columns of one kind share a table
+_MOST = 1 << 31  # bytes of a row; more is damage
+_REMEDY = "restore that file, or leave its replay out"
 _REUSED = 1 << 20  # bytes of a batch from which on its memory is used again
 
 
@@ -45,7 +48,12 @@ class Field(NamedTuple):
     def from_json(cls, value: Any) -> Field:
         """Raises ``KeyError``, ``TypeError`` or ``ValueError`` for what `to_json` did not write."""
         name, dtype, shape = value
-        return cls(str(name), _NAMES[dtype], tuple(int(size) for size in shape))
+        if type(name) is not str or not all(type(size) is int and 0 <= size < _MOST for size in shape):
+            raise ValueError(f"column {name!r} has the shape {shape!r}")
+        field = cls(name, _NAMES[dtype], tuple(shape))
+        if field.bytes > _MOST:
+            raise ValueError(f"a row of column {name!r} has {field.bytes} bytes")
+        return field
 
     def to_json(self) -> list[Any]:
         return [self.name, str(self.dtype).removeprefix("torch."), list(self.shape)]
@@ -128,7 +136,7 @@ class Table:
         """Keep the first ``rows``, and nothing behind them in the file."""
         self.count, self._map = rows, None
         if self.path is not None and self.path.exists():
-            os.truncate(self.path, rows * self.row_bytes)
+            cut_at(self.path, rows * self.row_bytes)
 
     def rows_in_file(self) -> int:
         """Whole ones."""
@@ -137,7 +145,7 @@ class Table:
     def stored(self, start: int, count: int) -> bytes:
         """Rows as the file holds them; fewer where it ends before."""
         assert self.path is not None
-        with self.path.open("rb") as file:
+        with open(open_plain(self.path, os.O_RDONLY, _REMEDY), "rb") as file:
             file.seek(start * self.row_bytes)
             return file.read(count * self.row_bytes)
 
@@ -219,13 +227,23 @@ class Table:
 
 
 def write_at(path: Path, offset: int, data: memoryview) -> None:
-    """Write ``data`` at ``offset``, cut the file behind it, and wait until the disk has it."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+    """Write ``data`` at ``offset``, cut the file behind it, and wait until the disk has it. Raises `UserError` for what is
+    no plain file: a link would have another file written."""
+    file = open_plain(path, os.O_WRONLY | os.O_CREAT, _REMEDY)
     try:
         written = 0
         while written < len(data):
             written += os.pwrite(file, data[written:], offset + written)
         os.ftruncate(file, offset + len(data))
         os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def cut_at(path: Path, size: int) -> None:
+    """Cut a plain file to ``size`` bytes; errors as of `write_at`."""
+    file = open_plain(path, os.O_WRONLY, _REMEDY)
+    try:
+        os.ftruncate(file, size)
     finally:
         os.close(file)

@@ -10,8 +10,10 @@ Reading an episode's pictures, scoring it and fitting the reward take seconds. I
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +21,7 @@ from typing import Any, Protocol
 from vla_rl import build
 from vla_rl.data.journal import Journal
 from vla_rl.data.session_trajectory import VERSION, session_trajectory
+from vla_rl.errors import UserError
 from vla_rl.learning.learners import RemoteLearner
 from vla_rl.reporting.metrics import METRICS_FILE, MetricsLogger, read_metrics
 from vla_rl.robot.labels import SessionReward
@@ -26,6 +29,7 @@ from vla_rl.types import Trajectory
 
 LEDGER, SESSIONS, PHASE = "episodes.jsonl", "sessions", "robot"
 LOOK_S = 0.5  # between two looks after the learner
+SETTLE_S = 15.0  # in which a person at a console moves the mark of an episode that has ended (`real.labels.AGE_S`)
 RECENT = 20  # episodes of a running mean
 
 
@@ -45,7 +49,7 @@ class Harvest:
         self.folder, self.chunk_length, self.learner = folder, chunk_length, learner
         self._reward, self._logger, self._say = reward, logger, say
         self._ledger = Journal(folder / LEDGER)
-        self.records = self._ledger.read()
+        self.records = _ledger_records(self._ledger)
 
     @property
     def learned(self) -> int:
@@ -64,10 +68,7 @@ class Harvest:
     def resume(self) -> None:
         """Take up what an earlier session left: open journals, lines that the log lacks, episodes that the learner lacks."""
         for path in sorted((self.folder / SESSIONS).glob("*/journal/*.open")):
-            if path.stat().st_size:
-                build.attribute("real.journal:recover")(path)
-            else:
-                path.unlink()  # killed before its first record
+            build.attribute("real.journal:recover")(path)
         for record in self.records:
             if record["ticket"] > self.learner.last:
                 self._send(self._again(record))
@@ -86,11 +87,15 @@ class Harvest:
         """The last episodes that were labelled."""
         return [self._again(record) for record in [r for r in self.records if r["labelled"]][-count:]]
 
-    def closed(self) -> list[str]:
-        """The closed journals that the ledger does not know, in order."""
+    def closed(self, settle_s: float = 0.0) -> list[str]:
+        """The closed journals that the ledger does not know, in order, up to the first that was written to in the last
+        ``settle_s`` seconds."""
         known = {record["journal"] for record in self.records}
         found = sorted((self.folder / SESSIONS).glob("*/journal/*.vrj"))
-        return [name for path in found if (name := str(path.relative_to(self.folder))) not in known]
+        new = [path for path in found if str(path.relative_to(self.folder)) not in known]
+        now = time.time()
+        settled = itertools.takewhile(lambda path: not settle_s or now - path.stat().st_mtime >= settle_s, new)
+        return [str(path.relative_to(self.folder)) for path in settled]
 
     def gather(self) -> list[Trajectory]:
         """Take what was closed since; returns what is learned from."""
@@ -148,8 +153,9 @@ class HarvestThread:
     (after a Ctrl-C too). What a kill or a second Ctrl-C leaves behind lies closed on the disk: `Harvest.resume` takes it.
     """
 
-    def __init__(self, harvest: Harvest) -> None:
-        self.harvest = harvest
+    def __init__(self, harvest: Harvest, settle_s: float = 0.0) -> None:
+        """``settle_s``: seconds for which the label of an episode that has ended may still be changed."""
+        self.harvest, self._settle_s = harvest, settle_s
         self.owed = 0.0  # updates, as the learner said last
         self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._queued: set[str] = set()
@@ -166,10 +172,10 @@ class HarvestThread:
         """Queue what was closed since. Never waits."""
         if self._problem is not None:
             raise self._problem
-        self._fill()
+        self._fill(self._settle_s)
 
-    def _fill(self) -> None:
-        for name in self.harvest.closed():
+    def _fill(self, settle_s: float = 0.0) -> None:
+        for name in self.harvest.closed(settle_s):
             if name not in self._queued:
                 self._queued.add(name)
                 self._queue.put(name)
@@ -201,6 +207,21 @@ class HarvestThread:
         self._thread.join()
         if self._problem is not None and kind in (None, KeyboardInterrupt):
             raise self._problem
+
+
+def _ledger_records(ledger: Journal) -> list[dict[str, Any]]:
+    """Raises `UserError` for a ledger that no kill left so, or that nobody wrote."""
+    records, ticket, damage = ledger.read(), 0, ""
+    for line, record in enumerate(records, 1):
+        good = isinstance(record.get("journal"), str) and type(record.get("ticket")) is int
+        good = good and record["ticket"] in (0, ticket + 1) and isinstance(record.get("figures"), dict)
+        if not (good and isinstance(record.get("labelled"), bool)):
+            damage = f"line {line} of {ledger.path.name} is no record of an episode, or not the next"
+            break
+        ticket = record["ticket"] or ticket
+    if damage := damage or ledger.damage:
+        raise UserError(f"{ledger.path} is damaged ({damage}): restore it, or start over with another --out")
+    return records
 
 
 def episode_figures(episode: Any, trajectory: Trajectory) -> dict[str, float]:

@@ -42,7 +42,7 @@ from vla_rl.learning.spool import INBOX, Spool, published_weights, take_weights
 from vla_rl.reporting.metrics import METRICS_FILE, MetricsLogger, read_metrics, write_json
 from vla_rl.reporting.page import write_report
 from vla_rl.robot import session as sessions
-from vla_rl.robot.harvest import LOOK_S, PHASE, SESSIONS, Harvest, HarvestThread
+from vla_rl.robot.harvest import LOOK_S, PHASE, SESSIONS, SETTLE_S, Harvest, HarvestThread
 from vla_rl.robot.labels import SessionReward
 from vla_rl.robot.live import live_of, start_live, why_not
 from vla_rl.robot.operator import make_operator
@@ -123,6 +123,7 @@ def _check(learning: Learning) -> None:
     sessions.possible(settings, Asked(learning.episodes, True, learning.console, learning.lockstep))
 
 
+@sessions.private()
 def learn(learning: Learning, say: Callable[[str], None] = print) -> Path:
     """Until the episodes are done, or Ctrl-C; returns the run's folder. The same command goes on after a kill."""
     checkpoint, folder = Path(learning.session.checkpoint), learning.folder
@@ -194,7 +195,7 @@ def _at_once(learning: Learning, logger: MetricsLogger, say: Callable[[str], Non
         harvest.resume()
         left = _left(learning, harvest, say)
         if left is not None:
-            with HarvestThread(harvest) as harvesting:
+            with HarvestThread(harvest, SETTLE_S if learning.console else 0.0) as harvesting:
                 _session(learning, left, spec, harvesting, say)
         say(f"learning on: {process.figures()['owed']:.0f} updates are owed")
         process.wait(lambda: process.is_even)
@@ -222,7 +223,7 @@ def _session(learning: Learning, left: int, spec: Any, harvesting: HarvestThread
             if not why_not(learning.config):
                 start_live(body, learning.config, spec, settings.robot.score_every, settings.threads)
             if learning.console:
-                sessions.open_console(body, settings, plan, say)
+                sessions.open_console(body, settings, plan, checkpoint, say)
             ready = _Ready(harvesting, learning.config.rl.concurrent.max_ahead, say)
             sessions.lead(body, plan, spec.control_hz, judge, say, ready)
 

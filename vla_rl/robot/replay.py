@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from vla_rl import build
 from vla_rl.checkpoint import save_checkpoint
 from vla_rl.errors import UserError
-from vla_rl.robot.session import Asked, run
+from vla_rl.robot.session import Asked, private, run
 from vla_rl.robot.settings import SessionSettings
 from vla_rl.specs import EmbodimentSpec
 from vla_rl.types import ActionChunk, Observation, PolicyOutput
@@ -106,22 +106,46 @@ def chosen(session: Path, number: int | None) -> tuple[Any, int]:
         held = ", ".join(str(read(path).header["episode"]) for path in paths)
         raise UserError(f"--episode {number}: {session} holds the episodes {held}")
     episode, at = found or (read(paths[-1]), len(paths) - 1)
+    if episode.damage or episode.embodiment is None:
+        raise UserError(f"{paths[at]}: {episode.damage or 'its header names no robot'}: choose another with --episode N")
     if not _sent(episode):
         raise UserError(f"{paths[at]}: nothing was sent to the arm in it, choose another with --episode N")
     return episode, at
 
 
 def _sent(episode: Any) -> list[dict[str, Any]]:
-    """The ticks that ended a control step in which something was sent."""
-    return [tick for tick in episode.steps if tick["sent"]]
+    """The last tick of every control step in which something was sent. Of one that a takeover or a pause cut short, ``sent``
+    is the share of its way that it had time for: a delta's, or of the way to a target of joints. (One that the episode's end
+    cut short is left out: nothing came after it.)"""
+    steps = [list(ticks) for step, ticks in itertools.groupby(episode.ticks, key=lambda tick: tick["step"]) if step >= 0]
+    whole = [len(ticks) for ticks in steps if ticks[-1]["step_done"]]
+    while steps and not steps[-1][-1]["step_done"]:
+        steps.pop()
+    found = []
+    for ticks in steps:
+        last, followed = ticks[-1], sum(bool(tick["reference"]) for tick in ticks)
+        if last["sent"] and not last["step_done"] and followed:
+            last = {**last, "sent": _part(episode.embodiment, ticks, min(1.0, followed / max(whole, default=followed)))}
+        if last["sent"] and (last["step_done"] or followed):
+            found.append(last)
+    return found
 
 
+def _part(robot: EmbodimentSpec, ticks: Sequence[Mapping[str, Any]], share: float) -> list[float]:
+    """``share`` of the way of a control step's action; a gripper's word stays what it is."""
+    action = list(ticks[-1]["sent"])
+    moved = len(action) - (robot.gripper != "none")
+    origin = ticks[0]["proprio"] if robot.frame == "joints" else [0.0] * len(action)
+    return [begin + share * (a - begin) for a, begin in zip(action[:moved], origin)] + action[moved:]
+
+
+@private()
 def replay(
     session: Path, number: int | None, settings: SessionSettings, asked: Asked, say: Callable[[str], None] = print
 ) -> Path:
     """Returns the new session's folder. Raises `UserError`, for an arm other than the recorded one before anything moves."""
     episode, place = chosen(session, number)
-    steps, embodiment = _sent(episode), EmbodimentSpec.from_dict(episode.header["embodiment"])
+    steps, embodiment = _sent(episode), episode.embodiment
     sent = torch.tensor([tick["sent"] for tick in steps])
     lengths = [len(list(group)) for _, group in itertools.groupby(steps, key=lambda tick: (tick["epoch"], tick["decision"]))]
     folder = settings.folder

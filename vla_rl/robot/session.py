@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import signal
 import statistics
 import time
@@ -51,6 +52,17 @@ def default_checkpoint(folder: Path = QUICKSTART) -> Path:
     return max(found, key=lambda path: (path / "config.json").stat().st_mtime)
 
 
+@contextlib.contextmanager
+def private() -> Iterator[None]:
+    """What is written meanwhile, and by what is started, is nobody else's to read: tokens, and pictures of a room."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@private()
 def run(settings: SessionSettings, asked: Asked, say: Callable[[str], None] = print) -> Path:
     """Returns the session's folder. Raises `UserError` where it cannot start, or came to an end that nobody wanted."""
     checkpoint = None
@@ -122,7 +134,7 @@ def run_processes(
                 say(f"loading the reward {reward.reward_type}")
                 start_live(body, reward, embodiment, settings.robot.score_every, settings.threads)
             if asked.console:
-                open_console(body, settings, plan, say)
+                open_console(body, settings, plan, checkpoint, say)
             lead(body, plan, embodiment.control_hz, judge, say)
 
 
@@ -150,10 +162,17 @@ def reward_config(settings: SessionSettings) -> Any:
     return config
 
 
-def open_console(body: Any, settings: SessionSettings, plan: Any, say: Callable[[str], None]) -> None:
+def open_console(
+    body: Any, settings: SessionSettings, plan: Any, checkpoint: Path | None, say: Callable[[str], None]
+) -> None:
     console = {"folder": str(body.folder), **settings.console}
-    said = body.process("console", "real.console.process", [_console_config(body, console)])
-    say(f"console: {said.splitlines()[1]}")
+    chooses = plan.practice is None and plan.returns is None  # else what was tried before chooses
+    facts = {"tasks": [task.text for task in plan.tasks] if chooses else [], "checkpoint": str(checkpoint or "")}
+    # no token is in the file: the console makes its own
+    config = body.write_config("console", {"socket": body.socket, "console": console, "facts": facts})
+    said = body.process("console", "real.console.process", [config]).splitlines()
+    say(f"console: {said[1]}")
+    say(f"to watch alone: {said[2]}")
     say(_hint(plan))
 
 
@@ -190,7 +209,7 @@ def make_plan(settings: SessionSettings, asked: Asked, known: dict[str, dict[str
         if not known:
             return build.attribute("real.tasks:spoken")(name, horizon)
         name, _, number = name.partition("/")
-        own, at = known[name], int(number) if number.isdigit() else -1
+        own, at = known[name], int(number) if number.isascii() and number.isdigit() else -1
         return task(name, own["instruction"], at, horizon=horizon or round(stretch * own["horizon"]))
 
     plan = build.attribute("real.episodes:Plan")(
@@ -258,11 +277,6 @@ def reset_policy(settings: SessionSettings, plan: Any) -> dict[str, str]:
         return {}
     check_checkpoint(Path(checkpoint))
     return {plan.practice.reset.instruction: checkpoint}
-
-
-def _console_config(body: Any, console: dict[str, Any]) -> str:
-    """The file holds no token: the console makes its own."""
-    return body.write_config("console", {"socket": body.socket, "console": console})
 
 
 def _hint(plan: Any) -> str:

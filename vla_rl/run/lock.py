@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 
 from vla_rl.errors import UserError
+from vla_rl.plain import open_plain
 
 
 class RunLock:
@@ -31,7 +32,7 @@ class RunLock:
     def acquire(self) -> RunLock:
         self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / self.FILE
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = open_plain(file, os.O_RDWR | os.O_CREAT, "remove it, if no process of yours uses that folder")
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

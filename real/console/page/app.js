@@ -5,7 +5,7 @@ import { Link, now } from "./link.js";
 import { Marks } from "./marks.js";
 import * as sound from "./sound.js";
 import { Videos } from "./video.js";
-import { begin, draw } from "./view.js";
+import { begin, draw, tell, told } from "./view.js";
 
 const TICK = 33; // ms between inputs
 const IN_MOTION = ["AUTO", "PAUSED", "RESETTING"]; // where pressing the dead-man takes over
@@ -13,7 +13,7 @@ const ANYBODY = ["pause", "stop", "estop"];
 const EPISODE = ["AUTO", "HUMAN", "PAUSED"];
 const $ = (id) => document.getElementById(id);
 
-let state = null, mine = false, hello = null, down = "connecting", wasDriving = false, lastTick = now(), forced = 0, lastSent = 0, heldUntil = 0, sure = {};
+let state = null, mine = false, hello = null, down = "connecting", wasDriving = false, lastTick = now(), forced = 0, lastSent = 0, heldUntil = 0, last = "", sure = {};
 
 const keys = new Keys();
 const drive = new Drive(keys, press, () => now() - lastSent > 0.008 && tick());
@@ -47,8 +47,9 @@ const videos = new Videos($("videos"), () => link, now);
 const marks = new Marks($("marks"), () => videos.cameras[0]?.canvas, now, (value, at) => link.send("event", { name: "label", value, at }));
 
 function say(text, refused = false) {
-  if (!refused && now() < heldUntil) return; // what was refused or lost stays long enough to be read
-  if (refused) heldUntil = now() + 4;
+  if (!refused) last = text;
+  if (!refused && now() < heldUntil) return; // what was refused or lost stays long enough to be read; then comes the last of these
+  heldUntil = refused ? now() + 4 : 0;
   const line = $("said");
   if (line.textContent !== text) line.textContent = text;
   line.className = refused ? "refused" : "";
@@ -63,7 +64,8 @@ function hear(message) {
     if (!mine) drive.release();
   } else if (message.k === "refused") say(`${message.name ? `${message.name.replace("_", " ")}: ` : ""}${message.reason}`, true);
   else if (message.k === "notice") {
-    say(`${message.name.replace("_", " ")}${message.value ? `: ${message.value}` : ""} (${message.by})`);
+    tell(message);
+    say(told(message));
     sound.play({ fault: "fault", estop: "fault", takeover: "human", hand_back: "auto", loss: "fault" }[message.name]);
   }
 }
@@ -95,6 +97,7 @@ function locked() {
 }
 
 function may(name) {
+  if (hello?.watches) return false;
   if (name === "estop") return true;
   if (dead()) return false;
   if (name === "control") return true;
@@ -103,7 +106,7 @@ function may(name) {
   if (!mine) return false;
   if (name === "estop_clear") return estop;
   if (name === "full_speed") return slow && ["READY", "PAUSED"].includes(mode);
-  if (name === "success" || name === "failure") return EPISODE.includes(mode);
+  if (name === "success" || name === "failure") return EPISODE.includes(mode) || marks.open !== null; // or of the last one
   if (name === "ack") return rules.includes("ack") && !estop;
   if (name === "gripper") return locked() === "";
   if (name === "reset") return rules.includes("reset") || rules.includes("reset_done");
@@ -118,6 +121,7 @@ function render() {
   if (bar.textContent !== lost) bar.textContent = lost;
   bar.hidden = !lost;
   document.body.classList.toggle("dead", Boolean(lost));
+  if (heldUntil && now() >= heldUntil) say(last);
   if (state) draw(state, mine, Boolean(lost));
   const mode = state?.robot?.mode;
   const next = !mine ? "control" : state?.robot?.estop ? "estop_clear" : NEXT[mode];
@@ -134,8 +138,9 @@ function render() {
   const why = locked();
   if (why) drive.anew = true;
   const box = $("drive");
-  box.className = why ? "locked" : wasDriving ? "live" : "ready";
-  const head = why ? "Driving is locked" : wasDriving ? "You drive" : "Hold to drive";
+  box.className = why ? "locked" : wasDriving && mode === "HUMAN" ? "live" : "ready";
+  const moves = wasDriving && mode === "HUMAN";
+  const head = why ? "Driving is locked" : moves ? "You drive" : wasDriving ? "Held, and nothing moves: let go, then press again" : "Hold to drive";
   if ($("driving").textContent !== head) $("driving").textContent = head;
   if ($("why").textContent !== why) $("why").textContent = why;
 }
@@ -147,7 +152,7 @@ function label(id, text, selector) {
 
 // A control was pressed, by whatever means.
 function press(name, at = now()) {
-  if (!may(name)) return name === "estop" || say(`${name.replace("_", " ")}: not now${mine || dead() ? "" : ", you do not have control"}`, true);
+  if (!may(name)) return (name === "estop" && !hello?.watches) || say(`${name.replace("_", " ")}: not now${mine || dead() ? "" : ", you do not have control"}`, true);
   if (name === "estop") {
     link.send("event", { name, value: "", at });
     fetch("/estop", { method: "POST" }).catch(() => say("The e-stop did not get through: use the arm's own button.", true));
@@ -158,6 +163,7 @@ function press(name, at = now()) {
     link.send("control", { ask: mine ? "release" : "request", force, who: $("name").value.slice(0, 24) });
     if (mine) drive.release();
   } else if (name === "gripper") drive.toggleGripper();
+  else if ((name === "success" || name === "failure") && !EPISODE.includes(state.robot.mode)) marks.call(name);
   else if (name === "success" || name === "failure") {
     link.send("event", { name: "label", value: name, at });
     if (hello?.end_on_label) link.send("event", { name: "end", value: name, at });
@@ -243,6 +249,12 @@ $("estop").addEventListener("pointerdown", () => press("estop"));
 $("estop").addEventListener("click", (e) => e.detail === 0 && press("estop")); // Enter on the focused button
 for (const button of document.querySelectorAll("[data-do]"))
   button.addEventListener("click", (e) => { press(button.dataset.do); if (e.detail) button.blur(); });
+
+$("tasks").addEventListener("change", () => {
+  if (mine && !dead()) link.send("event", { name: "task", value: $("tasks").value, at: now() });
+  else say("task: not now, you do not have control", true);
+  $("tasks").blur();
+});
 
 function speed(percent) {
   const value = Math.max(10, Math.min(100, percent));

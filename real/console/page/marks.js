@@ -1,5 +1,6 @@
 // A label comes one reaction time late. The last three seconds stay as small pictures; after a label the operator may move
-// the mark to the moment that was meant, and the label is sent again with that time.
+// the mark to the moment that was meant, or call it the other way, and the label is sent again with that time. It goes to
+// the episode in which that moment lies, also when that has ended.
 
 const EVERY = 0.25, SECONDS = 3;
 
@@ -37,6 +38,12 @@ export class Marks {
     if (i === this.open.chosen) return;
     this.open.chosen = i;
     this.send(this.open.value, this.open.shots[i].at);
+    this.draw();
+  }
+
+  call(value) {
+    this.open.value = value;
+    this.send(value, this.open.shots[this.open.chosen].at);
     this.draw();
   }
 

@@ -16,6 +16,12 @@ let hello = { actions: [], stages: [] };
 export function begin(message) {
   hello = message;
   show("robot", message.robot || "–");
+  show("checkpoint", message.checkpoint || "no policy");
+  document.body.classList.toggle("watches", Boolean(message.watches));
+  $("choose").hidden = message.tasks.length < 2 || Boolean(message.watches);
+  $("tasks").replaceChildren(...message.tasks.map((text) => new Option(text, text)));
+  $("story").replaceChildren();
+  message.story.forEach(tell);
   $("gate").replaceChildren(...message.stages.map((name) => {
     const line = document.createElement("div");
     line.className = "stage";
@@ -23,6 +29,20 @@ export function begin(message) {
     line.firstChild.textContent = name;
     return line;
   }));
+}
+
+const STORY = 60; // lines that are kept
+
+export const told = (n) => `${n.name.replace("_", " ")}${n.value ? `: ${n.value}` : ""} (${n.by})`;
+
+// Something that happened, the newest on top.
+export function tell(news) {
+  const line = document.createElement("li");
+  const mode = document.createElement("b");
+  mode.textContent = news.mode;
+  line.append(mode, ` ${told(news)}`);
+  $("story").prepend(line);
+  while ($("story").children.length > STORY) $("story").lastChild.remove();
 }
 
 function holderText(s, mine) {
@@ -50,6 +70,10 @@ export function draw(s, mine, dead) {
   show("shareall", percent(s.share.session));
   show("takeovers", String(s.share.takeovers));
   show("label", s.label || "none yet");
+  show("task", s.task || "–").title = s.task;
+  if (s.task && $("tasks").value !== s.task && document.activeElement !== $("tasks")) $("tasks").value = s.task;
+  for (const [name, count] of Object.entries(s.counts)) show(name, String(count));
+  show("cause", s.why && `${mode}: ${s.why}`).hidden = !s.why || dead;
   drawProgress(s.progress);
   const call = show("help", s.help);
   call.hidden = !s.help;
