@@ -92,7 +92,7 @@ def test_arguments_that_do_not_fit(capsys, arguments, part):
 
 def test_bench_names_the_suites_it_knows(capsys):
     text = failure(capsys, "bench", "sim", "--suite", "toy")
-    assert "--suite toy has no benchmark. Choose one of dualarm, libero, libero_10, " in text
+    assert "--suite toy has no benchmark. Choose one of dualarm, gym, libero, libero_10, " in text
     assert text.endswith("robotwin, tabletop\n")
 
 
@@ -347,7 +347,7 @@ def test_eval_writes_a_video(checkpoint, tmp_path):
     [
         (["--suite", "toy", "env.image_size=12"], "height=12"),
         (["--suite", "toy", "--tasks", "reach_green"], "reach_blue, reach_red"),
-        (["--suite", "marble"], "--suite marble does not exist. Choose one of dualarm, libero, libero_10"),
+        (["--suite", "marble"], "--suite marble does not exist. Choose one of dualarm, gym, libero, libero_10"),
     ],
 )
 def test_eval_names_what_does_not_fit(checkpoint, capsys, extra, part):
