@@ -8,7 +8,7 @@ from typing import Any
 
 from vla_rl import build
 from vla_rl.algorithms.settings import advantage_of
-from vla_rl.asked import ShapingOptions, asked
+from vla_rl.asked import AlgorithmOptions, ShapingOptions, asked
 from vla_rl.errors import ConfigError
 from vla_rl.splits import check_split
 
@@ -16,10 +16,18 @@ ON_BAD = ("stop", "warn")
 NORMALISE = ("none", "running_std", "range")
 
 
-def refuse_potential_in_groups(shaping: Any, algorithm: Any) -> None:
+def refuse_potential(shaping: Any, algorithm: Any) -> None:
     """Raise `ConfigError` for a potential under group-relative advantages: its sum over an episode is the same whatever the
-    policy does, so that no member of a group would differ."""
-    if asked(shaping, ShapingOptions).mode == "potential" and advantage_of(algorithm).grouped and shaping.weight:
+    policy does, so that no member of a group would differ; and for one that is to take over a discount which the algorithm
+    does not name, since with another one it no longer leaves every policy's rank as it is."""
+    if asked(shaping, ShapingOptions).mode != "potential" or not shaping.weight:
+        return
+    if shaping.gamma < 0 and asked(algorithm, AlgorithmOptions).gamma is None:
+        raise ConfigError(
+            f"reward.shaping.gamma={shaping.gamma:g} takes the discount of the algorithm, and {type(algorithm).__name__} has "
+            f"no option 'gamma': call its discount so, or give reward.shaping.gamma (1: nothing is discounted)"
+        )
+    if advantage_of(algorithm).grouped:
         raise ConfigError(
             f"reward.shaping.mode=potential tells the episodes of a group nothing apart, and "
             f"algorithm.advantage={algorithm.advantage} compares nothing else: set reward.shaping.mode=final or delta, or "

@@ -99,6 +99,8 @@ class ActorCriticConfig:
     each time that it turns around.
     """
 
+    gamma_per_control_step: ClassVar[bool] = True  # what is shaped by the discount has to know
+
     # decisions of one update
     batch_size: int = 256
     # critic updates for each new decision
@@ -329,6 +331,7 @@ class DaggerConfig:
     seed: int = 0
 
     diagnostics: ClassVar = (Diagnostic("dagger/loss", "Imitation loss", "On decisions of people, each counting alike."),)
+    gamma: ClassVar[float] = 1.0  # it adds no rewards up
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "max_bad_updates"):

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from vla_rl.algorithms.imitation_settings import MemoryConfig
 from vla_rl.algorithms.ranges import require_above_zero, require_betas, require_choice, require_range
-from vla_rl.asked import AdvantageClass, AlgorithmOptions, NoiseOptions, asked
+from vla_rl.asked import AdvantageClass, AlgorithmOptions, NoiseOptions, asked, refuse_misspelt
 from vla_rl.diagnostics import Alarm, Diagnostic, Movement
 from vla_rl.errors import ConfigError
 
@@ -47,6 +47,7 @@ def advantage_entry(name: str) -> AdvantageEntry:
         return ADVANTAGES[name]
     from vla_rl.build import attribute
 
+    refuse_misspelt(attribute(name), AdvantageClass, name)
     own = asked(attribute(name), AdvantageClass)
     return AdvantageEntry(name, bool(own.needs_value), bool(own.grouped))
 
