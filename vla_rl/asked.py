@@ -32,8 +32,8 @@ SYNONYMS = dict.fromkeys(_DISCOUNT, "gamma") | {"lr": "learning_rate"}  # of wha
 
 
 def refuse_misspelt(own: type, kind: type[DataclassInstance], where: str) -> None:
-    """Raise `ConfigError` where a name that a user's class ``own`` declares is another word, or a slip, for one that ``kind``
-    asks for and that it does not declare: it would be taken for left out, and its default used in silence.
+    """Raise `ConfigError` where a name that a user's class ``own`` declares is another word, or a slip, for one that
+    ``kind`` asks for and that it does not declare: it would be taken for left out, and its default used in silence.
 
     A slip is a letter too many, too few, wrong, or changed with its neighbour, but for the first and an s at the end.
     """
@@ -191,7 +191,8 @@ class ShapingOptions:
 
 
 OPTIONS: Mapping[str, type] = {
-    "algorithm": AlgorithmOptions, "policy": PolicyOptions, "env": EnvOptions, "actor": ActorOptions, "reward": RewardOptions,
+    "algorithm": AlgorithmOptions, "policy": PolicyOptions, "env": EnvOptions, "actor": ActorOptions,
+    "reward": RewardOptions,
 }  # fmt: skip
 
 

@@ -24,8 +24,8 @@ def refuse_potential(shaping: Any, algorithm: Any) -> None:
         return
     if shaping.gamma < 0 and asked(algorithm, AlgorithmOptions).gamma is None:
         raise ConfigError(
-            f"reward.shaping.gamma={shaping.gamma:g} takes the discount of the algorithm, and {type(algorithm).__name__} has "
-            f"no option 'gamma': call its discount so, or give reward.shaping.gamma (1: nothing is discounted)"
+            f"reward.shaping.gamma={shaping.gamma:g} takes the discount of the algorithm, and {type(algorithm).__name__} "
+            f"has no option 'gamma': call its discount so, or give reward.shaping.gamma (1: nothing is discounted)"
         )
     if advantage_of(algorithm).grouped:
         raise ConfigError(
@@ -93,9 +93,9 @@ class RewardCheckConfig:
 
     Demonstrations (at most ``demonstrations`` of them, a frame every ``stride`` control steps) and ``episodes`` rollouts of
     the policy RL starts from are the data; a ``held_out_share`` of the rollouts is for judging alone. The verdict is bad
-    where AUC < ``min_auc``, VOC < ``min_voc``, the share of invalid curves > ``max_invalid``; ``on_bad`` stop or warn.
+    where AUC at equal times < ``min_auc`` or that of proprioception alone, VOC < ``min_voc``, the share of invalid curves > ``max_invalid``; ``on_bad`` stop or warn.
     ``refit_every`` iterations (0: never) the reward is trained on the run's own rollouts, of which the last
-    ``buffer_episodes`` are kept, and the old one stays where AUC on held-out ones falls by more than ``guard_tolerance``.
+    ``buffer_episodes`` are kept, and the old one stays where that AUC on held-out ones falls by more than ``guard_tolerance``.
     """
 
     # control steps between two frames
@@ -106,7 +106,7 @@ class RewardCheckConfig:
     episodes: int = 64
     # share of the rollouts that only judge
     held_out_share: float = 0.4
-    # least area under the ROC curve of success
+    # least area under the ROC curve of success, at equal times
     min_auc: float = 0.7
     # least rank correlation of progress with time on successes (VOC)
     min_voc: float = 0.3

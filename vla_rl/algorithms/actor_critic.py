@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.algorithms import choices, critics
+from vla_rl.algorithms.advantages import chunk_rewards
 from vla_rl.algorithms.eyes import Eyes
 from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adamw, optimizer_state
 from vla_rl.algorithms.replay_settings import ActorCriticConfig, SACConfig, TD3Config
@@ -98,7 +99,7 @@ class ActorCritic(ABC):
             frames[RETURN] = rewards_to_go(rewards, steps, self.config.gamma)
         if self._chooses is not None:
             changes = cast(ChoosingActor, self.policy).gripper_changes(trajectory.actions, trajectory.valid)
-            frames[choices.CHANGES] = rewards_to_go(changes, steps, self.config.gamma)
+            frames[choices.CHANGES] = rewards_to_go(chunk_rewards(changes, self.config.gamma), steps, self.config.gamma)
         return frames
 
     def update(self, draw: Draw) -> dict[str, float]:

@@ -51,9 +51,9 @@ class SessionReward:
                 self._load()
 
     def __call__(self, trajectory: Trajectory) -> Tensor:
-        """Float32 [t]."""
+        """As `RewardModel.score`."""
         if self.learned and not is_fitted(self.reward):
-            return trajectory.rewards.sum(1)
+            return trajectory.rewards
         return self.reward.score([trajectory])[0]
 
     def refit(self, labelled: int, newest: Callable[[int], Sequence[Trajectory]]) -> dict[str, float]:
