@@ -51,9 +51,9 @@ class SessionReward:
                 self._load()
 
     def __call__(self, trajectory: Trajectory) -> Tensor:
-        """As `RewardModel.score`."""
+        """As `RewardModel.score`; a label is paid in the last control step."""
         if self.learned and not is_fitted(self.reward):
-            return trajectory.rewards
+            return trajectory.rewards.sum(1)
         return self.reward.score([trajectory])[0]
 
     def refit(self, labelled: int, newest: Callable[[int], Sequence[Trajectory]]) -> dict[str, float]:
