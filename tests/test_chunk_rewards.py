@@ -7,11 +7,11 @@ import functools
 
 import pytest
 import torch
+from test_replay import episode
 
 from reward_models.settings import ShapingConfig, TaskSuccessConfig
 from reward_models.shaping import shaped_reward
 from reward_models.success import TaskSuccess
-from test_replay import episode
 from vla_rl import build
 from vla_rl.algorithms import estimators
 from vla_rl.algorithms.actor_critic import RETURN, SAC

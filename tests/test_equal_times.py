@@ -9,8 +9,8 @@ import zlib
 import numpy as np
 import pytest
 import torch
-
 from reward_helpers import picture, trajectory
+
 from vla_rl.rewards import equal_times as e
 from vla_rl.rewards.quality import PERFECT, decide, judge
 from vla_rl.rewards.scorer import CoEvolvingReward
@@ -153,7 +153,7 @@ def test_proprioception_that_tells_success_has_to_be_beaten():
 
 
 def test_a_ridge_regression_by_hand():
-    """One feature, outcomes 0 and 1 at −1 and +1, two rows each: slope (½·2·2)/(4 + 1) = 0.4, and 0 for what never changes."""
+    """One feature, outcomes 0 and 1 at −1 and +1, two rows each: slope (½·2·2)/(4 + 1), and 0 for what never changes."""
     x = np.array([[-1.0, 3.0], [-1.0, 3.0], [1.0, 3.0], [1.0, 3.0]])
     said = e._ridge(x, np.array([0.0, 0.0, 1.0, 1.0]), np.array([[-1.0, 3.0], [2.0, 9.0]]))
     assert said.tolist() == pytest.approx([-0.4, 0.8])

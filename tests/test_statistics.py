@@ -14,8 +14,8 @@ from vla_rl.evaluation.statistics import (
     difference_interval,
     mcnemar_exact,
     mean_interval,
-    paired_mean_test,
     paired_difference_interval,
+    paired_mean_test,
     student_quantile,
     wilson_interval,
 )

@@ -93,9 +93,10 @@ class RewardCheckConfig:
 
     Demonstrations (at most ``demonstrations`` of them, a frame every ``stride`` control steps) and ``episodes`` rollouts of
     the policy RL starts from are the data; a ``held_out_share`` of the rollouts is for judging alone. The verdict is bad
-    where AUC at equal times < ``min_auc`` or that of proprioception alone, VOC < ``min_voc``, the share of invalid curves > ``max_invalid``; ``on_bad`` stop or warn.
-    ``refit_every`` iterations (0: never) the reward is trained on the run's own rollouts, of which the last
-    ``buffer_episodes`` are kept, and the old one stays where that AUC on held-out ones falls by more than ``guard_tolerance``.
+    where AUC at equal times < ``min_auc`` or that of proprioception alone, VOC < ``min_voc``, the share of invalid
+    curves > ``max_invalid``; ``on_bad`` stop or warn. ``refit_every`` iterations (0: never) the reward is trained on the
+    run's own rollouts, of which the last ``buffer_episodes`` are kept, and the old one stays where that AUC on held-out
+    ones falls by more than ``guard_tolerance``.
     """
 
     # control steps between two frames

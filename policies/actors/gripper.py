@@ -115,8 +115,8 @@ class GripperActor(FrozenBaseActor):
         return torch.where(went == kept, KEEP, choice)
 
     def gripper_changes(self, actions: Tensor, valid: Tensor) -> Tensor:
-        """1 where a control step of an episode's decisions [t h a] sent the gripper to the other end, float32 [t h]; where it
-        was at first is not known, so its first way is no change."""
+        """1 where a control step of an episode's decisions [t h a] sent the gripper to the other end, float32 [t h];
+        where it was at first is not known, so its first way is no change."""
         went = self._directions(self.to_unit(actions)[..., self._at]).cpu()
         changes, towards = torch.zeros(valid.shape), 0
         for t, (row, executed) in enumerate(zip(went.tolist(), valid.tolist())):

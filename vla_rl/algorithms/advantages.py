@@ -1,8 +1,8 @@
 """Advantages as pure functions of tensors.
 
 Letters: n decisions of a batch in trajectory order, m trajectories, h control steps in a chunk. A decision is the unit
-of time here: it earns a reward [n] (`decision_rewards`) and discounts the next decision's value by its own factor [n]. Trajectories lie one
-after another in the flat arrays (`RolloutBatch`), so nothing is padded at the borders of this module.
+of time here: it earns a reward [n] (`decision_rewards`) and discounts the next decision's value by its own factor [n].
+Trajectories lie one after another in the flat arrays (`RolloutBatch`), so nothing is padded at the borders of this module.
 
 Followed: GAE (Schulman et al. 2016, eq. 16), V-trace (Espeholt et al. 2018, IMPALA §4.1), GRPO (Shao et al. 2024,
 DeepSeekMath §4.1), Dr. GRPO (Liu et al. 2025: no division by the standard deviation), MC-GRPO (Kim 2026: median centre),

@@ -1,10 +1,10 @@
 """Values that are kept low where there is no data: CQL and Cal-QL before the first episode, as WSRL's release has them.
 
 CQL (Kumar et al. 2020, arXiv 2006.04779, eq. 4 with ℛ = entropy, appendix F) and Cal-QL (Nakamoto et al. 2023, arXiv
-2303.05479, eq. 5.1): of each frame as many actions at random, of the actor there, and of the actor at the next frame; all are
-valued at this frame, each weighed by the density that it was drawn from, and Cal-QL spares the actor's alone. The target takes
-the best of as many actions of the actor at the next frame. A deterministic actor has no density: its values and the random
-ones then weigh alike, and the target is that of its one action.
+2303.05479, eq. 5.1): of each frame as many actions at random, of the actor there, and of the actor at the next frame;
+all are valued at this frame, each weighed by the density that it was drawn from, and Cal-QL spares the actor's alone.
+The target takes the best of as many actions of the actor at the next frame. A deterministic actor has no density: its
+values and the random ones then weigh alike, and the target is that of its one action.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ Seen = tuple[Tensor, Mapping[str, Tensor]]  # encoded [b f], and the frames that
 
 
 def gap(learner: Any, here: Seen, following: Seen, data: Tensor) -> Tensor:
-    """The regulariser, scalar (`critics.calibrated_gap`), for an `ActorCritic`; ``data`` [critics b] are the values of what was done ``here``."""
+    """The regulariser, scalar (`critics.calibrated_gap`), for an `ActorCritic`; ``data`` [critics b] are the values of
+    what was done ``here``."""
     policy, (encoded, frames), n = learner.policy, here, learner.config.conservative_samples
     b, size = len(encoded), policy.latent_dim
     with torch.no_grad():
@@ -47,9 +48,7 @@ def _drawn(learner: Any, seen: Seen, n: int) -> tuple[Tensor, Tensor]:
     return latent.view(len(encoded), n, -1), log_prob.view(len(encoded), n)
 
 
-def best_following(
-    learner: Any, frames: Mapping[str, Tensor], kept: Mapping[str, Tensor]
-) -> tuple[Tensor, Tensor | float]:
+def best_following(learner: Any, frames: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | float]:
     """Outputs [s b …] of a random subset of the target critics at the best of the actor's actions, and what is added there.
 
     ``kept``: those of ``frames`` that a policy reads beside what is encoded of them."""

@@ -172,8 +172,8 @@ class GRPO:
 def named_rewards(
     batch: RolloutBatch, config: PPOConfig, rewards: Tensor | Mapping[str, Tensor] | None
 ) -> dict[str, Tensor]:
-    """Named rewards per decision [n], discounted inside their chunks where that is how time counts (``gamma_per_control_step``
-    and no group-relative advantage); a single one is called "reward"."""
+    """Named rewards per decision [n], discounted inside their chunks where that is how time counts
+    (``gamma_per_control_step`` and no group-relative advantage); a single one is called "reward"."""
     inside = config.gamma if config.gamma_per_control_step and not advantage_entry(config.advantage).grouped else 1.0
     if rewards is None:
         rewards = batch.rewards

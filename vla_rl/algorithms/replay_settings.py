@@ -81,9 +81,9 @@ class ActorCriticConfig:
     Pace: ``updates_per_decision`` critic updates for each new decision, once ``start_decisions`` are there, the first
     ``critic_warmup`` of all without the actor; the actor learns every ``actor_every`` of them. ``offline_updates`` come
     before the first episode, on what is there then; with ``conservatism`` (cql, or cal_ql, which spares the actor's values
-    below what the data earned) at ``conservative_weight``, from ``conservative_samples`` actions each at random, of the actor
-    and of the actor at the next frame; with ``max_target_backup`` the target is that of the best of so many actions. Weight
-    and samples are those of WSRL's release (PA-RL's weight: 0.005).
+    below what the data earned) at ``conservative_weight``, from ``conservative_samples`` actions each at random, of the
+    actor and of the actor at the next frame; with ``max_target_backup`` the target is that of the best of so many
+    actions. Weight and samples are those of WSRL's release (PA-RL's weight: 0.005).
 
     Data: of a batch of ``batch_size``, ``demonstration_share`` are demonstrations and those decisions of other episodes
     in which a person chose a step, each as likely (HIL-SERL); ``offline_share`` are of the episodes of other runs that

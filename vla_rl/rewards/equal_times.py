@@ -1,9 +1,9 @@
 """What a reward says of success at equal times, and what can be said of it without looking: from the clock, from the arm.
 
 A task's own end makes ends unlike: successes stop early and failures at the limit, so that the length of an episode alone
-tells them apart (`clock_auc`). Here a success is compared with a failure at the decision at which the first of the two ended,
-and the other is cut there (`cut_at`), so that a model cannot know how long it went on; how they ended it is not told either. A
-clock says the same of both, which is an AUC of 1/2.
+tells them apart (`clock_auc`). Here a success is compared with a failure at the decision at which the first of the two
+ended, and the other is cut there (`cut_at`), so that a model cannot know how long it went on; how they ended it is not told
+either. A clock says the same of both, which is an AUC of 1/2.
 
 `proprio_auc` is that of a ridge regression of success on the proprioception at those times and its squares, standardised,
 each episode judged by a fit on the others of its task (five folds). What a reward says beyond it, it saw in the pictures.
@@ -29,7 +29,7 @@ RIDGE = 1.0  # in rows of standardised features
 
 @dataclass(frozen=True)
 class Pair:
-    """Of one task: a success, a failure (their places among the trajectories), and the decision at which one of them ended."""
+    """A success and a failure of one task (places among the trajectories), and the decision where the first one ended."""
 
     won: int
     lost: int

@@ -216,7 +216,7 @@ class Quality:
             row = " ".join(f"{getattr(f, n):>7.3f}" for n in names)
             lines.append(f"{task:<{width}} {f.trajectories:>5} {f.successes:>5} {row}")
         lines.append(
-            "AUC: success against failure at equal times, where a clock has 0.5; proprio: the same from proprioception alone. "
+            "AUC: success against failure at equal times, where a clock has 0.5; proprio: that of proprioception alone. "
             "ends: at their ends, whenever these are; clock: the same from how long they lasted alone."
         )
         return "\n".join([*lines, f"verdict: {self.verdict} ({'; '.join(self.reasons)})"])
@@ -366,8 +366,8 @@ def decide(f: Figures, check: RewardCheckConfig) -> tuple[str, list[str]]:
         bad.append(f"{f.invalid_share:.0%} of the curves are invalid, more than {check.max_invalid:.0%}")
     if f.auc < check.min_auc:
         bad.append(
-            f"AUC {f.auc:.2f} (95 % {f.auc_low:.2f} to {f.auc_high:.2f}) at equal times is below {check.min_auc:.2f}: what it "
-            f"sees says too little about success"
+            f"AUC {f.auc:.2f} (95 % {f.auc_low:.2f} to {f.auc_high:.2f}) at equal times is below {check.min_auc:.2f}: what "
+            f"it sees says too little about success"
             + (f" (at their ends it has {f.auc_ends:.2f}, and a clock {f.auc_clock:.2f})" if f.auc_ends > f.auc else "")
         )
     if f.voc < check.min_voc:
