@@ -160,3 +160,42 @@ def _all_pairs(trajectories: Sequence[Trajectory]) -> Iterator[Pair]:
         for j, b in enumerate(trajectories):
             if a.success and not b.success and a.episode.task_id == b.episode.task_id:
                 yield Pair(i, j, min(len(a), len(b)))
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Successes and failures at equal times: what progress and proprioception say then."""
+
+    trajectories: Sequence[Trajectory]
+    lasted: Sequence[Trajectory]  # of the task, or of all
+    pairs: list[Pair]
+    progress: Ends
+    proprioception: Ends
+
+    @classmethod
+    def of(cls, reward: ProgressReward, trajectories: Sequence[Trajectory]) -> Compared:
+        pairs = pairs_of(trajectories)
+        said = progress_ends(reward, trajectories, pairs)
+        return cls(trajectories, trajectories, pairs, said, proprio_ends(trajectories, pairs))
+
+    def of_task(self, task: str) -> Compared:
+        own = [t for t in self.trajectories if t.episode.task_id == task]
+        pairs = [pair for pair in self.pairs if self.trajectories[pair.won].episode.task_id == task]
+        return dataclasses.replace(self, pairs=pairs, lasted=own)
+
+    @property
+    def reward(self) -> float:
+        return pair_auc(self.pairs, self.progress)
+
+    @property
+    def proprio(self) -> float:
+        return pair_auc(self.pairs, self.proprioception)
+
+    @property
+    def clock(self) -> float:
+        return clock_auc(self.lasted)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Successes and failures that were compared."""
+        return len({pair.won for pair in self.pairs}), len({pair.lost for pair in self.pairs})

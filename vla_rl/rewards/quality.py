@@ -34,7 +34,7 @@ from vla_rl.interfaces import ProgressReward
 from vla_rl.optional import ReversibleProgress, StepCritics
 from vla_rl.reporting.charts import Series, line_chart, percent
 from vla_rl.reporting.metrics import write_json
-from vla_rl.rewards import equal_times
+from vla_rl.rewards.equal_times import Compared
 from vla_rl.settings import RewardCheckConfig
 from vla_rl.types import Observation, Trajectory
 
@@ -222,45 +222,6 @@ class Quality:
         return "\n".join([*lines, f"verdict: {self.verdict} ({'; '.join(self.reasons)})"])
 
 
-@dataclass(frozen=True)
-class Compared:
-    """Successes and failures at equal times: what progress and proprioception say then."""
-
-    trajectories: Sequence[Trajectory]
-    lasted: Sequence[Trajectory]  # of the task, or of all
-    pairs: list[equal_times.Pair]
-    progress: equal_times.Ends
-    proprioception: equal_times.Ends
-
-    @classmethod
-    def of(cls, reward: ProgressReward, trajectories: Sequence[Trajectory]) -> Compared:
-        pairs = equal_times.pairs_of(trajectories)
-        said = equal_times.progress_ends(reward, trajectories, pairs)
-        return cls(trajectories, trajectories, pairs, said, equal_times.proprio_ends(trajectories, pairs))
-
-    def of_task(self, task: str) -> Compared:
-        own = [t for t in self.trajectories if t.episode.task_id == task]
-        pairs = [pair for pair in self.pairs if self.trajectories[pair.won].episode.task_id == task]
-        return dataclasses.replace(self, pairs=pairs, lasted=own)
-
-    @property
-    def reward(self) -> float:
-        return equal_times.pair_auc(self.pairs, self.progress)
-
-    @property
-    def proprio(self) -> float:
-        return equal_times.pair_auc(self.pairs, self.proprioception)
-
-    @property
-    def clock(self) -> float:
-        return equal_times.clock_auc(self.lasted)
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """Successes and failures that were compared."""
-        return len({pair.won for pair in self.pairs}), len({pair.lost for pair in self.pairs})
-
-
 def judge(
     reward: Any, trajectories: Sequence[Trajectory], name: str = "reward", check: RewardCheckConfig | None = None
 ) -> Quality:
@@ -315,7 +276,9 @@ def backwards(trajectory: Trajectory) -> Trajectory:
     )
 
 
-def _figures(rows: Sequence[tuple[Trajectory, np.ndarray, np.ndarray, np.ndarray]], compared: Compared) -> Figures:
+def _figures(
+    rows: Sequence[tuple[Trajectory, np.ndarray, np.ndarray, np.ndarray]], compared: equal_times.Compared
+) -> Figures:
     fine = [r for r in rows if np.isfinite(r[1]).all()]
     won, lost = [r for r in fine if r[0].success], [r for r in fine if not r[0].success]
     high, low = [float(r[1][-1]) for r in won], [float(r[1][-1]) for r in lost]
