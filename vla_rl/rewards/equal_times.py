@@ -15,6 +15,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,6 +50,7 @@ def cut_at(trajectory: Trajectory, time: int) -> Trajectory:
     if len(trajectory) <= time:
         return trajectory
     t, rows = trajectory, list(range(time))
+    rows_before: Any = {name: None if (x := vars(t)[name]) is None else x[:time] for name in _ROWS}
     return dataclasses.replace(
         t,
         episode=dataclasses.replace(t.episode, rollout_id=f"{t.rollout_id}~{time}"),
@@ -59,13 +61,13 @@ def cut_at(trajectory: Trajectory, time: int) -> Trajectory:
         truncated=True,
         success=False,
         failure="",
-        **{name: getattr(t, name)[:time] for name in _ROWS},
-        **{name: None if (values := vars(t)[name]) is None else values[:time] for name in _OPTIONAL_ROWS},
+        **rows_before,
     )
 
 
-_ROWS = ("actions", "valid", "rewards", "behavior_log_prob")
-_OPTIONAL_ROWS = ("value", "is_human", "proposed", "decision_version")
+_ROWS = (
+    "actions", "valid", "rewards", "behavior_log_prob", "value", "is_human", "proposed", "decision_version",
+)  # fmt: skip
 
 Ends = Mapping[tuple[int, int], float]  # (trajectory, time) → what is said of it
 

@@ -276,9 +276,7 @@ def backwards(trajectory: Trajectory) -> Trajectory:
     )
 
 
-def _figures(
-    rows: Sequence[tuple[Trajectory, np.ndarray, np.ndarray, np.ndarray]], compared: equal_times.Compared
-) -> Figures:
+def _figures(rows: Sequence[tuple[Trajectory, np.ndarray, np.ndarray, np.ndarray]], compared: Compared) -> Figures:
     fine = [r for r in rows if np.isfinite(r[1]).all()]
     won, lost = [r for r in fine if r[0].success], [r for r in fine if not r[0].success]
     high, low = [float(r[1][-1]) for r in won], [float(r[1][-1]) for r in lost]
@@ -357,8 +355,10 @@ def decide(f: Figures, check: RewardCheckConfig) -> tuple[str, list[str]]:
             f"{found} is no more than the {f.auc_proprio:.2f} of proprioception alone: judge it on more episodes, or on "
             f"failures that reach where successes end"
         ]
-    beside = "nan" if math.isnan(f.auc_proprio) else f"{f.auc_proprio:.2f}"
-    return "good", [f"{found}, proprioception alone {beside}, VOC {f.voc:.2f}"]
+    reasons = [f"{found}, proprioception alone {_cell(f.auc_proprio)}, VOC {f.voc:.2f}"]
+    if f.auc <= f.auc_proprio:
+        reasons.append("proprioception alone says as much, so these episodes do not show that it looks at more than the arm")
+    return "good", reasons
 
 
 # --------------------------------------------------------------------------------------------------------------- output
