@@ -140,16 +140,16 @@ def test_an_own_class_that_misspells_what_is_asked_is_told(declared, kind, meant
     """It would run with the default: a discount of 1, say."""
     own = type("Mine", (), declared)
     if meant is None:
-        questions.refuse_misspelt(own, kind, "mine:Config")
+        build.refuse_misspelt(own, kind, "mine:Config")
         return
     with pytest.raises(ConfigError, match=f"mine:Config has '{next(iter(declared))}'.* '{meant}': rename it"):
-        questions.refuse_misspelt(own, kind, "mine:Config")
+        build.refuse_misspelt(own, kind, "mine:Config")
 
 
 def test_no_shipped_component_misspells_what_is_asked():
     for group, kind in questions.OPTIONS.items():
         for name in build.names(group):
-            questions.refuse_misspelt(build.config_class(group, name), kind, name)
+            build.refuse_misspelt(build.config_class(group, name), kind, name)
 
 
 def test_the_default_run_is_the_quickstart():

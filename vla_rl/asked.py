@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from vla_rl.diagnostics import Diagnostic, Movement
-from vla_rl.errors import ConfigError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -31,21 +30,16 @@ _DISCOUNT = ("discount", "discounts", "discounting", "discount_factor", "discoun
 SYNONYMS = dict.fromkeys(_DISCOUNT, "gamma") | {"lr": "learning_rate"}  # of what would be asked for in vain
 
 
-def refuse_misspelt(own: type, kind: type[DataclassInstance], where: str) -> None:
-    """Raise `ConfigError` where a name that a user's class ``own`` declares is another word, or a slip, for one that
-    ``kind`` asks for and that it does not declare: it would be taken for left out, and its default used in silence.
+def misspelt(own: type, kind: type[DataclassInstance]) -> tuple[str, str] | None:
+    """A name that a user's class ``own`` declares, and the one that ``kind`` asks for and that it does not declare, of which
+    the first is another word or a slip: it would be taken for left out, and its default used in silence. None: there is none.
 
     A slip is a letter too many, too few, wrong, or changed with its neighbour, but for the first and an s at the end.
     """
     annotated = {name for part in own.__mro__ for name in vars(part).get("__annotations__", ())}  # (without a value)
     declared, wanted = annotated | {name for name in dir(own) if name[0] != "_"}, {f.name for f in fields(kind)}
-    for name in sorted(declared - wanted):
-        for meant in sorted(wanted - declared):
-            if SYNONYMS.get(name) == meant or _near(name, meant):
-                raise ConfigError(
-                    f"{where} has {name!r}, and what is read of it is called {meant!r}: rename it. If you mean something "
-                    f"else by it, declare {meant!r} beside it"
-                )
+    pairs = ((name, meant) for name in sorted(declared - wanted) for meant in sorted(wanted - declared))
+    return next((pair for pair in pairs if SYNONYMS.get(pair[0]) == pair[1] or _near(*pair)), None)
 
 
 def _near(name: str, meant: str) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vla_rl.asked import CLASSES, OPTIONS, AlgorithmFigures, ComponentClass, ShapingOptions, asked, refuse_misspelt
+from vla_rl.asked import CLASSES, OPTIONS, AlgorithmFigures, ComponentClass, ShapingOptions, asked, misspelt
 from vla_rl.errors import ConfigError
 
 
@@ -275,6 +275,15 @@ def config_class(group: str, name: str) -> type:
         _refuse_misspelt(group, found.target, own)
         return own
     return attribute(found.config)
+
+
+def refuse_misspelt(own: type, kind: type, where: str) -> None:
+    """Raise `ConfigError` where a user's class misspells what is asked of it (`misspelt`)."""
+    if (found := misspelt(own, kind)) is not None:
+        raise ConfigError(
+            f"{where} has {found[0]!r}, and what is read of it is called {found[1]!r}: rename it. If you mean something "
+            f"else by it, declare {found[1]!r} beside it"
+        )
 
 
 def _refuse_misspelt(group: str, target: str, config: type) -> None:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from vla_rl.algorithms.imitation_settings import MemoryConfig
 from vla_rl.algorithms.ranges import require_above_zero, require_betas, require_choice, require_range
-from vla_rl.asked import AdvantageClass, AlgorithmOptions, NoiseOptions, asked, refuse_misspelt
+from vla_rl.asked import AdvantageClass, AlgorithmOptions, NoiseOptions, asked
 from vla_rl.diagnostics import Alarm, Diagnostic, Movement
 from vla_rl.errors import ConfigError
 
@@ -45,7 +45,7 @@ def advantage_entry(name: str) -> AdvantageEntry:
     """The estimator called ``name``, or a user's own as "package.module:Class"."""
     if name in ADVANTAGES:
         return ADVANTAGES[name]
-    from vla_rl.build import attribute
+    from vla_rl.build import attribute, refuse_misspelt
 
     refuse_misspelt(attribute(name), AdvantageClass, name)
     own = asked(attribute(name), AdvantageClass)
