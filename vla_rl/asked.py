@@ -32,7 +32,7 @@ SYNONYMS = dict.fromkeys(_DISCOUNT, "gamma") | {"lr": "learning_rate"}  # of wha
 
 def misspelt(own: type, kind: type[DataclassInstance]) -> tuple[str, str] | None:
     """A name that a user's class ``own`` declares, and the one that ``kind`` asks for and that it does not declare, of which
-    the first is another word or a slip: it would be taken for left out, and its default used in silence. None: there is none.
+    the first is another word or a slip: it would be taken for left out, and its default used in silence. Or None.
 
     A slip is a letter too many, too few, wrong, or changed with its neighbour, but for the first and an s at the end.
     """
