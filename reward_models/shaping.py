@@ -24,21 +24,31 @@ def potential_rewards(potential: Tensor, discounts: Tensor, keep_end: bool) -> T
 
 
 def shaped_reward(trajectory: Trajectory, potential: Tensor, config: ShapingConfig) -> Tensor:
-    """Reward per decision float32 [t]; a potential that is not finite pays nothing beside the success."""
-    reward = torch.zeros(len(trajectory))
+    """Reward per decision float32 [t]; a potential that is not finite pays nothing beside the success.
+
+    A potential whose discount counts control steps is worth γ^k·Φ(s′) − Φ(s) as the decision is made, k steps before s′, and
+    not at its end: [t h], it stands in the first control step and the success in the last.
+    """
+    reward, first = torch.zeros(len(trajectory)), None
     if bool(potential.isfinite().all()):
         if config.mode == "potential":
             gamma = 1.0 if config.gamma == GAMMA_OF_ALGORITHM else config.gamma
             steps = trajectory.valid.sum(1) if config.gamma_per_control_step else torch.ones(len(trajectory))
             keep = trajectory.truncated and config.truncated_end == "keep"
             reward = potential_rewards(potential.float(), gamma**steps, keep)
+            if config.gamma_per_control_step:
+                reward, first = torch.zeros(len(trajectory)), reward
         elif config.mode == "delta":
             reward = potential[1:].float() - potential[:-1].float()
         else:
             reward[-1] = float(potential[-1])
     reward = config.weight * reward
     reward[-1] += config.success_coefficient * float(trajectory.success)
-    return reward
+    if first is None:
+        return reward
+    steps = trajectory.in_last_steps(reward)
+    steps[:, 0] += config.weight * first
+    return steps
 
 
 class ShapedProgress:
@@ -60,7 +70,7 @@ class ShapedProgress:
         self._prepared[trajectory.rollout_id] = self.progress([trajectory])[0]
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
-        """Reward per decision float32 [t], as ``shaping`` says; an invalid curve pays nothing beside the success."""
+        """Rewards as ``shaping`` says (`shaped_reward`); an invalid curve pays nothing beside the success."""
         if not trajectories:
             return []
         todo = [t for t in trajectories if t.rollout_id not in self._prepared]

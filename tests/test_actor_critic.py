@@ -21,7 +21,7 @@ from policies.actors.steered import LATENT, SteeredPolicy
 from policies.small import FEATURES, SmallConfig, SmallPolicy
 from vla_rl import build
 from vla_rl import config as configs
-from vla_rl.algorithms import critics
+from vla_rl.algorithms import conservative, critics
 from vla_rl.algorithms.actor_critic import SAC, TD3, rewards_to_go
 from vla_rl.algorithms.dsrl import DSRL
 from vla_rl.algorithms.iql import IQL, IQLThenSAC, advantage_weights, expectile_loss
@@ -1054,3 +1054,107 @@ def test_rows_of_an_actor_do_not_depend_on_their_batch():
     together = policy.act(seen(0, 3), seeds=[5, 6, 7]).chunk.actions
     alone = policy.act(Observation.cat([seen(1, 1)]), seeds=[6]).chunk.actions
     torch.testing.assert_close(together[1:2], alone)
+
+
+# -------------------------------------------------------------------------------------------------------------- Cal-QL
+def test_cal_ql_spares_the_policys_values_alone_and_weighs_by_density():
+    """One critic and row, two actions at random and two of the policy: log Σ exp(value − log density), as WSRL's release."""
+    proposed, data, returns = torch.tensor([[[0.0, 1.0, 0.5, 3.0]]]), torch.tensor([[1.0]]), torch.tensor([2.0])
+    density = torch.tensor([[math.log(0.25), math.log(0.25), math.log(2.0), math.log(0.5)]])
+    own = torch.tensor([False, False, True, True])
+    found = critics.calibrated_gap(proposed, data, returns, own, density).item()
+    sum_ = math.exp(0.0) / 0.25 + math.exp(1.0) / 0.25 + math.exp(2.0) / 2.0 + math.exp(3.0) / 0.5
+    assert found == pytest.approx(math.log(sum_) - 1.0, rel=1e-6)
+    plain = math.log((math.exp(0.0) + math.exp(1.0) + math.exp(2.0) + math.exp(3.0)) / 4) - 1.0
+    assert critics.calibrated_gap(proposed, data, returns, own).item() == pytest.approx(plain, rel=1e-6)
+    leaf = proposed.clone().requires_grad_()
+    critics.calibrated_gap(leaf, data, returns, own, density).backward()
+    assert (leaf.grad[0, 0] != 0).tolist() == [True, True, False, True]  # what is spared is not pushed down
+
+
+@pytest.mark.parametrize("kind", ["cql", "cal_ql"])
+def test_the_conservative_gap_asks_at_random_here_and_at_the_next_frame(kind):
+    """Against the formula, from the same draws: three of each."""
+    policy = DirectActor(DirectConfig(hidden=[8], encoder=8, chunk_length=2), Base())
+    options = {"conservative_samples": 3, "offline_updates": 1, "conservatism": kind, "batch_size": 5}
+    algorithm = SAC(SACConfig(critics=CriticsConfig(hidden=[8], count=2), **options), policy)
+    trajectory, replay, rewards = cut(episode(0), 2), Replay(), torch.tensor([0.0, 0.0, 1.0])
+    replay.add(trajectory, rewards, "demonstrations", extra=algorithm.annotate(trajectory, rewards))
+    batch = replay.draw(5, torch.Generator().manual_seed(1))
+    here, after = policy.encode(batch.extra), policy.encode(batch.next_extra)
+    data = algorithm.head.value(algorithm.critics(here, policy.taken(batch.actions, batch.extra)))
+    state = algorithm.generator.get_state()
+    found = conservative.gap(algorithm, (here, batch.extra), (after, batch.next_extra), data)
+    algorithm.generator.set_state(state)
+    size, total = policy.latent_dim, torch.zeros(2, 5)
+    random = 2.0 * torch.rand(5, 3, size, generator=algorithm.generator) - 1.0
+    noises = [torch.randn(15, size, generator=algorithm.generator).view(5, 3, size) for _ in range(2)]
+    for i in range(5):
+        terms = []
+        for j in range(3):
+            drawn = [(random[i, j], torch.tensor(-size * math.log(2.0)), False)]
+            for encoded, frames, noise in ((here, batch.extra, noises[0]), (after, batch.next_extra, noises[1])):
+                row = {name: frame[i : i + 1] for name, frame in frames.items()}
+                latent, log_prob = policy.propose(encoded[i : i + 1], row, noise[i, j][None])
+                drawn.append((latent[0], log_prob[0], True))
+            for latent, log_prob, own in drawn:
+                frames = {name: frame[i : i + 1] for name, frame in batch.extra.items()}
+                value = algorithm.head.value(algorithm.critics(here[i : i + 1], policy.realize(latent[None], frames)))[:, 0]
+                if own and kind == "cal_ql":
+                    value = value.clamp(min=float(batch.extra["return"][i]))
+                terms.append(value - log_prob)
+        total[:, i] = torch.stack(terms).logsumexp(0)
+    torch.testing.assert_close(found, (total - data).mean(), rtol=1e-5, atol=1e-6)
+
+
+def test_the_target_of_a_conservative_update_is_the_best_of_several_actions():
+    """A critic that reads the first number of an action: the target is the largest of fifty that the actor would do next."""
+    policy = DirectActor(DirectConfig(hidden=[8], encoder=8, chunk_length=1), Base())
+    common = {"critics": CriticsConfig(hidden=[8], count=2, subset=1), "conservatism": "cal_ql", "conservative_samples": 50}
+    algorithm = SAC(SACConfig(offline_updates=1, **common), policy)
+    algorithm._target[1].forward = lambda features, actions: actions[None, :, :1].expand(2, -1, -1)
+    before, after = (policy.base.frame_features(seen(i, 2)) for i in (0, 1))
+    batch = dataclasses.replace(batch_of([0.0, 0.5], [1.0, 0.5], small()), extra=before, next_extra=after)
+
+    def seeded(function):
+        algorithm.generator.manual_seed(7)
+        with torch.no_grad():
+            return function()
+
+    def drawn() -> torch.Tensor:
+        frames = {name: frame.repeat_interleave(50, 0) for name, frame in after.items()}
+        noise = torch.randn(100, policy.latent_dim, generator=algorithm.generator)
+        latent, _ = policy.propose(policy.encode(after).repeat_interleave(50, 0), frames, noise)
+        return policy.realize(latent, frames)[:, 0].view(2, 50).amax(1)
+
+    target, best = seeded(lambda: algorithm._targets(batch, after)), seeded(drawn)
+    torch.testing.assert_close(target, torch.stack([best[0], 0.5 + 0.5 * best[1]]))
+    algorithm.updates = 1
+    online = seeded(lambda: algorithm._targets(batch, after))
+    assert bool((target > online).all())
+    algorithm.updates, algorithm.config.max_target_backup = 0, False
+    torch.testing.assert_close(seeded(lambda: algorithm._targets(batch, after)), online)
+
+
+def test_wsrl_is_its_releases():
+    config = configs.compose(["run=quickstart", "algorithm=wsrl"]).algorithm
+    assert (config.conservatism, config.conservative_weight, config.conservative_samples) == ("cal_ql", 5.0, 10)
+    assert config.max_target_backup and not config.entropy_in_backup and config.gamma == 0.99
+    assert (config.critics.count, config.critics.subset, config.critics.tau) == (10, 2, 0.005)
+    assert (config.temperature, config.target_entropy, config.start_decisions) == (1.0, 0.0, 5000)
+    assert (config.learning_rate, config.critics.learning_rate, config.temperature_learning_rate) == (1e-4, 3e-4, 1e-4)
+
+
+@pytest.mark.parametrize(("low", "high", "bins"), [(0.0, 1.0, 51), (-100.0, 0.0, 128), (-1.0, 1.0, 5), (0.0, 1.0, 2)])
+def test_hl_gauss_reads_back_what_it_was_told_up_to_both_ends(low, high, bins):
+    """A target at an end, or a state that never pays, was drawn inwards by up to half a bin."""
+    head = critics.HLGaussHead(low, high, bins)
+    values = torch.linspace(low, high, 401)
+    target = head.project(values)
+    width = (high - low) / (bins - 1)
+    assert bool((target >= 0).all()) and torch.allclose(target.sum(1), torch.ones(401), atol=1e-5)
+    assert float((target @ head.centers - values).abs().max()) < 1e-3 * width
+    inside = (values - low > 4.0 * width) & (high - values > 4.0 * width)
+    edges = torch.cat([head.centers - width / 2, head.centers[-1:] + width / 2])
+    mass = torch.distributions.Normal(values[:, None], 0.75 * width).cdf(edges).diff(dim=1)
+    torch.testing.assert_close(target[inside], mass[inside] / mass[inside].sum(1, keepdim=True), rtol=0, atol=1e-5)

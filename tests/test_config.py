@@ -18,12 +18,13 @@ from vla_rl.errors import ConfigError
 from vla_rl.own_configs import searching
 from vla_rl.paths import config_dir
 from vla_rl.run.preflight import check_run
+from vla_rl.settings import refuse_potential
 
 RUNS = sorted(path.stem for path in (config_dir() / "run").glob("*.yaml"))
 _OTHERS = ("run", "robot", "limits")  # no options of a run: whole runs; sessions with a robot and their limits
 OPTIONS = sorted((path.parent.name, path.stem) for path in config_dir().glob("*/*.yaml") if path.parent.name not in _OTHERS)
 OWN = '''
-    from dataclasses import dataclass
+    from dataclasses import dataclass, field
 
     class Reward:
         @dataclass
@@ -35,6 +36,25 @@ OWN = '''
 
     class Bare:
         pass
+
+    class Slip:
+        @dataclass
+        class Config:
+            checkpiont: str = ""
+
+    @dataclass
+    class Shaping:
+        truncated_edn: str = "keep"
+
+    class Shaped:
+        @dataclass
+        class Config:
+            shaping: Shaping = field(default_factory=Shaping)
+
+    class Learner:
+        @dataclass
+        class Config:
+            rate: float = 1.0
 '''
 
 
@@ -93,6 +113,43 @@ def test_what_is_asked_is_read_from_what_there_is():
     assert questions.config_of(Mine) is None
     assert questions.EnvOptions().pixels == 0 and questions.EnvOptions(image_size=32).pixels == 32
     assert questions.EnvOptions(camera_size=64, image_size=32).pixels == 64
+
+
+@pytest.mark.parametrize(
+    ("declared", "kind", "meant"),
+    [
+        ({"discount": 0.9}, questions.AlgorithmOptions, "gamma"),
+        ({"discount_factor": 0.9}, questions.AlgorithmOptions, "gamma"),
+        ({"lr": 1e-3}, questions.AlgorithmOptions, "learning_rate"),
+        ({"gama": 0.9}, questions.AlgorithmOptions, "gamma"),
+        ({"gammma": 0.9}, questions.AlgorithmOptions, "gamma"),
+        ({"gamna": 0.9}, questions.AlgorithmOptions, "gamma"),
+        ({"gmama": 0.9}, questions.AlgorithmOptions, "gamma"),
+        ({"Gamma": 0.9}, questions.AlgorithmOptions, "gamma"),
+        ({"gammaPerControlStep": True}, questions.AlgorithmOptions, "gamma_per_control_step"),
+        ({"chunk_lenght": 4}, questions.PolicyOptions, "chunk_length"),
+        ({"hoirzon": 100}, questions.EnvOptions, "horizon"),
+        ({"needs_valu": True}, questions.AdvantageClass, "needs_value"),
+        ({"judge_frist": True}, questions.RewardClass, "judge_first"),
+        ({"discount": 0.9, "gamma": 0.9}, questions.AlgorithmOptions, None),  # it is told apart
+        ({"reward_name": "x", "mirror": 1, "masks": 2, "minimum_learning_rate": 0.1}, questions.AlgorithmOptions, None),
+        ({"camera": "front", "masks": 3}, questions.EnvOptions, None),
+    ],
+)
+def test_an_own_class_that_misspells_what_is_asked_is_told(declared, kind, meant):
+    """It would run with the default: a discount of 1, say."""
+    own = type("Mine", (), declared)
+    if meant is None:
+        build.refuse_misspelt(own, kind, "mine:Config")
+        return
+    with pytest.raises(ConfigError, match=f"mine:Config has '{next(iter(declared))}'.* '{meant}': rename it"):
+        build.refuse_misspelt(own, kind, "mine:Config")
+
+
+def test_no_shipped_component_misspells_what_is_asked():
+    for group, kind in questions.OPTIONS.items():
+        for name in build.names(group):
+            build.refuse_misspelt(build.config_class(group, name), kind, name)
 
 
 def test_the_default_run_is_the_quickstart():
@@ -262,11 +319,23 @@ def test_a_user_s_own_class_brings_its_config(own_module):
         ("no_such_package.x:Reward", ["no module 'no_such_package'"]),
         ("own_plugins:Missing", ["no attribute 'Missing'"]),
         ("own_plugins:Bare", ["needs a class attribute 'Config'"]),
+        ("own_plugins:Slip", ["Slip.Config has 'checkpiont'", "called 'checkpoint'"]),
+        ("own_plugins:Shaped", ["Shaped.Config.shaping has 'truncated_edn'", "called 'truncated_end'"]),
     ],
 )
 def test_an_own_class_that_cannot_be_used_is_named(own_module, target, parts):
     text = message(f"reward.type={target}")
     assert all(part in text for part in [target, *parts]), text
+
+
+def test_a_potential_takes_no_discount_from_an_algorithm_that_names_none(own_module):
+    """With another discount than the learner's it would change which policy is best."""
+    algorithm = build.config_class("algorithm", f"{own_module}:Learner")()
+    shaping = compose(["reward=process"]).reward.shaping
+    with pytest.raises(ConfigError, match=r"reward\.shaping\.gamma=-1 .* no option 'gamma'"):
+        refuse_potential(shaping, algorithm)
+    for allowed in ({"gamma": 0.9}, {"mode": "delta"}, {"weight": 0.0}):
+        refuse_potential(dataclasses.replace(shaping, **allowed), algorithm)
 
 
 def test_override_changes_a_finished_config_and_checks_it():

@@ -616,13 +616,18 @@ def test_contents_of_robotwin_files(layout, tmp_path, capsys):
 
 def journal(folder: Path, steps: int = 4, **changes: Any) -> None:
     """A closed journal of a robot session; ``changes``: fields of its third tick."""
+    import typing
+
     from real.journal import TICK_FIELDS, JournalWriter
+    from real.messages import State
     from real.recorder import jpeg
 
+    kinds = {name: kind for name, kind in typing.get_type_hints(State).items() if name in TICK_FIELDS}
     writer = JournalWriter(folder / "journal", 0, {"session": "s", "embodiment": SPEC.to_dict(), "task": f"cup/0: {TEXT}"})
     writer._write(["frame", "front", 1, 1, 0.0, 0.0, [8, 12, 3], jpeg(np.zeros((8, 12, 3), np.uint8))])
     for i in range(steps):
-        tick = dict.fromkeys(TICK_FIELDS, 0) | {"step": i, "step_done": True, "stamp": i / 10, "human": [], "policy": []}
+        tick = {name: kind() if kind in (float, int, bool, str) else [] for name, kind in kinds.items()}
+        tick |= {"step": i, "step_done": True, "stamp": i / 10}
         tick |= {"sent": [0.1 * i, -0.1 * i], "proprio": [0.01 * i, 0.02 * i]} | (changes if i == 2 else {})
         writer._write(["tick", *tick.values()])
     writer._write(["event", "label", "success", "operator", 1.0, 1.0])
@@ -633,10 +638,10 @@ def journal(folder: Path, steps: int = 4, **changes: Any) -> None:
     ("changes", "said"),
     [
         ({}, None),
-        ({"sent": [0.1, NAN]}, "action[b]: is nan"),
+        ({"sent": [0.1, NAN]}, "sent of a tick is [0.1, nan]"),
         ({"sent": [0.1, 40.0]}, "action[b]: is 40, beyond the -1 … 1 of the robot"),
-        ({"sent": [0.1]}, "inhomogeneous"),
-        ({"proprio": [INF, 0.0]}, "observation.state[a]: is inf"),
+        ({"sent": [0.1]}, "sent of a tick has 1 numbers, and 2 belong to the robot"),
+        ({"proprio": [INF, 0.0]}, "proprio of a tick is [inf, 0.0]"),
         ({"proprio": "xy"}, ""),
         ({"stamp": 0.05}, "timestamp: is 0.05 s after 0.1 s"),
         ({"stamp": None}, ""),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -207,3 +208,12 @@ def test_a_containers_quota_and_omp_num_threads_limit_the_threads(tmp_path, monk
     for text, threads in (("", 3), ("1", 1), ("8", 3), ("2,1", 2), ("0", 3), ("many", 3)):
         monkeypatch.setenv("OMP_NUM_THREADS", text)
         assert machine.default_threads() == threads
+
+
+def test_the_commit_is_that_of_the_checkout():
+    """It was looked for in the package's folder, and so was empty in every run."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        pytest.skip("no checkout: there is no commit to find")
+    head = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    assert machine.git_commit().removesuffix(" +changes") == head.stdout.strip() != ""

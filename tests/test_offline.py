@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from vla_rl.algorithms.ppo import PPO
 from vla_rl.algorithms.replay_settings import CriticsConfig
 from vla_rl.checkpoint import load_policy, load_training_state
 from vla_rl.config import RunConfig
-from vla_rl.errors import ConfigError
+from vla_rl.errors import ConfigError, UserError
 from vla_rl.learning.learners import ReplayLearner
 from vla_rl.learning.offline import OfflineRounds
 from vla_rl.reporting.metrics import MetricsLogger, read_metrics
@@ -232,6 +233,29 @@ def test_what_the_gate_sends_back_leaves_weights_and_optimiser_bit_for_bit():
     assert flat(found.chain.ppo.state_dict()) == state
     assert second["gate/before"] == first["gate/after"] and found._at.estimate == second["gate/before"]
     assert (found._at.candidate, found._at.accepted, found._at.part) == (2, 1, "episodes")
+
+
+@pytest.mark.parametrize("gate", [True, False])
+def test_a_candidate_that_is_not_finite_is_sent_back(gate, monkeypatch):
+    """It said to lower what had nothing to do with it, kept the ruined weights, and met them again after a resume."""
+    found = in_rounds(dataclasses.replace(TINY, min_gain=0.0, gate=gate))
+    kept, plain = found.chain.snapshot()["weights"], found.chain.improve
+
+    def ruined(*arguments):
+        metrics = plain(*arguments)
+        with torch.no_grad():
+            next(iter(found.chain.policy.blocks()[-1].parameters())).fill_(float("nan"))
+        return metrics
+
+    monkeypatch.setattr(found.chain, "improve", ruined)
+    with Progress() as progress:
+        figures = found._candidate(progress)
+    assert figures["gate/accepted"] == 0.0 and math.isnan(figures["gate/after"]) and math.isfinite(found._at.estimate)
+    assert_same_weights(kept, found.chain.policy.state_dict())
+    monkeypatch.setattr(found.chain, "estimate", lambda states, seed: torch.tensor([float("inf")]))
+    found._judged = None
+    with pytest.raises(UserError, match=r"present policy .* offline\.critics\.learning_rate"), Progress() as progress:
+        found._candidate(progress)
 
 
 def test_a_candidate_after_a_reverted_one_is_another_one():

@@ -525,6 +525,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_the_last_good_checkpoint(be
     with pytest.raises(TrainingDiverged, match="2 updates in a row") as caught:
         run_pipeline(config)
     assert f"checkpoint={before_rl / 'checkpoints' / 'rl'}" in str(caught.value)
+    assert "another run: name=NEW_NAME" in str(caught.value) and "Resume" not in str(caught.value)
     assert load_training_state(before_rl / "checkpoints" / "rl")["counters"]["iteration"] == 2
     policy = load_policy(before_rl / "checkpoints" / "rl", policy_class)
     assert all(bool(torch.isfinite(p).all()) for p in policy.parameters()) and len(calls) >= 2

@@ -508,6 +508,9 @@ def test_watches_by_hand():
     assert back.age(4.7, 100.5) == pytest.approx(0.3, abs=1e-3) and back.age(4.69, 100.6) > 0.3, "late is no jump"
     share = Share(4)
     assert [share.add(x) for x in (True, False, True, False, True, True)] == [False] * 5 + [True]
+    assert [share.add(x) for x in (4, 0, 4, 1, 0)] == [0, 0, 0, 5, 0]
+    share = Share(4)
+    assert [share.add(x) for x in (2, 2, 2, 0)] == [0, 0, 0, 2], "what was bad in them, though nothing is now"
     cameras = Cameras(("front",), 0.3)
     frame = Frame(0, "cam", 0.0, 1.0, "front", "", 0, 7, 7, 10.0, 0.0, 4, 4, 3)
     assert "no picture" in cameras.stale(10.0) and cameras.see(frame, 10.0) == ""

@@ -115,7 +115,8 @@ def test_end_of_time_and_discount_per_control_step():
     t = trajectory([0, 0.5, 0.6], success=False)
     potential = torch.tensor([0.1, 0.4, 0.8])
     keep = ShapingConfig(gamma=0.9, truncated_end="keep", gamma_per_control_step=True)
-    assert shaped_reward(t, potential, keep).tolist() == pytest.approx([0.81 * 0.4 - 0.1, 0.81 * 0.8 - 0.4])
+    paid = shaped_reward(t, potential, keep)  # per control step: it is worth that as the decision is made
+    assert paid[:, 0].tolist() == pytest.approx([0.81 * 0.4 - 0.1, 0.81 * 0.8 - 0.4]) and not paid[:, 1:].any()
     zero = ShapingConfig(gamma=0.9, truncated_end="zero")
     assert shaped_reward(t, potential, zero).tolist() == pytest.approx([0.9 * 0.4 - 0.1, -0.4])
     with pytest.raises(ConfigError, match="potential, delta, final"):

@@ -36,9 +36,10 @@ from vla_rl.checkpoint import save_checkpoint
 from vla_rl.cli import main
 from vla_rl.data.replay import INTERVENTIONS, ONLINE, Replay
 from vla_rl.data.session_trajectory import session_trajectory, version_name, version_number
-from vla_rl.errors import ConfigError, UserError
+from vla_rl.errors import ConfigError, TrainingDiverged, UserError
 from vla_rl.evaluation import bench_hil
 from vla_rl.paths import config_dir
+from vla_rl.reporting.machine import versions
 from vla_rl.reporting.metrics import MetricsLogger, read_metrics
 from vla_rl.robot import learning
 from vla_rl.robot.harvest import Harvest, HarvestThread
@@ -201,9 +202,18 @@ def test_episodes_are_learned_from_logged_and_judged_and_the_same_command_goes_o
     assert (out / "report.html").is_file() and (out / "checkpoints" / "rl" / "config.json").is_file()
     page = (out / "report.html").read_text()
     assert "Success without a person" in page and "Seconds of an episode" in page
+    first = json.loads((out / "phases.json").read_text())
+    assert first["peak_memory_bytes"] > 2**26 and first["robot"]["seconds"] > 0
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["verdict"].startswith("After 3 episodes with the arm the policy solves ")
+    assert summary["verdict"].endswith("before the first") and "held-out episode without help" in summary["verdict"]
+    assert summary["runs"][0]["git_commit"] == versions()["git_commit"] != ""
     assert main(arguments(start, out)) == 0
     assert "has its 3 episodes" in capsys.readouterr().out
     assert main(arguments(start, out, episodes=4)) == 0
+    both = json.loads((out / "phases.json").read_text())
+    assert both["robot"]["control_steps"] > first["robot"]["control_steps"]
+    assert both["robot"]["seconds"] > first["robot"]["seconds"] and both["peak_memory_bytes"] >= first["peak_memory_bytes"]
     replay = Replay(out / "replay", episodes=None)
     assert (replay.episodes, replay.last_ticket) == (4, 4)
     assert sorted(p.name for p in (out / "sessions").iterdir()) == ["0001", "0002"]
@@ -640,3 +650,25 @@ def test_methods_are_compared_in_one_table(start, tmp_path, monkeypatch):
     for wrong, text in ((["bc"], "name that too"), (["dagger"], "choose among"), ([], "choose among")):
         with pytest.raises(ConfigError, match=text):
             bench_hil.bench_hil(start, wrong, shared, effort, out=tmp_path / "b")
+
+
+def test_the_cost_of_earlier_processes_counts_killed_ones_by_their_last_row(tmp_path):
+    rows = [{"phase": "robot", "step": i, "time_s": 10.0 * (i + 1)} for i in range(3)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with learning.Cost.of(tmp_path) as cost:
+        told = cost.told({"episodes": 3})
+    assert 30.0 <= told["robot"]["seconds"] < 40.0 and told["robot"]["episodes"] == 3 and told["peak_memory_bytes"] > 0
+    known = {"robot": {"seconds": 500.0, "complete": False}, "peak_memory_bytes": 2**50}
+    (tmp_path / "phases.json").write_text(json.dumps(known))
+    with learning.Cost.of(tmp_path) as cost:
+        told = cost.told({})
+    assert 500.0 <= told["robot"]["seconds"] < 510.0 and told["peak_memory_bytes"] == 2**50
+
+
+def test_a_session_that_diverges_is_told_what_applies(start, tmp_path, monkeypatch):
+    def diverges(*arguments):
+        raise TrainingDiverged("ten updates in a row. Lower the learning rate.")
+
+    monkeypatch.setattr(learning, "_in_turns", diverges)
+    with pytest.raises(TrainingDiverged, match=r"another run: --out NEW_FOLDER .* goes on here with the old ones"):
+        learning.learn(composed(start, tmp_path / "a"), lambda text: None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -14,6 +15,7 @@ from vla_rl.evaluation.statistics import (
     mcnemar_exact,
     mean_interval,
     paired_difference_interval,
+    paired_mean_test,
     student_quantile,
     wilson_interval,
 )
@@ -133,3 +135,16 @@ def test_mean_interval_by_hand():
     assert mean_interval([0.4]) is None and mean_interval([]) is None
     with pytest.raises(ValueError, match="degrees >= 1"):
         student_quantile(0)
+
+
+def test_a_paired_t_test_by_hand():
+    """Differences 1, 2, 3: t = 2 / (1/√3) = 2√3 of two degrees; P(|T| <= t) = t/√(2 + t²) there."""
+    t = 2 * 3**0.5
+    assert paired_mean_test([5, 5, 5], [6, 7, 8]) == pytest.approx(1 - t / (2 + t * t) ** 0.5)
+    assert paired_mean_test([6, 7, 8], [5, 5, 5]) == paired_mean_test([5, 5, 5], [6, 7, 8])
+    assert paired_mean_test([1, 2], [1, 2]) == 1.0 and paired_mean_test([1, 2], [2, 3]) == 0.0
+    one = paired_mean_test([0, 0], [1, 3])  # t = 2 of one degree: 1 − (2/π)·arctan 2
+    assert one == pytest.approx(1 - 2 / math.pi * math.atan(2))
+    for a, b in (([1], [2]), ([1, 2], [1])):
+        with pytest.raises(ValueError, match="paired test"):
+            paired_mean_test(a, b)

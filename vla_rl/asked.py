@@ -26,6 +26,32 @@ def asked(of: Any, kind: type[_Asked]) -> _Asked:
     return kind(**{f.name: getattr(of, f.name) for f in fields(kind) if hasattr(of, f.name)})
 
 
+_DISCOUNT = ("discount", "discounts", "discounting", "discount_factor", "discount_rate")
+SYNONYMS = dict.fromkeys(_DISCOUNT, "gamma") | {"lr": "learning_rate"}  # of what would be asked for in vain
+
+
+def misspelt(own: type, kind: type[DataclassInstance]) -> tuple[str, str] | None:
+    """A name that a user's class ``own`` declares, and the one that ``kind`` asks for and that it does not declare, of which
+    the first is another word or a slip: it would be taken for left out, and its default used in silence. Or None.
+
+    A slip is a letter too many, too few, wrong, or changed with its neighbour, but for the first and an s at the end.
+    """
+    annotated = {name for part in own.__mro__ for name in vars(part).get("__annotations__", ())}  # (without a value)
+    declared, wanted = annotated | {name for name in dir(own) if name[0] != "_"}, {f.name for f in fields(kind)}
+    pairs = ((name, meant) for name in sorted(declared - wanted) for meant in sorted(wanted - declared))
+    return next((pair for pair in pairs if SYNONYMS.get(pair[0]) == pair[1] or _near(*pair)), None)
+
+
+def _near(name: str, meant: str) -> bool:
+    """Whether one slip makes ``meant`` of ``name``."""
+    a, b = (text.lower().replace("_", "") for text in (name, meant))
+    if len(b) < 5 or a[:1] != b[0] or a.rstrip("s") == b.rstrip("s"):
+        return a == b
+    start = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+    rest, other = a[start:], b[start:]
+    return rest[1:] in (other, other[1:]) or rest == other[1:] or (rest[:2] == other[1::-1] and rest[2:] == other[2:])
+
+
 def config_of(component: Any) -> Any:
     """The config that a live component keeps, or None."""
     return asked(component, _Configured).config
@@ -42,7 +68,7 @@ class AlgorithmOptions:
     """``algorithm.…``: what rewards, checks and advice depend on. ``virtual_best`` belongs to advantage=grpo."""
 
     advantage: str | None = None  # None: it has no estimator to choose; then values bootstrap, and nothing is grouped
-    gamma: float = 1.0
+    gamma: float | None = None  # None: what takes it over has to be told
     gamma_per_control_step: bool = False
     bootstrap_truncated: bool = True
     reward_names: Sequence[str] = ()
@@ -158,6 +184,12 @@ class ShapingOptions:
     truncated_end: str | None = None
 
 
+OPTIONS: Mapping[str, type] = {
+    "algorithm": AlgorithmOptions, "policy": PolicyOptions, "env": EnvOptions, "actor": ActorOptions,
+    "reward": RewardOptions,
+}  # fmt: skip
+
+
 # ------------------------------------------------------------------------------------------- what classes say of themselves
 @dataclass(frozen=True)
 class ComponentClass:
@@ -192,6 +224,11 @@ class AlgorithmClass:
 class AdvantageClass:
     needs_value: bool = False
     grouped: bool = False
+
+
+CLASSES: Mapping[str, type] = {
+    "algorithm": AlgorithmClass, "policy": PolicyClass, "env": EnvClass, "reward": RewardClass, "advantage": AdvantageClass,
+}  # fmt: skip
 
 
 # ------------------------------------------------------------------- options that are changed, and methods, of the configs

@@ -10,11 +10,12 @@ import functools
 import importlib
 import importlib.util
 import operator
+import typing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vla_rl.asked import ComponentClass, asked
+from vla_rl.asked import CLASSES, OPTIONS, AlgorithmFigures, ComponentClass, ShapingOptions, asked, misspelt
 from vla_rl.errors import ConfigError
 
 
@@ -272,8 +273,30 @@ def config_class(group: str, name: str) -> type:
         own = asked(attribute(found.target), ComponentClass).Config
         if own is None:
             raise ConfigError(f"{found.target} needs a class attribute 'Config': the dataclass of its options")
+        _refuse_misspelt(group, found.target, own)
         return own
     return attribute(found.config)
+
+
+def refuse_misspelt(own: type, kind: type, where: str) -> None:
+    """Raise `ConfigError` where a user's class misspells what is asked of it (`misspelt`)."""
+    if (found := misspelt(own, kind)) is not None:
+        raise ConfigError(
+            f"{where} has {found[0]!r}, and what is read of it is called {found[1]!r}: rename it. If you mean something "
+            f"else by it, declare {found[1]!r} beside it"
+        )
+
+
+def _refuse_misspelt(group: str, target: str, config: type) -> None:
+    """Of a user's own class: options and attributes that are near to what the core asks for."""
+    if group in OPTIONS:
+        refuse_misspelt(config, OPTIONS[group], f"{target}.Config")
+    if group in CLASSES:
+        refuse_misspelt(attribute(target), CLASSES[group], target)
+    if group == "algorithm":
+        refuse_misspelt(config, AlgorithmFigures, f"{target}.Config")
+    if group == "reward" and isinstance(shaping := typing.get_type_hints(config).get("shaping"), type):
+        refuse_misspelt(shaping, ShapingOptions, f"{target}.Config.shaping")
 
 
 def implementation(group: str, name: str) -> Any:

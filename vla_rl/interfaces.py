@@ -321,7 +321,8 @@ class RewardModel(Protocol):
     """Scores whole trajectories."""
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
-        """One float32 tensor [t] per trajectory: a reward per decision."""
+        """One float32 tensor per trajectory: [t], a reward per decision, paid in the last control step that the decision
+        executed; or [t h], a reward per control step. Algorithms that discount per control step discount inside chunks."""
         ...
 
 
@@ -405,7 +406,7 @@ class OnPolicy(Algorithm, Protocol):
     """Learns from one batch of the present policy's episodes, and forgets it."""
 
     def update(self, batch: RolloutBatch, rewards: Tensor | Mapping[str, Tensor] | None = None) -> dict[str, float]:
-        """``rewards`` [n] per decision, or {name: [n]} of several."""
+        """``rewards`` as `RewardModel.score` gave them, [n] or [n h]; or {name: …} of several."""
         ...
 
 
@@ -437,7 +438,8 @@ class Replayed(Algorithm, Protocol):
     config: Any
 
     def annotate(self, trajectory: Trajectory, rewards: Tensor) -> dict[str, Tensor]:
-        """What the learner wants kept with an episode, {name: [t + 1 …]} per frame; computed once, as it is stored."""
+        """What the learner wants kept with an episode, {name: [t + 1 …]} per frame; computed once, as it is stored.
+        ``rewards`` [t], discounted inside each chunk by ``config.gamma``."""
         ...
 
     def update(self, draw: Draw) -> dict[str, float]:

@@ -165,7 +165,7 @@ class ChoosingActor(Protocol):
         ...
 
     def gripper_changes(self, actions: Tensor, valid: Tensor) -> Tensor:
-        """How often each of an episode's decisions [t h a] turned the gripper around, float32 [t]."""
+        """1 where a control step of an episode's decisions [t h a] turned the gripper around, float32 [t h]."""
         ...
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from vla_rl import build
 from vla_rl.algorithms.settings import advantage_of
-from vla_rl.asked import ShapingOptions, asked
+from vla_rl.asked import AlgorithmOptions, ShapingOptions, asked
 from vla_rl.errors import ConfigError
 from vla_rl.splits import check_split
 
@@ -16,10 +16,18 @@ ON_BAD = ("stop", "warn")
 NORMALISE = ("none", "running_std", "range")
 
 
-def refuse_potential_in_groups(shaping: Any, algorithm: Any) -> None:
+def refuse_potential(shaping: Any, algorithm: Any) -> None:
     """Raise `ConfigError` for a potential under group-relative advantages: its sum over an episode is the same whatever the
-    policy does, so that no member of a group would differ."""
-    if asked(shaping, ShapingOptions).mode == "potential" and advantage_of(algorithm).grouped and shaping.weight:
+    policy does, so that no member of a group would differ; and for one that is to take over a discount which the algorithm
+    does not name, since with another one it no longer leaves every policy's rank as it is."""
+    if asked(shaping, ShapingOptions).mode != "potential" or not shaping.weight:
+        return
+    if shaping.gamma < 0 and asked(algorithm, AlgorithmOptions).gamma is None:
+        raise ConfigError(
+            f"reward.shaping.gamma={shaping.gamma:g} takes the discount of the algorithm, and {type(algorithm).__name__} "
+            f"has no option 'gamma': call its discount so, or give reward.shaping.gamma (1: nothing is discounted)"
+        )
+    if advantage_of(algorithm).grouped:
         raise ConfigError(
             f"reward.shaping.mode=potential tells the episodes of a group nothing apart, and "
             f"algorithm.advantage={algorithm.advantage} compares nothing else: set reward.shaping.mode=final or delta, or "
@@ -85,9 +93,10 @@ class RewardCheckConfig:
 
     Demonstrations (at most ``demonstrations`` of them, a frame every ``stride`` control steps) and ``episodes`` rollouts of
     the policy RL starts from are the data; a ``held_out_share`` of the rollouts is for judging alone. The verdict is bad
-    where AUC < ``min_auc``, VOC < ``min_voc``, the share of invalid curves > ``max_invalid``; ``on_bad`` stop or warn.
-    ``refit_every`` iterations (0: never) the reward is trained on the run's own rollouts, of which the last
-    ``buffer_episodes`` are kept, and the old one stays where AUC on held-out ones falls by more than ``guard_tolerance``.
+    where AUC at equal times < ``min_auc`` or that of proprioception alone, VOC < ``min_voc``, the share of invalid
+    curves > ``max_invalid``; ``on_bad`` stop or warn. ``refit_every`` iterations (0: never) the reward is trained on the
+    run's own rollouts, of which the last ``buffer_episodes`` are kept, and the old one stays where that AUC on held-out
+    ones falls by more than ``guard_tolerance``.
     """
 
     # control steps between two frames
@@ -98,7 +107,7 @@ class RewardCheckConfig:
     episodes: int = 64
     # share of the rollouts that only judge
     held_out_share: float = 0.4
-    # least area under the ROC curve of success
+    # least area under the ROC curve of success, at equal times
     min_auc: float = 0.7
     # least rank correlation of progress with time on successes (VOC)
     min_voc: float = 0.3

@@ -220,6 +220,11 @@ class Trajectory:
         seen, last = self.observations.without_privileged(), self.final_observation.without_privileged()
         return dataclasses.replace(self, observations=seen, final_observation=last)
 
+    def in_last_steps(self, rewards: Tensor) -> Tensor:
+        """Rewards of decisions [t], each in the last control step that its decision executed: float32 [t h]."""
+        last = (self.valid.sum(1) - 1).clamp(min=0)[:, None]
+        return torch.zeros(self.valid.shape).scatter_(1, last, rewards.float()[:, None])
+
     @property
     def rollout_id(self) -> str:
         return self.episode.rollout_id

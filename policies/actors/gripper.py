@@ -115,14 +115,14 @@ class GripperActor(FrozenBaseActor):
         return torch.where(went == kept, KEEP, choice)
 
     def gripper_changes(self, actions: Tensor, valid: Tensor) -> Tensor:
-        """How often each of an episode's decisions [t h a] sent the gripper to the other end, float32 [t], control step by
-        control step; where it was at first is not known, so its first way is no change."""
+        """1 where a control step of an episode's decisions [t h a] sent the gripper to the other end, float32 [t h];
+        where it was at first is not known, so its first way is no change."""
         went = self._directions(self.to_unit(actions)[..., self._at]).cpu()
-        changes, towards = torch.zeros(len(actions)), 0
+        changes, towards = torch.zeros(valid.shape), 0
         for t, (row, executed) in enumerate(zip(went.tolist(), valid.tolist())):
-            for direction, counts in zip(row, executed):
+            for j, (direction, counts) in enumerate(zip(row, executed)):
                 if counts and direction:
-                    changes[t] += float(towards not in (0, direction))
+                    changes[t, j] = float(towards not in (0, direction))
                     towards = direction
         return changes
 

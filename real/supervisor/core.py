@@ -214,8 +214,8 @@ class Supervisor(Reception):
             if passed.trip:
                 self._ask("pause", By.SUPERVISOR, passed.trip)
                 passed = dataclasses.replace(passed, reference=None)
-            elif self._share.add(bool(passed.mask & SIGNALS)):
-                self._ask("pause", By.SUPERVISOR, f"the gate clips all the time: {self._clipping(passed.mask)}")
+            elif clipped := self._share.add(passed.mask & SIGNALS):
+                self._ask("pause", By.SUPERVISOR, f"the gate clips all the time: {self._clipping(clipped)}")
                 passed = dataclasses.replace(passed, reference=None)
         try:
             if passed.reference is not None:

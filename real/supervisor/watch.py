@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections import deque
 from dataclasses import dataclass
 
@@ -97,16 +99,18 @@ class Cameras:
 
 
 class Share:
-    """Whether more than half of the last ``ticks`` ticks were bad."""
+    """Whether more than half of the last ``ticks`` ticks were bad, and in what."""
 
     def __init__(self, ticks: int):
-        self._last: deque[bool] = deque(maxlen=max(2, ticks))
+        self._last: deque[int] = deque(maxlen=max(2, ticks))
 
-    def add(self, bad: bool) -> bool:
-        """True where it is so now; then it starts anew."""
+    def add(self, bad: int) -> int:
+        """Bits of what is bad now (0: nothing). Those of all these ticks where more than half were bad, the present one or
+        not; then it starts anew. Else 0."""
         self._last.append(bad)
         full = len(self._last) == self._last.maxlen
-        if full and 2 * sum(self._last) > len(self._last):
+        if full and 2 * sum(map(bool, self._last)) > len(self._last):
+            found = functools.reduce(operator.or_, self._last)
             self._last.clear()
-            return True
-        return False
+            return found
+        return 0

@@ -16,7 +16,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from vla_rl.algorithms import choices, critics
+from vla_rl.algorithms import choices, conservative, critics
+from vla_rl.algorithms.advantages import chunk_rewards
+from vla_rl.algorithms.conservative import RETURN
 from vla_rl.algorithms.eyes import Eyes
 from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adamw, optimizer_state
 from vla_rl.algorithms.replay_settings import ActorCriticConfig, SACConfig, TD3Config
@@ -26,7 +28,6 @@ from vla_rl.interfaces import ActorPolicy, AlgorithmContext, Draw, Policy, Steer
 from vla_rl.optional import ChoosingActor, PractisingActor
 from vla_rl.types import EpisodeSpec, Observation, Trajectory, Transitions
 
-RETURN = "return"  # what an episode went on to earn, per frame
 ADAM_BETAS = (0.9, 0.999)
 
 
@@ -98,7 +99,7 @@ class ActorCritic(ABC):
             frames[RETURN] = rewards_to_go(rewards, steps, self.config.gamma)
         if self._chooses is not None:
             changes = cast(ChoosingActor, self.policy).gripper_changes(trajectory.actions, trajectory.valid)
-            frames[choices.CHANGES] = rewards_to_go(changes, steps, self.config.gamma)
+            frames[choices.CHANGES] = rewards_to_go(chunk_rewards(changes, self.config.gamma), steps, self.config.gamma)
         return frames
 
     def update(self, draw: Draw) -> dict[str, float]:
@@ -119,8 +120,11 @@ class ActorCritic(ABC):
         loss = self.head.loss(outputs, target)
         values = self.head.value(outputs)
         figures = {"critic_loss": loss, "value_mean": values.mean()}
-        if offline and c.conservatism != "none":
-            gap = self._conservative_gap(encoded, {name: frames[name] for name in batch.extra}, values)
+        if self._conservative:
+            kept, after = ({name: x[name] for name in batch.extra} for x in (frames, next_frames))
+            with torch.no_grad():
+                following = self.policy.encode(next_frames)
+            gap = conservative.gap(self, (encoded, kept), (following, after), values)
             loss = loss + c.conservative_weight * gap
             figures["conservative_gap"] = gap
         if self._chooses is not None:
@@ -139,12 +143,21 @@ class ActorCritic(ABC):
 
     def _targets(self, batch: Transitions, next_frames: Mapping[str, Tensor]) -> Tensor:
         """What the critics learn: rewards + discounts · the smallest of a random subset of target values."""
-        latent, bonus = self._next_latent(self.policy.encode(next_frames), next_frames)
-        outputs = self._target_outputs(latent, batch.next_observations, next_frames)
-        subset = critics.random_subset(self.critics.count, self.config.critics.subset, self.generator)
+        if self._conservative and self.config.max_target_backup and self.policy.stochastic:
+            kept = {name: next_frames[name] for name in batch.next_extra}
+            outputs, bonus = conservative.best_following(self, next_frames, kept)
+        else:
+            latent, bonus = self._next_latent(self.policy.encode(next_frames), next_frames)
+            outputs = self._target_outputs(latent, batch.next_observations, next_frames)
+            outputs = outputs[critics.random_subset(self.critics.count, self.config.critics.subset, self.generator)]
         discounts = batch.discounts.to(self.device)
         rewards = batch.rewards.to(self.device) + discounts * bonus
-        return self.head.target(rewards, discounts, outputs[subset.to(self.device)])
+        return self.head.target(rewards, discounts, outputs)
+
+    @property
+    def _conservative(self) -> bool:
+        """Whether this update keeps values low where there is no data: before the first episode, if at all."""
+        return self.config.conservatism != "none" and self.updates < self.config.offline_updates
 
     def _choice_loss(
         self, batch: Transitions, encoded: Tensor, frames: Mapping[str, Tensor], next_frames: Mapping[str, Tensor]
@@ -161,7 +174,7 @@ class ActorCritic(ABC):
             there = policy.choosable(next_frames)
             target = choices.choice_target(rewards, batch.discounts.to(rewards), online, following, there)
         loss = choices.choice_loss(values, taken, target)
-        if self.updates < c.offline_updates and c.conservatism != "none":
+        if self._conservative:
             known = taken >= 0
             data = values[known].gather(1, taken[known][:, None])[None, :, 0]
             returns = frames[RETURN][known] if RETURN in frames else None
@@ -181,20 +194,6 @@ class ActorCritic(ABC):
         """Outputs [critics b …] of the target critics where ``latent`` would be taken."""
         encoder, target = self._target[0], self._target[1]
         return target(encoder(frames), self.policy.realize(latent, frames))
-
-    def _conservative_gap(self, encoded: Tensor, frames: Mapping[str, Tensor], data: Tensor) -> Tensor:
-        """CQL's or Cal-QL's regulariser, on actions of the actor at this frame and on random ones."""
-        c, b = self.config, len(encoded)
-        n = c.conservative_samples
-        repeated = {name: frame.repeat_interleave(2 * n, 0) for name, frame in frames.items()}
-        features = encoded.repeat_interleave(2 * n, 0)
-        with torch.no_grad():
-            own, _ = self.policy.propose(features, repeated, self._normal(len(features)))
-            random = 2.0 * torch.rand(own.shape, generator=self.generator).to(own) - 1.0
-            chosen = torch.arange(len(own), device=own.device)[:, None] % 2 == 0
-            actions = self.policy.realize(torch.where(chosen, own, random), repeated)
-        proposed = self.head.value(self.critics(features, actions)).view(self.critics.count, b, 2 * n)
-        return critics.calibrated_gap(proposed, data, frames.get(RETURN))
 
     # --------------------------------------------------------------------------------------------- what algorithms differ in
     @abstractmethod

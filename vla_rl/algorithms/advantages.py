@@ -1,8 +1,8 @@
 """Advantages as pure functions of tensors.
 
 Letters: n decisions of a batch in trajectory order, m trajectories, h control steps in a chunk. A decision is the unit
-of time here: it earns a reward [n] and discounts the next decision's value by its own factor [n]. Trajectories lie one
-after another in the flat arrays (`RolloutBatch`), so nothing is padded at the borders of this module.
+of time here: it earns a reward [n] (`decision_rewards`) and discounts the next decision's value by its own factor [n].
+Trajectories lie one after another in the flat arrays (`RolloutBatch`), so nothing is padded at the borders of this module.
 
 Followed: GAE (Schulman et al. 2016, eq. 16), V-trace (Espeholt et al. 2018, IMPALA §4.1), GRPO (Shao et al. 2024,
 DeepSeekMath §4.1), Dr. GRPO (Liu et al. 2025: no division by the standard deviation), MC-GRPO (Kim 2026: median centre),
@@ -31,6 +31,18 @@ def chunk_rewards(rewards: Tensor, gamma: float = 1.0) -> Tensor:
     if gamma == 1.0:
         return rewards.sum(1)
     return rewards @ (gamma ** torch.arange(rewards.shape[1], device=rewards.device)).to(rewards.dtype)
+
+
+def decision_rewards(rewards: Tensor, valid: Tensor, gamma: float = 1.0) -> Tensor:
+    """Reward of each decision [n], discounted inside its chunk to the time at which it was made (the reward of a
+    semi-Markov decision, Sutton, Precup and Singh 1999, §3), from rewards of control steps [n h] (`chunk_rewards`), or of
+    decisions [n], each paid in the last control step that was executed: Σ_j gamma**j · r_j = gamma**(executed − 1) · r.
+
+    ``valid`` bool [n h] marks the executed control steps. Between decisions goes `decision_discounts`.
+    """
+    if rewards.ndim == 2:
+        return chunk_rewards(rewards, gamma)
+    return rewards * torch.pow(torch.full_like(rewards, gamma), (valid.sum(1) - 1).clamp(min=0).to(rewards))
 
 
 def decision_discounts(valid: Tensor, gamma: float, per_control_step: bool) -> Tensor:

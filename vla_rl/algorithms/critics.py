@@ -71,10 +71,12 @@ class _Bins:
 class HLGaussHead(_Bins):
     """The target value as a Gaussian over the bins, learned by cross-entropy (Farebrother et al. 2024, §3.1).
 
-    The Gaussian's standard deviation is ``SIGMA`` bins; its mass outside of the range goes to the outermost bins' share.
+    The Gaussian's standard deviation is ``SIGMA`` bins. What of it lies outside of the range is lost to the other side, so
+    that within ``REACH`` bins of an end the mean would be drawn inwards: as much goes to the outermost bin as makes the
+    mean that of the value. (A reward of 1 under a range that ends there reads back as 1.)
     """
 
-    SIGMA = 0.75
+    SIGMA, REACH = 0.75, 4.0
 
     def target(self, rewards: Tensor, discounts: Tensor, following: Tensor) -> Tensor:
         return self.project(rewards + discounts * self.value(following).amin(0))
@@ -83,10 +85,17 @@ class HLGaussHead(_Bins):
         """[b] → [b ``outputs``]: the mass of the Gaussian around each value in each bin."""
         centers = self.centers.to(values.device)
         edges = torch.cat([centers - self.width / 2.0, centers[-1:] + self.width / 2.0])
-        values = values.clamp(float(centers[0]), float(centers[-1]))
+        low, high = float(centers[0]), float(centers[-1])
+        values = values.clamp(low, high)
         below = torch.erf((edges - values[:, None]) / (self.SIGMA * self.width * math.sqrt(2.0)))
         mass = below.diff(dim=1)
-        return mass / mass.sum(1, keepdim=True)
+        mass = mass / mass.sum(1, keepdim=True)
+        mean, upper = mass @ centers, values > (low + high) / 2.0
+        cut = torch.minimum(values - low, high - values) < self.REACH * self.width
+        outermost = torch.where(upper, high, low)
+        share = torch.where(cut, (values - mean) / (outermost - mean), 0.0).clamp(0.0, 1.0)[:, None]
+        at = nn.functional.one_hot(upper.long() * (self.outputs - 1), self.outputs)
+        return (1.0 - share) * mass + share * at
 
 
 class C51Head(_Bins):
@@ -164,12 +173,25 @@ def follow(target: nn.Module, source: nn.Module, tau: float) -> None:
         torch._foreach_lerp_(parameters, [p.detach() for p in source.parameters()], tau)
 
 
-def calibrated_gap(proposed: Tensor, data: Tensor, returns: Tensor | None) -> Tensor:
-    """CQL's regulariser, scalar: log-mean-exp of the values [e b k] of proposed actions minus the value [e b] of the data's.
+def calibrated_gap(
+    proposed: Tensor,
+    data: Tensor,
+    returns: Tensor | None,
+    bounded: Tensor | None = None,
+    log_density: Tensor | None = None,
+) -> Tensor:
+    """CQL's regulariser, scalar: how far a soft maximum of the values [e b k] of proposed actions exceeds the value [e b] of
+    the data's, in the mean.
+
+    With ``log_density`` [b k], of the distribution that each was drawn from, the maximum is log Σ exp(value − log density),
+    an estimate of log ∫ exp(value) but for log k (Kumar et al. 2020, arXiv 2006.04779, appendix F); without, log-mean-exp.
 
     With ``returns`` [b], what the data's episode went on to earn, values of proposed actions are not pushed below them
-    (Cal-QL, Nakamoto et al. 2023, eq. 5.1).
+    (Cal-QL, Nakamoto et al. 2023, eq. 5.1), where ``bounded`` bool [k] (None: all of them): the policy's own.
     """
     if returns is not None:
-        proposed = torch.maximum(proposed, returns[None, :, None])
+        spared = torch.maximum(proposed, returns[None, :, None])
+        proposed = spared if bounded is None else torch.where(bounded.to(proposed.device), spared, proposed)
+    if log_density is not None:
+        return ((proposed - log_density).logsumexp(-1) - data).mean()
     return (proposed.logsumexp(-1) - math.log(proposed.shape[-1]) - data).mean()

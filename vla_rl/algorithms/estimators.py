@@ -172,11 +172,11 @@ class GRPO:
 def named_rewards(
     batch: RolloutBatch, config: PPOConfig, rewards: Tensor | Mapping[str, Tensor] | None
 ) -> dict[str, Tensor]:
-    """Named rewards per decision [n]; a single one is called "reward"."""
-    n = batch.num_decisions
+    """Named rewards per decision [n], discounted inside their chunks where that is how time counts
+    (``gamma_per_control_step`` and no group-relative advantage); a single one is called "reward"."""
+    inside = config.gamma if config.gamma_per_control_step and not advantage_entry(config.advantage).grouped else 1.0
     if rewards is None:
-        inside = config.gamma if config.gamma_per_control_step and not advantage_entry(config.advantage).grouped else 1.0
-        rewards = adv.chunk_rewards(batch.rewards, inside)
+        rewards = batch.rewards
     several = isinstance(rewards, Mapping)
     given = rewards if isinstance(rewards, Mapping) else {"reward": rewards}
     named = {k: v.float().cpu() for k, v in given.items()}
@@ -185,12 +185,16 @@ def named_rewards(
             f"rewards {sorted(named)} were given, algorithm.reward_names lists {sorted(config.reward_names)}; name "
             f"each reward there, with its weight in reward_weights"
         )
+    n, h = batch.valid.shape
     for name, x in named.items():
-        if x.shape != (n,):
-            raise ValueError(f"reward {name!r} has shape {tuple(x.shape)}, expected ({n},): one per decision")
+        if x.shape not in ((n,), (n, h)):
+            raise ValueError(
+                f"reward {name!r} has shape {tuple(x.shape)}, expected ({n},) or ({n}, {h}): one per decision, or per "
+                f"control step"
+            )
         if not torch.isfinite(x).all():
             raise ValueError(f"reward {name!r} has values that are not finite")
-    return named
+    return {name: adv.decision_rewards(x, batch.valid.cpu(), inside) for name, x in named.items()}
 
 
 def scored(

@@ -149,6 +149,7 @@ class FilteredBCConfig:
         Diagnostic("filtered_bc/entropy", "Entropy", "Randomness of the actions. A collapse to 0 ends exploration."),
     )
     movement: ClassVar = Movement(updates="filtered_bc/updates", skipped_total="filtered_bc/skipped_updates")
+    gamma: ClassVar[float] = 1.0  # it adds no rewards up
 
     # of AdamW
     learning_rate: float = 1e-4

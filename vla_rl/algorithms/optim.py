@@ -162,8 +162,8 @@ class GuardedStep:
         if self.bad_in_a_row >= self.max_bad_updates:
             raise TrainingDiverged(
                 f"{self.bad_in_a_row} updates in a row had a loss or gradient that was not finite (last loss "
-                f"{float(loss):g}, gradient norm {float(norm):g}). Resume from the last checkpoint with a lower "
-                f"learning rate, or look for bad values in observations and rewards."
+                f"{float(loss):g}, gradient norm {float(norm):g}). Lower the learning rate, or look for bad values in "
+                f"observations and rewards."
             )
         return None
 

@@ -80,9 +80,10 @@ class ActorCriticConfig:
 
     Pace: ``updates_per_decision`` critic updates for each new decision, once ``start_decisions`` are there, the first
     ``critic_warmup`` of all without the actor; the actor learns every ``actor_every`` of them. ``offline_updates`` come
-    before the first episode, on what is there then; with ``conservatism`` (cql, or cal_ql, which spares values
-    below what the data earned) at ``conservative_weight``, from ``conservative_samples`` actions each of the actor and at
-    random.
+    before the first episode, on what is there then; with ``conservatism`` (cql, or cal_ql, which spares the actor's values
+    below what the data earned) at ``conservative_weight``, from ``conservative_samples`` actions each at random, of the
+    actor and of the actor at the next frame; with ``max_target_backup`` the target is that of the best of so many
+    actions. Weight and samples are those of WSRL's release (PA-RL's weight: 0.005).
 
     Data: of a batch of ``batch_size``, ``demonstration_share`` are demonstrations and those decisions of other episodes
     in which a person chose a step, each as likely (HIL-SERL); ``offline_share`` are of the episodes of other runs that
@@ -99,6 +100,8 @@ class ActorCriticConfig:
     each time that it turns around.
     """
 
+    gamma_per_control_step: ClassVar[bool] = True  # what is shaped by the discount has to know
+
     # decisions of one update
     batch_size: int = 256
     # critic updates for each new decision
@@ -114,9 +117,11 @@ class ActorCriticConfig:
     # none | cql | cal_ql: what keeps values low where there is no data, before the first episode
     conservatism: str = "none"
     # its weight
-    conservative_weight: float = 0.005
-    # actions of the actor, and at random, that it compares with
-    conservative_samples: int = 4
+    conservative_weight: float = 5.0
+    # actions at random, of the actor, and of the actor at the next frame, that it compares with
+    conservative_samples: int = 10
+    # the target of these updates takes the best of so many actions of a stochastic actor
+    max_target_backup: bool = True
     # share of a batch that are demonstrations and what people chose
     demonstration_share: float = 0.5
     # share of a batch from other runs (replay.offline)
@@ -329,6 +334,7 @@ class DaggerConfig:
     seed: int = 0
 
     diagnostics: ClassVar = (Diagnostic("dagger/loss", "Imitation loss", "On decisions of people, each counting alike."),)
+    gamma: ClassVar[float] = 1.0  # it adds no rewards up
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "max_bad_updates"):

@@ -45,8 +45,9 @@ def advantage_entry(name: str) -> AdvantageEntry:
     """The estimator called ``name``, or a user's own as "package.module:Class"."""
     if name in ADVANTAGES:
         return ADVANTAGES[name]
-    from vla_rl.build import attribute
+    from vla_rl.build import attribute, refuse_misspelt
 
+    refuse_misspelt(attribute(name), AdvantageClass, name)
     own = asked(attribute(name), AdvantageClass)
     return AdvantageEntry(name, bool(own.needs_value), bool(own.grouped))
 

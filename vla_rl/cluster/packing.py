@@ -48,7 +48,7 @@ def packed_weights(version: int, weights: Mapping[str, Tensor], half: bool = Fal
         if x.is_floating_point() and not bool(torch.isfinite(x).all()):
             raise TrainingDiverged(
                 f"the weights of version {version} are not finite (the first: {name}), so no rollout gets them. The last "
-                f"checkpoint is good: try a smaller learning rate"
+                f"checkpoint is good: lower the learning rate"
             )
     sent = {name: x.bfloat16() if half and x.dtype == torch.float32 else x for name, x in weights.items()}
     data = packed({"version": version, "weights": sent})

@@ -98,7 +98,7 @@ class RemoteReward:
                 self._calls[trajectory.rollout_id] = self._asked(packed(trajectory_state(trajectory)))
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
-        """One float32 tensor [t] per trajectory."""
+        """As `RewardModel.score`."""
         for trajectory in trajectories:
             self.prepare(trajectory)
         answers = [self._answer(self._calls[t.rollout_id]) for t in trajectories]

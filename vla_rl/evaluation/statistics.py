@@ -131,29 +131,32 @@ def difference_interval(
     return a - b - math.hypot(a - low_a, high_b - b), a - b + math.hypot(high_a - a, b - low_b)
 
 
-def student_quantile(degrees: int, confidence: float = 0.95) -> float:
-    """t with P(|T| <= t) = ``confidence`` for Student's t of ``degrees`` (whole, >= 1) degrees of freedom.
+def student_inside(t: float, degrees: int) -> float:
+    """P(|T| <= t) for Student's t of ``degrees`` (whole, >= 1) degrees of freedom: the finite series for whole degrees
+    (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4)."""
+    if degrees < 1:
+        raise ValueError(f"need degrees >= 1, got {degrees}")
+    angle, odd = math.atan(abs(t) / math.sqrt(degrees)), degrees % 2
+    cos = math.cos(angle)
+    term, total = (cos if odd else 1.0), 0.0
+    for k in range(2 + odd, degrees + 1, 2):
+        total += term
+        term *= cos * cos * (k - 1) / k
+    if odd:
+        return 2 / math.pi * (angle + math.sin(angle) * total)
+    return math.sin(angle) * total
 
-    From the finite series for whole degrees (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4), inverted by halving.
-    """
+
+def student_quantile(degrees: int, confidence: float = 0.95) -> float:
+    """t with P(|T| <= t) = ``confidence`` for Student's t of ``degrees`` (whole, >= 1) degrees of freedom (`student_inside`,
+    inverted by halving the angle whose tangent is t / √degrees)."""
     if degrees < 1 or not 0 < confidence < 1:
         raise ValueError(f"need degrees >= 1 and a confidence between 0 and 1, got {degrees} and {confidence}")
-
-    def inside(angle: float) -> float:  # P(|T| <= t), t = sqrt(degrees) tan(angle)
-        cos, odd = math.cos(angle), degrees % 2
-        term, total = (cos if odd else 1.0), 0.0
-        for k in range(2 + odd, degrees + 1, 2):
-            total += term
-            term *= cos * cos * (k - 1) / k
-        if odd:
-            return 2 / math.pi * (angle + math.sin(angle) * total)
-        return math.sin(angle) * total
-
-    low, high = 0.0, math.pi / 2
+    low, high, root = 0.0, math.pi / 2, math.sqrt(degrees)
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if inside(middle) < confidence else (low, middle)
-    return math.sqrt(degrees) * math.tan((low + high) / 2)
+        low, high = (middle, high) if student_inside(root * math.tan(middle), degrees) < confidence else (low, middle)
+    return root * math.tan((low + high) / 2)
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
@@ -165,6 +168,21 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[fl
     deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
     half = student_quantile(n - 1, confidence) * deviation / math.sqrt(n)
     return mean - half, mean + half
+
+
+def paired_mean_test(a: Sequence[float], b: Sequence[float]) -> float:
+    """Two-sided p-value of Student's paired t test that ``b`` and ``a`` have one mean, a pair for each seed, say.
+
+    1 where all differences are 0, and 0 where they are all the same otherwise. Raises ``ValueError`` for unlike lengths, or
+    fewer than two."""
+    if len(a) != len(b) or len(a) < 2:
+        raise ValueError(f"a paired test needs two values each and as many, got {len(a)} and {len(b)}")
+    differences = [y - x for x, y in zip(a, b, strict=True)]
+    mean = math.fsum(differences) / len(a)
+    spread = math.fsum((d - mean) ** 2 for d in differences) / (len(a) - 1)
+    if spread <= 1e-24:
+        return 1.0 if abs(mean) <= 1e-12 else 0.0
+    return 1.0 - student_inside(mean / math.sqrt(spread / len(a)), len(a) - 1)
 
 
 def compare_paired(a: Sequence[bool], b: Sequence[bool], confidence: float = 0.95) -> PairedComparison:

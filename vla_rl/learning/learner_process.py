@@ -71,7 +71,7 @@ class LearnerProcess:
 
     # ------------------------------------------------------------------------------------------------------ RemoteLearner
     def send(self, episodes: Sequence[tuple[Trajectory, Tensor]]) -> None:
-        """Hand over closed episodes, each with its rewards float32 [t]; on the disk when it returns."""
+        """Hand over closed episodes, each with its rewards (`RewardModel.score`); on the disk when it returns."""
         self._watch()
         if not episodes:
             return

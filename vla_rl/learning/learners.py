@@ -11,7 +11,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from vla_rl.asked import config_of
+from vla_rl.algorithms.advantages import decision_rewards
+from vla_rl.asked import AlgorithmOptions, asked, config_of
 from vla_rl.data.replay import ONLINE, Replay
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.interfaces import OnPolicy, Replayed
@@ -34,7 +35,8 @@ class Learner(Protocol):
     def learn(
         self, trajectories: Sequence[Trajectory], rewards: Sequence[Tensor], named: Tensor | Mapping[str, Tensor]
     ) -> dict[str, float]:
-        """``rewards``: [t] per trajectory; ``named``: the same flat [n], or {name: [n]} of several. Returns metrics."""
+        """``rewards``: [t] or [t h] per trajectory (`RewardModel`); ``named``: the same flat [n …], or {name: [n …]} of
+        several. Returns metrics."""
         ...
 
     def prepare(self, progress: Progress) -> dict[str, float]:
@@ -57,7 +59,7 @@ class RemoteLearner(Protocol):
     """
 
     def send(self, episodes: Sequence[tuple[Trajectory, Tensor]]) -> None:
-        """Hand over closed episodes, each with its rewards float32 [t]; they are safe when it returns."""
+        """Hand over closed episodes, each with its rewards (`RewardModel.score`); they are safe when it returns."""
         ...
 
     def newest(self) -> tuple[int, dict[str, Tensor]] | None:
@@ -136,7 +138,7 @@ class ReplayLearner:
         if self._replay is None:  # a new run; one that goes on has loaded its state
             self._replay = Replay(self._folder, **self._options)
             for source, trajectory in self._given():
-                self.add(trajectory, trajectory.rewards.sum(1), source)
+                self.add(trajectory, trajectory.rewards, source)
         return self._replay
 
     def learn(
@@ -192,7 +194,10 @@ class ReplayLearner:
         return mean_figures(rows)
 
     def add(self, trajectory: Trajectory, rewards: Tensor, source: str, ticket: int | None = None) -> None:
-        """Keep an episode with what the algorithm wants of it; ``rewards`` [t]."""
+        """Keep an episode with what the algorithm wants of it; ``rewards`` [t] of decisions or [t h] of control steps, which
+        the algorithm's discount (``config.gamma``, per control step as `Replay` counts) sums inside each chunk."""
+        gamma = asked(self.config, AlgorithmOptions).gamma
+        rewards = decision_rewards(rewards.float(), trajectory.valid, 1.0 if gamma is None else gamma)
         # A robot shows no privileged state, and what acting left behind is on-policy's.
         slim = replace(trajectory.without_privileged(), replay={}, value=None)
         self.replay.add(slim, rewards, source, self.algorithm.annotate(trajectory, rewards), ticket)

@@ -18,7 +18,7 @@ from vla_rl.algorithms.offline_chain import OfflineChain, accepts
 from vla_rl.algorithms.offline_settings import OfflineConfig
 from vla_rl.checkpoint import Checkpointable, load_training_state, load_weights, restoring, save_checkpoint
 from vla_rl.data.replay import ONLINE
-from vla_rl.errors import ConfigError
+from vla_rl.errors import ConfigError, UserError
 from vla_rl.interfaces import Collector, RewardModel
 from vla_rl.learning.counters import Counters
 from vla_rl.learning.figures import rollout_metrics
@@ -114,23 +114,24 @@ class OfflineRounds:
         seed = stable_seed("dynamics", self.seed, number) % 2**62
         metrics |= self.chain.learn_dynamics(self.data.replay, self._generator, seed)
         self._at.part, self._at.candidate = "candidates", 0
-        self._judged = self._estimate()
+        self._judged = self._present()
         self._at.estimate = float(self._judged.mean())
         metrics["ope/value"] = self._at.estimate
         if updates := self.config.imitation_updates:
             with progress.task(f"round {number}: imitation", updates) as bar:
                 learned = self.chain.imitate(self.data.replay, self._generator, bar.update)
             if learned:
-                self._judged = self._estimate()
+                self._judged = self._present()
                 self._at.estimate = float(self._judged.mean())
                 metrics |= learned | {"ope/imitated": self._at.estimate}
         return metrics | {"time/values": time.perf_counter() - started}
 
     def _candidate(self, progress: Progress) -> dict[str, float]:
-        """One candidate and its judgement; sent back, it leaves weights and optimiser as they were."""
+        """One candidate and its judgement; sent back, it leaves weights and optimiser as they were. One that cannot be
+        judged, since it is not finite, is sent back too."""
         c, at, started = self.config, self._at, time.perf_counter()
         done = self.counters.iteration * c.candidates + at.candidate
-        before = self._estimate() if self._judged is None else self._judged
+        before = self._present() if self._judged is None else self._judged
         kept = self.chain.snapshot()
         metrics = self.chain.improve(self.data.replay, self._generator, c.clip * (1.0 - done / (c.rounds * c.candidates)))
         after = self._estimate()
@@ -140,7 +141,8 @@ class OfflineRounds:
             "gate/needed": c.min_gain * abs(float(before.mean())),
             "gate/gain_error": float(gain.std() / len(gain) ** 0.5) if len(gain) > 1 else 0.0,
         }  # fmt: skip
-        stays = not c.gate or accepts(figures["gate/before"], figures["gate/after"], c.min_gain)
+        finite = bool(after.isfinite().all())
+        stays = finite and (not c.gate or accepts(figures["gate/before"], figures["gate/after"], c.min_gain))
         if not stays:
             self.chain.revert(kept)
         self._judged = after if stays else before
@@ -152,6 +154,7 @@ class OfflineRounds:
             f"round {self.counters.iteration + 1}, candidate {at.candidate}: estimate {figures['gate/before']:.4f} → "
             f"{figures['gate/after']:.4f}, a gain of {float(gain.mean()):+.4f} ({figures['gate/needed']:.4f} needed): "
             f"{'accepted' if stays else 'back to the policy before'}"
+            f"{'' if finite else ' (it is not finite: lower offline.learning_rate if that happens often)'}"
         )
         return metrics | figures | {"gate/accepted": float(stays), "time/candidate": time.perf_counter() - started}
 
@@ -180,6 +183,16 @@ class OfflineRounds:
         self.counters.control_steps += sum(t.num_control_steps for t in got.trajectories)
         counts = {"rollout/episodes": float(episodes), "replay/decisions": float(len(self.data.replay))}
         return rollout_metrics(got.trajectories, got.stats) | counts
+
+    def _present(self) -> torch.Tensor:
+        """The estimate of a policy that is there to stay. Raises `UserError` where it is not finite."""
+        found = self._estimate()
+        if not bool(found.isfinite().all()):
+            raise UserError(
+                "the estimate of the present policy in the learned model is not finite: lower offline.horizon, "
+                "offline.critics.learning_rate or offline.dynamics.learning_rate (in a run of another name)"
+            )
+        return found
 
     def _estimate(self) -> torch.Tensor:
         """Of the present policy, from this round's states with this round's noise."""

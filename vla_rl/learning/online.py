@@ -42,7 +42,7 @@ class _Gathered:
 
     rolled_out: list[Trajectory] = field(default_factory=list)
     chosen: list[Trajectory] = field(default_factory=list)
-    rewards: list[Tensor] = field(default_factory=list)  # [t] per chosen one
+    rewards: list[Tensor] = field(default_factory=list)  # per chosen one, as `RewardModel.score`
     named: Any = None  # the same, flat [n], or {name: [n]}
     metrics: dict[str, float] = field(default_factory=dict)
 

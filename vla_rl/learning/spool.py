@@ -53,7 +53,7 @@ class Spool:
         self.folder = folder
 
     def put(self, first: int, episodes: Sequence[tuple[Trajectory, Tensor]]) -> Entry:
-        """Episodes with rewards [t], under the tickets from ``first`` on; on the disk, as a whole, when it returns."""
+        """Episodes with their rewards, under the tickets from ``first`` on; on the disk, as a whole, when it returns."""
         last = first + len(episodes) - 1
         entry = Entry(self.folder / f"{first:09d}-{last:09d}", first, last)
         states = [{**trajectory_state(trajectory), "scores": rewards} for trajectory, rewards in episodes]

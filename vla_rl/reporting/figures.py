@@ -8,7 +8,7 @@ from typing import Any
 from vla_rl.algorithms import validation
 from vla_rl.errors import UserError
 from vla_rl.evaluation.outcome import EpisodeOutcome, compare, fallen_text, same_episodes, summarise, task_gap
-from vla_rl.evaluation.statistics import PairedComparison
+from vla_rl.evaluation.statistics import PairedComparison, wilson_interval
 from vla_rl.reporting import words
 from vla_rl.reporting.charts import percent
 from vla_rl.reporting.runs import RunData
@@ -140,7 +140,10 @@ def verdict(run: RunData) -> tuple[str, str]:
 
 def _verdict(run: RunData) -> tuple[str, str]:
     if not run.names:
-        return "This run has no evaluation yet", "Success figures appear once an evaluation phase is complete."
+        return _of_session(run) or (
+            "This run has no evaluation yet",
+            "Success figures appear once an evaluation phase is complete.",
+        )
     result = run.evaluations[run.names[-1]]
     after = summarise(result.outcomes)
     how_many = f"{after['episodes']} {'held-out' if result.split == 'held_out' else 'training'} episodes"
@@ -170,6 +173,29 @@ def _verdict(run: RunData) -> tuple[str, str]:
         head = f"{b} left success at {percent(after['rate'])}" if same else f"{b} moved success {rates}"
         return f"{head} on {how_many}: no more than chance explains", points
     return f"{b} {'raised' if c.difference > 0 else 'lowered'} success {rates} on {how_many}", points
+
+
+def _of_session(run: RunData) -> tuple[str, str] | None:
+    """What an arm's session achieved (``vla-rl robot learn``): as it was judged, else what its last episodes show."""
+    played = [r for r in run.metrics if r["phase"] == "robot" and r.get("robot/episodes")]
+    if not played:
+        return None
+    last, judged = played[-1], [r for r in run.metrics if r["phase"] == "judged" and r.get("eval/episodes")]
+    recent = (
+        f"Of the last episodes that it learned from {percent(last['robot/autonomous_success'])} succeeded without a person, "
+        f"{percent(last['robot/recent_success'])} in all."
+    )
+    if not judged:
+        head = f"The arm learned from {last['robot/episodes']:.0f} {words.plural('episode', int(last['robot/episodes']))}"
+        return f"{head}, and no held-out episodes judged it", recent
+    before, after = judged[0], judged[-1]
+    rate, n = after["eval/success"], int(after["eval/episodes"])
+    low, high = wilson_interval(round(rate * n), n)
+    came = "" if before is after or before["step"] else f", and {percent(before['eval/success'])} before the first"
+    at = int(after["step"])
+    head = f"After {at} {words.plural('episode', at)} with the arm the policy solves {percent(rate)} of {n} held-out "
+    head += f"{words.plural('episode', n)} without help{came}"
+    return head, f"95 % interval {percent(low)} to {percent(high)}. {recent}"
 
 
 def paired_outcomes(run: RunData) -> list[tuple[EpisodeOutcome, EpisodeOutcome]]:

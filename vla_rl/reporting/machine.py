@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import vla_rl
+
 PACKAGES = (
     "vla-rl", "torch", "numpy", "transformers", "timm", "hydra-core", "safetensors", "robosuite", "mujoco", "numba",
     "hf-libero", "lerobot", "ray", "pyarrow", "av", "wandb", "tensorboard", "rerun-sdk", "peft", "diffusers", "simplejpeg",
@@ -150,7 +152,7 @@ def total_memory_bytes() -> int:
 
 def git_commit() -> str:
     """Commit of the source that runs, "+changes" where tracked files differ from it; empty outside a checkout."""
-    here = Path(__file__).resolve().parent
+    here = Path(vla_rl.__file__).resolve().parents[1]  # not this file's folder, which moves
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(here), *arguments]
@@ -158,7 +160,7 @@ def git_commit() -> str:
         return done.stdout.strip() if done.returncode == 0 else ""
 
     try:
-        commit = git("rev-parse", "HEAD") if (here.parent / ".git").exists() else ""
+        commit = git("rev-parse", "HEAD") if (here / ".git").exists() else ""
         return f"{commit} +changes" if commit and git("status", "--porcelain", "-uno") else commit
     except (OSError, subprocess.TimeoutExpired):
         return ""

@@ -20,7 +20,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.optional import EmbodiedReward, FilteringReward, ImageFeatures, ReferenceReward
 from vla_rl.reporting.metrics import write_json
 from vla_rl.rewards.handle import is_learned
-from vla_rl.settings import refuse_potential_in_groups
+from vla_rl.settings import refuse_potential
 from vla_rl.storage import load_state, save_state
 from vla_rl.types import EmbodimentSpec
 
@@ -93,7 +93,7 @@ def linked_to_algorithm(config: Any, algorithm: Any) -> Any:
     if shaping is None or algorithm is None or asked(shaping, ShapingOptions).truncated_end is None:
         return config
     options = asked(algorithm, AlgorithmOptions)
-    refuse_potential_in_groups(shaping, algorithm)
+    refuse_potential(shaping, algorithm)
     changes: dict[str, Any] = {}
     if shaping.gamma < 0:
         changes["gamma"] = options.gamma

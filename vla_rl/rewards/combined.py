@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vla_rl.algorithms.advantages import RunningScale, decision_discounts, discounted_returns
+from vla_rl.algorithms.advantages import RunningScale, decision_discounts, decision_rewards, discounted_returns
 from vla_rl.asked import ShapingOptions, asked
 from vla_rl.errors import UserError
 from vla_rl.interfaces import ProgressReward, RewardModel
@@ -35,7 +35,8 @@ class Part:
         gamma = shaping.gamma if shaping.gamma >= 0 else 1.0
         valid = torch.cat([t.valid for t in trajectories])
         discounts = decision_discounts(valid, gamma, shaping.gamma_per_control_step)
-        return discounted_returns(torch.cat(list(rewards)), discounts, torch.tensor([len(r) for r in rewards]))
+        paid = decision_rewards(torch.cat(list(rewards)), valid, gamma if shaping.gamma_per_control_step else 1.0)
+        return discounted_returns(paid, discounts, torch.tensor([len(r) for r in rewards]))
 
     def divisor(self, amounts: Tensor, normalise: str) -> float:
         """What this part is divided by, statistics of its `amounts` taken in first; 1 while there is no spread."""
@@ -64,7 +65,7 @@ class CombinedReward:
         return any(is_learned(p.reward) for p in self.parts.values())
 
     def score_parts(self, trajectories: Sequence[Trajectory]) -> dict[str, list[Tensor]]:
-        """Normalised, not yet weighted rewards per decision of each part."""
+        """Normalised, not yet weighted rewards of each part: per decision, or of all per control step where one is."""
         self._metrics = {}
         out = {}
         for name, part in self.parts.items():
@@ -77,10 +78,13 @@ class CombinedReward:
             out[name] = rewards
             for key, value in metrics_of(part.reward).items():
                 self._metrics.setdefault(key, value)
+        if any(r.ndim == 2 for rewards in out.values() for r in rewards):
+            place = [t.in_last_steps for t in trajectories]
+            out = {n: [r if r.ndim == 2 else at(r) for at, r in zip(place, rewards)] for n, rewards in out.items()}
         return out
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
-        """One float32 tensor [t] per trajectory."""
+        """As `RewardModel.score`."""
         return self.total(self.score_parts(trajectories))
 
     def total(self, parts: Mapping[str, Sequence[Tensor]]) -> list[Tensor]:

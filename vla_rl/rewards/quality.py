@@ -4,7 +4,9 @@ The curves are judged, not the rewards: a reward that adds the simulator's own s
 
 Definitions. VOC: Spearman correlation of progress with time on successes (VLAC §5.1; SC in SRPO's benchmark is the same);
 VROC: the same judged from reversed input; VOC-F1: their harmonic mean; NR: share of steps judged as going back, on
-successes; Mono: share of strictly rising steps on successes; AUC: chance that a success ends higher than a failure. MMD
+successes; Mono: share of strictly rising steps on successes; AUC: chance that a success is higher than a failure of its task
+at equal times; AUC ends: chance that it ends higher, whenever that is, for which a clock is enough where successes end
+early (`vla_rl.rewards.equal_times`, also for what clock and proprioception alone reach). The verdict rests on the first. MMD
 (biased, RBF kernel, median distance as width), JS (base 2, 10 bins over 0 … 1) and SMD (difference of means over the pooled
 standard deviation) compare the ends of successes and of failures. Calibration error: mean over 10 bins of |mean end −
 success rate|, weighted.
@@ -33,10 +35,12 @@ from vla_rl.interfaces import ProgressReward
 from vla_rl.optional import ReversibleProgress, StepCritics
 from vla_rl.reporting.charts import Series, line_chart, percent
 from vla_rl.reporting.metrics import write_json
+from vla_rl.rewards.equal_times import Compared
 from vla_rl.settings import RewardCheckConfig
 from vla_rl.types import Observation, Trajectory
 
 BINS = 10
+PERFECT = 0.98  # an AUC which another one of that size need not beat
 
 
 # ----------------------------------------------------------------------------------------------------- pure functions
@@ -161,6 +165,9 @@ class Figures:
     auc: float
     auc_low: float
     auc_high: float
+    auc_ends: float
+    auc_clock: float
+    auc_proprio: float
     mmd: float
     js: float
     smd: float
@@ -194,18 +201,25 @@ class Quality:
             "negative_rate",
             "monotonic",
             "auc",
+            "auc_proprio",
+            "auc_ends",
+            "auc_clock",
             "mmd",
             "js",
             "smd",
             "calibration_error",
             "invalid_share",
         )
-        heads = ("VOC", "VROC", "NR", "Mono", "AUC", "MMD", "JS", "SMD", "ECE", "invalid")
+        heads = ("VOC", "VROC", "NR", "Mono", "AUC", "proprio", "ends", "clock", "MMD", "JS", "SMD", "ECE", "invalid")
         width = max([len("all tasks"), *(len(t) for t in self.tasks)])
         lines = [f"{'':<{width}} {'n':>5} {'wins':>5} " + " ".join(f"{h:>7}" for h in heads)]
         for task, f in [*self.tasks.items(), ("all tasks", self.figures)]:
             row = " ".join(f"{getattr(f, n):>7.3f}" for n in names)
             lines.append(f"{task:<{width}} {f.trajectories:>5} {f.successes:>5} {row}")
+        lines.append(
+            "AUC: success against failure at equal times, where a clock has 0.5; proprio: that of proprioception alone. "
+            "ends: at their ends, whenever these are; clock: the same from how long they lasted alone."
+        )
         return "\n".join([*lines, f"verdict: {self.verdict} ({'; '.join(self.reasons)})"])
 
 
@@ -228,11 +242,12 @@ def judge(
     steps = [c.double().numpy() for c in reward.critics(trajectories)] if isinstance(reward, StepCritics) else None
     steps = steps or [np.diff(c) for c in curves]
     rows = list(zip(trajectories, curves, reverse, steps, strict=True))
+    compared = Compared.of(reward, trajectories)
     tasks = {
-        task: _figures([r for r in rows if r[0].episode.task_id == task])
+        task: _figures([r for r in rows if r[0].episode.task_id == task], compared.of_task(task))
         for task in dict.fromkeys(t.episode.task_id for t in trajectories)
     }
-    figures = _figures(rows)
+    figures = _figures(rows, compared)
     fine = [(float(c[-1]), t.success) for t, c, _, _ in rows if np.isfinite(c).all()]
     table = calibration([e for e, _ in fine], [s for _, s in fine])[2]
     verdict, reasons = decide(figures, check or RewardCheckConfig())
@@ -262,7 +277,7 @@ def backwards(trajectory: Trajectory) -> Trajectory:
     )
 
 
-def _figures(rows: Sequence[tuple[Trajectory, np.ndarray, np.ndarray, np.ndarray]]) -> Figures:
+def _figures(rows: Sequence[tuple[Trajectory, np.ndarray, np.ndarray, np.ndarray]], compared: Compared) -> Figures:
     fine = [r for r in rows if np.isfinite(r[1]).all()]
     won, lost = [r for r in fine if r[0].success], [r for r in fine if not r[0].success]
     high, low = [float(r[1][-1]) for r in won], [float(r[1][-1]) for r in lost]
@@ -274,8 +289,8 @@ def _figures(rows: Sequence[tuple[Trajectory, np.ndarray, np.ndarray, np.ndarray
         return mean([0.0 if math.isnan(s := spearman(c)) else s for c in curves if np.isfinite(c).all()])
 
     voc, vroc = order([r[1] for r in won]), order([r[2] for r in won])
-    separation = auc(high, low)
-    interval = auc_interval(separation, len(high), len(low))
+    separation = compared.reward
+    interval = auc_interval(separation, *compared.counts)
     error, brier, _ = calibration([*high, *low], [True] * len(high) + [False] * len(low))
     return Figures(
         trajectories=len(rows),
@@ -289,6 +304,9 @@ def _figures(rows: Sequence[tuple[Trajectory, np.ndarray, np.ndarray, np.ndarray
         auc=separation,
         auc_low=interval[0],
         auc_high=interval[1],
+        auc_ends=auc(high, low),
+        auc_clock=compared.clock,
+        auc_proprio=compared.proprio,
         mmd=mmd(high, low),
         js=jensen_shannon(high, low),
         smd=standardised_difference(high, low),
@@ -299,17 +317,28 @@ def _figures(rows: Sequence[tuple[Trajectory, np.ndarray, np.ndarray, np.ndarray
 
 
 def decide(f: Figures, check: RewardCheckConfig) -> tuple[str, list[str]]:
-    """("good" | "bad" | "unknown", reasons). Unknown: no success, or no failure, to compare with."""
+    """("good" | "bad" | "unknown", reasons). Unknown: no success, or no failure, to compare with; or not clearly better or
+    worse than what a clock or proprioception alone say of success.
+
+    A clock has an AUC of 1/2 at equal times, which the reward's interval has to leave below; it has to be above that of
+    proprioception, or as good as perfect (``PERFECT``) where that is.
+    """
     bad = []
     if f.invalid_share > check.max_invalid:
         bad.append(f"{f.invalid_share:.0%} of the curves are invalid, more than {check.max_invalid:.0%}")
     if f.auc < check.min_auc:
         bad.append(
-            f"AUC {f.auc:.2f} (95 % {f.auc_low:.2f} to {f.auc_high:.2f}) is below {check.min_auc:.2f}: how an episode ends "
-            f"in its eyes says too little about success"
+            f"AUC {f.auc:.2f} (95 % {f.auc_low:.2f} to {f.auc_high:.2f}) at equal times is below {check.min_auc:.2f}: what "
+            f"it sees says too little about success"
+            + (f" (at their ends it has {f.auc_ends:.2f}, and a clock {f.auc_clock:.2f})" if f.auc_ends > f.auc else "")
         )
     if f.voc < check.min_voc:
         bad.append(f"VOC {f.voc:.2f} is below {check.min_voc:.2f}: progress hardly rises over successful episodes")
+    if f.auc_high < f.auc_proprio:
+        bad.append(
+            f"AUC {f.auc:.2f} (95 % to {f.auc_high:.2f}) is below the {f.auc_proprio:.2f} that proprioception alone has: "
+            f"where the arm is says more about success"
+        )
     if bad:
         return "bad", bad
     missing = [w for w, n in (("successful", f.successes), ("failed", f.trajectories - f.successes)) if n == 0]
@@ -317,7 +346,20 @@ def decide(f: Figures, check: RewardCheckConfig) -> tuple[str, list[str]]:
         return "unknown", [
             f"there is no {missing[0]} episode among the {f.trajectories}, so success and failure cannot be told apart"
         ]
-    return "good", [f"AUC {f.auc:.2f} (95 % {f.auc_low:.2f} to {f.auc_high:.2f}), VOC {f.voc:.2f}"]
+    if math.isnan(f.auc):
+        return "unknown", ["no success and failure of one task can be compared at an equal time"]
+    found = f"AUC {f.auc:.2f} (95 % {f.auc_low:.2f} to {f.auc_high:.2f}) at equal times"
+    if f.auc_low <= 0.5:
+        return "unknown", [f"{found} may be that of a clock, which has 0.50: judge it on more episodes"]
+    if f.auc <= f.auc_proprio and f.auc < PERFECT:
+        return "unknown", [
+            f"{found} is no more than the {f.auc_proprio:.2f} of proprioception alone: judge it on more episodes, or on "
+            f"failures that reach where successes end"
+        ]
+    reasons = [f"{found}, proprioception alone {_cell(f.auc_proprio)}, VOC {f.voc:.2f}"]
+    if f.auc <= f.auc_proprio:
+        reasons.append("proprioception alone says as much, so these episodes do not show that it looks at more than the arm")
+    return "good", reasons
 
 
 # --------------------------------------------------------------------------------------------------------------- output

@@ -50,9 +50,9 @@ class RewardScorer:
     def score(
         self, trajectories: Sequence[Trajectory], names: Sequence[str] = ()
     ) -> tuple[list[Tensor], Any, dict[str, float]]:
-        """(rewards [t] per trajectory, what `Algorithm.update` gets, metrics).
+        """(rewards per trajectory, [t] or [t h] as `RewardModel.score` says; what `Algorithm.update` gets; metrics).
 
-        With ``names`` (the algorithm's several rewards) the second is {name: float32 [n]}, else float32 [n]. Metrics:
+        With ``names`` (the algorithm's several rewards) the second is {name: [n …]}, else [n …], float32. Metrics:
         ``time/reward`` is what the loop waited for scores, ``time/reward_overlapped`` what was scored meanwhile.
         """
         started = time.perf_counter()

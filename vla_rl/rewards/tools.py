@@ -133,7 +133,7 @@ class Scored:
 
 def score_trajectories(reward: Any, trajectories: Sequence[Trajectory]) -> list[Scored]:
     """Rewards and, where the model estimates it, progress."""
-    rewards = reward.score(trajectories)
+    rewards = [r.sum(1) if r.ndim == 2 else r for r in reward.score(trajectories)]
     curves: Sequence[Tensor | None] = [None] * len(rewards)
     if isinstance(reward, ProgressReward):
         curves = reward.progress(trajectories)

@@ -51,7 +51,7 @@ class SessionReward:
                 self._load()
 
     def __call__(self, trajectory: Trajectory) -> Tensor:
-        """Float32 [t]."""
+        """As `RewardModel.score`; a label is paid in the last control step."""
         if self.learned and not is_fitted(self.reward):
             return trajectory.rewards.sum(1)
         return self.reward.score([trajectory])[0]

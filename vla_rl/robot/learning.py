@@ -18,7 +18,7 @@ import math
 import queue
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,12 +33,13 @@ from vla_rl.config import RunConfig
 from vla_rl.data.recorded import check_recorded
 from vla_rl.data.session_trajectory import version_name
 from vla_rl.devices import check_device
-from vla_rl.errors import ConfigError, UserError
+from vla_rl.errors import ConfigError, TrainingDiverged, UserError
 from vla_rl.files import check_checkpoint
 from vla_rl.learning.learner_process import LearnerProcess
 from vla_rl.learning.learner_server import LearnerServer
 from vla_rl.learning.learners import ReplayLearner
 from vla_rl.learning.spool import INBOX, Spool, published_weights, take_weights
+from vla_rl.reporting.machine import MemoryWatch, versions
 from vla_rl.reporting.metrics import METRICS_FILE, MetricsLogger, read_metrics, write_json
 from vla_rl.reporting.page import write_report
 from vla_rl.robot import session as sessions
@@ -55,6 +56,7 @@ from vla_rl.run.data_checks import check_offline_replays
 from vla_rl.run.folder import take_folder
 from vla_rl.run.learner_main import job_of, run_of
 from vla_rl.run.lock import RunLock
+from vla_rl.run.preflight import read_phases
 from vla_rl.run.rl_phase import learner_of, trained_policy
 from vla_rl.types import EmbodimentSpec, TaskSpec, Trajectory
 
@@ -135,9 +137,15 @@ def learn(learning: Learning, say: Callable[[str], None] = print) -> Path:
         take_folder(learning.config, folder)
         torch.set_num_threads(learning.config.threads or torch.get_num_threads())
         torch.manual_seed(learning.config.seed)
+        write_json(folder / "versions.json", versions())
         try:
-            with MetricsLogger(folder) as logger:
-                (_in_turns if learning.lockstep else _at_once)(learning, logger, say)
+            with MetricsLogger(folder) as logger, Cost.of(folder) as cost:
+                (_in_turns if learning.lockstep else _at_once)(learning, logger, cost, say)
+        except TrainingDiverged as error:
+            raise TrainingDiverged(
+                f"{error} (Another learning rate is another run: --out NEW_FOLDER and the changed settings. The same "
+                f"command goes on here with the old ones.)"
+            ) from error
         finally:  # Ctrl-C is the usual end
             if read_metrics(folder / METRICS_FILE):
                 write_report(folder)
@@ -157,13 +165,39 @@ def _described(learning: Learning, embodiment: Any, tasks: Sequence[Any]) -> dic
     return job_of(learning.config, embodiment, known)
 
 
-def _finished(learning: Learning, harvest: Harvest, policy: Any, started: float) -> None:
+class Cost:
+    """Seconds and the most memory (of this process and those below it) that ``folder`` took, in earlier processes too."""
+
+    def __init__(self, seconds: float, peak: int) -> None:
+        self._started, self._memory = time.perf_counter() - seconds, MemoryWatch(peak)
+
+    @classmethod
+    def of(cls, folder: Path) -> Cost:
+        """What is known of ``folder``: a process that was killed left no record, and the time of its last row."""
+        known = read_phases(folder)
+        rows = [float(row["time_s"]) for row in read_metrics(folder / METRICS_FILE)]
+        return cls(max([float(known.get(PHASE, {}).get("seconds", 0.0)), *rows]), int(known.get("peak_memory_bytes", 0)))
+
+    def __enter__(self) -> Cost:
+        self._memory.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._memory.__exit__(*error)
+
+    def told(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """``phases.json`` with that record of the session."""
+        seconds = time.perf_counter() - self._started
+        return {PHASE: {**record, "seconds": seconds}, "peak_memory_bytes": self._memory.sample()}
+
+
+def _finished(learning: Learning, harvest: Harvest, policy: Any, cost: Cost) -> None:
     """Keep the policy and what the report shows."""
     kept = [record["figures"] for record in harvest.records if record["ticket"]]
     save_checkpoint(learning.folder / "checkpoints" / "rl", policy)
     done = 0 < learning.episodes <= len(kept)
     record = {"episodes": len(kept), "control_steps": sum(int(row["control_steps"]) for row in kept), "complete": done}
-    write_json(learning.folder / "phases.json", {PHASE: record | {"seconds": time.perf_counter() - started}})
+    write_json(learning.folder / "phases.json", cost.told(record))
 
 
 def _left(learning: Learning, harvest: Harvest, say: Callable[[str], None]) -> int | None:
@@ -175,10 +209,10 @@ def _left(learning: Learning, harvest: Harvest, say: Callable[[str], None]) -> i
 
 
 # ------------------------------------------------------------------------------------------------------------- at once
-def _at_once(learning: Learning, logger: MetricsLogger, say: Callable[[str], None]) -> None:
+def _at_once(learning: Learning, logger: MetricsLogger, cost: Cost, say: Callable[[str], None]) -> None:
     """Arm, policy and learner in processes of their own."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    settings, config, started = learning.session, learning.config, time.perf_counter()
+    settings, config = learning.session, learning.config
     spec = check_checkpoint(Path(settings.checkpoint))
     names = settings.robot.tasks or ["teleoperated"]
     job = _described(learning, spec, [build.attribute("real.tasks:spoken")(name) for name in names])
@@ -204,7 +238,7 @@ def _at_once(learning: Learning, logger: MetricsLogger, say: Callable[[str], Non
         newest = published_weights(learning.folder / LEARNER_FOLDER)
         if newest is not None:
             take_weights(policy, newest.tensors)
-            _finished(learning, harvest, policy, started)
+            _finished(learning, harvest, policy, cost)
 
 
 def _session(learning: Learning, left: int, spec: Any, harvesting: HarvestThread, say: Callable[[str], None]) -> None:
@@ -286,9 +320,9 @@ class LearnerInTurns:
         self.checkpoint()
 
 
-def _in_turns(learning: Learning, logger: MetricsLogger, say: Callable[[str], None]) -> None:
+def _in_turns(learning: Learning, logger: MetricsLogger, cost: Cost, say: Callable[[str], None]) -> None:
     """World, policy, learner and a scripted operator in this process, in virtual time: twice the same."""
-    settings, config, started = learning.session, learning.config, time.perf_counter()
+    settings, config = learning.session, learning.config
     lockstep, base = build.attribute("real.lockstep:Lockstep"), sessions.body_config(settings)
     with contextlib.ExitStack() as stack:
         session = stack.enter_context(contextlib.closing(lockstep(_new_session(learning.folder), base)))
@@ -340,7 +374,7 @@ def _in_turns(learning: Learning, logger: MetricsLogger, say: Callable[[str], No
                     raise UserError(done.problem)
         finally:
             learner.stop()
-            _finished(learning, harvest, policy, started)
+            _finished(learning, harvest, policy, cost)
 
 
 class Judge:

@@ -19,7 +19,11 @@ from vla_rl.run.phases import PHASES, with_followers
 def last_good_text(folder: Path, phase: str) -> str:
     """Where to go on from after ``phase`` diverged: another learning rate is another run, so it needs another name."""
     path = folder / "checkpoints" / phase
-    return f" (In a new run: name=NEW_NAME checkpoint={path} and the changed settings.)" if path.exists() else ""
+    start = f" checkpoint={path}" if path.exists() else ""
+    return (
+        f" (Another learning rate is another run: name=NEW_NAME{start} and the changed settings. The same command goes on "
+        f"here with the old ones.)"
+    )
 
 
 def take_folder(config: RunConfig, folder: Path) -> None:

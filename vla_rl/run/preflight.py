@@ -36,7 +36,7 @@ from vla_rl.reporting.machine import available_cores, default_threads
 from vla_rl.run.data_checks import check_demonstrations, check_offline_replays
 from vla_rl.run.machine_checks import check_machine, check_workers
 from vla_rl.run.phases import PHASES, with_followers
-from vla_rl.settings import refuse_potential_in_groups
+from vla_rl.settings import refuse_potential
 
 _MEGABYTE = 10**6
 _LEAST_SPACE = 100 * _MEGABYTE  # of any run: small checkpoints, videos and a report
@@ -308,7 +308,7 @@ def _check_rewards(config: RunConfig, open_phases: list[str], fresh: bool) -> No
             f"parts of reward=combined ({', '.join(part for part, _, _ in parts)}), or leave it empty"
         )
     for _, _, part in parts:
-        refuse_potential_in_groups(asked(part, RewardOptions).shaping, config.algorithm)
+        refuse_potential(asked(part, RewardOptions).shaping, config.algorithm)
 
 
 def is_sparse(config: RunConfig) -> bool:

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from vla_rl.data.recorded import recorded
 from vla_rl.data.replay import DEMONSTRATIONS, OFFLINE
 from vla_rl.files import replay_of
@@ -24,8 +22,8 @@ _SCORED = 64  # episodes of other runs at a time
 
 
 def given(run: Run, policy: Any) -> Iterator[Given]:
-    """Demonstrations in the policy's own chunks, then the episodes of ``replay.offline``; each decision has what the run's
-    reward gives it, as the others in there have, in its first control step."""
+    """Demonstrations in the policy's own chunks, then the episodes of ``replay.offline``; they have what the run's reward
+    gives them, as the others in there."""
     if not (run.has_dataset or run.config.replay.offline):
         return
     reward = trained_reward(run, policy)
@@ -45,6 +43,5 @@ def _scored(source: str, reward: Any, episodes: list[Trajectory]) -> Iterator[Gi
         yield from ((source, trajectory) for trajectory in episodes)
         return
     for trajectory, amounts in zip(episodes, reward.score(episodes), strict=True):
-        rewards = torch.zeros_like(trajectory.rewards)
-        rewards[:, 0] = amounts
+        rewards = amounts if amounts.ndim == 2 else trajectory.in_last_steps(amounts)
         yield source, dataclasses.replace(trajectory, rewards=rewards)
