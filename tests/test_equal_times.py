@@ -12,7 +12,7 @@ import torch
 from reward_helpers import picture, trajectory
 
 from vla_rl.rewards import equal_times as e
-from vla_rl.rewards.quality import PERFECT, decide, judge
+from vla_rl.rewards.quality import decide, judge
 from vla_rl.rewards.scorer import CoEvolvingReward
 from vla_rl.rewards.tools import co_evolving
 from vla_rl.settings import RewardCheckConfig
@@ -89,7 +89,7 @@ def test_what_sees_nothing_is_not_good(name):
 
 def test_what_sees_the_task_is_good():
     quality = judge(Says(looks), lifts(), "eyes")
-    assert quality.verdict == "good" and quality.figures.auc > PERFECT > quality.figures.auc_proprio
+    assert quality.verdict == "good" and quality.figures.auc > 0.98 > quality.figures.auc_proprio
     assert f"proprioception alone {quality.figures.auc_proprio:.3f}" in quality.reasons[0] and len(quality.reasons) == 1
 
 
@@ -196,4 +196,4 @@ def test_a_refit_that_turns_to_the_clock_is_sent_back():
     guarded.score(lifts(64, seed=3))
     told = guarded.metrics()
     assert told["reward/refit_accepted"] == 0.0 and reward.curve is looks
-    assert told["reward/quality_before"] > PERFECT and told["reward/quality_after"] == pytest.approx(0.5)
+    assert told["reward/quality_before"] > 0.98 and told["reward/quality_after"] == pytest.approx(0.5)

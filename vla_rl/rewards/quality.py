@@ -40,7 +40,6 @@ from vla_rl.settings import RewardCheckConfig
 from vla_rl.types import Observation, Trajectory
 
 BINS = 10
-PERFECT = 0.98  # an AUC which another one of that size need not beat
 
 
 # ----------------------------------------------------------------------------------------------------- pure functions
@@ -321,7 +320,7 @@ def decide(f: Figures, check: RewardCheckConfig) -> tuple[str, list[str]]:
     worse than what a clock or proprioception alone say of success.
 
     A clock has an AUC of 1/2 at equal times, which the reward's interval has to leave below; it has to be above that of
-    proprioception, or as good as perfect (``PERFECT``) where that is.
+    proprioception. Where that is perfect, the episodes cannot show that a reward looks at more than the arm.
     """
     bad = []
     if f.invalid_share > check.max_invalid:
@@ -351,15 +350,12 @@ def decide(f: Figures, check: RewardCheckConfig) -> tuple[str, list[str]]:
     found = f"AUC {f.auc:.2f} (95 % {f.auc_low:.2f} to {f.auc_high:.2f}) at equal times"
     if f.auc_low <= 0.5:
         return "unknown", [f"{found} may be that of a clock, which has 0.50: judge it on more episodes"]
-    if f.auc <= f.auc_proprio and f.auc < PERFECT:
+    if f.auc <= f.auc_proprio:
         return "unknown", [
             f"{found} is no more than the {f.auc_proprio:.2f} of proprioception alone: judge it on more episodes, or on "
             f"failures that reach where successes end"
         ]
-    reasons = [f"{found}, proprioception alone {_cell(f.auc_proprio)}, VOC {f.voc:.2f}"]
-    if f.auc <= f.auc_proprio:
-        reasons.append("proprioception alone says as much, so these episodes do not show that it looks at more than the arm")
-    return "good", reasons
+    return "good", [f"{found}, proprioception alone {_cell(f.auc_proprio)}, VOC {f.voc:.2f}"]
 
 
 # --------------------------------------------------------------------------------------------------------------- output
