@@ -44,6 +44,7 @@ _SOON = 0.05  # seconds that it takes to stop, with a tick or two of its way ben
 _ABSURD = 1e6  # no robot's metres, radians or degrees
 _ALLOWED = 0.95  # of the speed limit, for a target
 _HOLDBACK = 8.0  # taken off a target's speed for what the arm is faster
+_AHEAD = 1.0  # ticks that the arm's own speed is foreseen
 _DAMPING = 1e-4  # squared, of the joint velocities that a hand's velocity needs
 
 
@@ -86,6 +87,7 @@ class Gate:
         self._speed, self._acceleration, self._jerk, self._step = (np.minimum(np.array(r), _HUGE) for r in rows)
         self.walls = Walls(limits, self.gain, dt)
         self.grip, self._gripped = 0.0, -math.inf
+        self._before: tuple[float, np.ndarray] = (-math.inf, np.zeros(0))  # when, and how fast each joint was
         self.reset()
 
     def reset(self) -> None:
@@ -118,6 +120,8 @@ class Gate:
             return self._refused(work, trip)
         if (beyond := self._leaving(measured)) > 0.0:
             work[JOINTS] = beyond
+            return self._refused(work, "")
+        if self._runs_away(measured, work):
             return self._refused(work, "")
         self._start(measured)
         wanted, error = self._wanted(request, measured, work)
@@ -287,6 +291,24 @@ class Gate:
         speed = measured.joint_velocity
         over = np.abs(speed) - self._room(speed, measured.joints) - _CREEP
         return max(0.0, float(np.max(over)))
+
+    def _runs_away(self, measured: Measured, work: np.ndarray) -> bool:
+        """Whether the arm will be faster than a limit in a tick's time, by its own momentum: then it has to brake. Its hand
+        (m/s, rad/s) or a joint, which an arm under impedance control moves as its joints' inertia wants it."""
+        if not self.gain or measured.jacobian is None or len(measured.joint_velocity) != measured.jacobian.shape[1]:
+            return False
+        now, (stamp, before) = measured.joint_velocity, self._before
+        self._before = (measured.stamp, now)
+        gap = measured.stamp - stamp
+        soon = now + (now - before) * min(_AHEAD * self.dt / gap, _AHEAD) if 0.0 < gap < 5.0 * self.dt else now
+        over = float(np.max(np.abs(soon))) - self.limits.joint_speed
+        if over > 0.0:
+            work[IK] = over
+            return True
+        motion = measured.jacobian @ soon
+        sizes = np.array([np.linalg.norm(motion[:3]), np.linalg.norm(motion[3:])])
+        work[RATE] = max(0.0, float(np.max(sizes - np.array([self.limits.speed, self.limits.rotation_speed]))))
+        return work[RATE] > 0.0
 
     def _joint_ends(self, velocity: np.ndarray, measured: Measured, work: np.ndarray) -> np.ndarray:
         if not self.limits.joint_low:

@@ -198,7 +198,8 @@ def test_a_guards_stop_counts_once_the_arm_says_so(arm, monkeypatch):
 
 
 def test_a_stop_that_a_bus_lost_is_not_confirmed_and_comes_again(paper_arm, tmp_path):
-    arm = LeRobotArm("paper_arm", {"port": "x", "calibration_dir": tmp_path}, clock=Clock())
+    ends = dict.fromkeys(paper_arm.JOINTS, 0.0), dict.fromkeys(paper_arm.JOINTS, 100.0)
+    arm = LeRobotArm("paper_arm", {"port": "x", "calibration_dir": tmp_path}, low=ends[0], high=ends[1], clock=Clock())
     arm.connect()
     arm.observe()
     send, arm.device.send_action = arm.device.send_action, lambda action: (_ for _ in ()).throw(ConnectionError("lost"))

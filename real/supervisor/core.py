@@ -55,9 +55,7 @@ class Supervisor(Reception):
         try:
             measured = self.robot.observe()
         except RobotLost as error:
-            self.modes.condition("robot lost", True)
-            self._fault("robot lost", str(error))
-            return
+            return self._lost(error)
         self.modes.condition("robot lost", False)
         age = self._clock.age(measured.stamp, now)
         self.modes.condition("clock jumped", age < 0)
@@ -77,6 +75,10 @@ class Supervisor(Reception):
         self._errors = set(measured.errors)
         if measured.errors:
             self._fault(measured.errors[0], f"the robot reports {', '.join(measured.errors)}")
+
+    def _lost(self, error: RobotLost) -> None:
+        self.modes.condition("robot lost", True)
+        self._fault("robot lost", str(error))
 
     def _housekeeping(self, now: float) -> None:
         mode = self.modes.mode
@@ -202,7 +204,11 @@ class Supervisor(Reception):
         """Let a simulated arm begin what is asked for, where things are in practice; False for a real one."""
         if not self.robot.capabilities.resets or not isinstance(self.robot, Resettable):
             return False
-        self.robot.begin({"task": self._task, "stay": self._stays})
+        try:
+            self.robot.begin({"task": self._task, "stay": self._stays})
+        except RobotLost as error:
+            self._lost(error)
+            return False
         return True
 
     def _drive(self, request: Request | None, now: float) -> Passed:
@@ -228,8 +234,7 @@ class Supervisor(Reception):
             elif reference := self.gate.ramp(measured, now).reference:
                 self.robot.command(reference)
         except RobotLost as error:
-            self.modes.condition("robot lost", True)
-            self._fault("robot lost", str(error))
+            self._lost(error)
         return passed
 
     def _clipping(self, mask: int) -> str:
