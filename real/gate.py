@@ -44,7 +44,8 @@ _SOON = 0.05  # seconds that it takes to stop, with a tick or two of its way ben
 _ABSURD = 1e6  # no robot's metres, radians or degrees
 _ALLOWED = 0.95  # of the speed limit, for a target
 _HOLDBACK = 8.0  # taken off a target's speed for what the arm is faster
-_AHEAD = 1.0  # ticks that the arm's own speed is foreseen
+_LEVER = 0.25  # m from the wrist to the hand: by what a turn of the hand can push it along
+_LIGHTER = 1.5  # by what an arm may prefer its light joints to those with the least motion
 _DAMPING = 1e-4  # squared, of the joint velocities that a hand's velocity needs
 
 
@@ -88,11 +89,13 @@ class Gate:
         self.walls = Walls(limits, self.gain, dt)
         self.grip, self._gripped = 0.0, -math.inf
         self._before: tuple[float, np.ndarray] = (-math.inf, np.zeros(0))  # when, and how fast each joint was
+        self._soon: np.ndarray | None = None  # [2 n] how fast each is, and will be
         self.reset()
 
     def reset(self) -> None:
         """At rest: what is commanded next starts from the measured pose and from no speed."""
         self._velocity = self._change = np.zeros((0, 0))  # u and its derivative, [groups, width]
+        self._pull = np.zeros(3)  # by what the last target turned faster than the arm did, rad/s
         self._base: tuple[np.ndarray, np.ndarray] | None = None  # the last target of an arm without impedance
 
     @property
@@ -110,6 +113,7 @@ class Gate:
     def __call__(self, request: Request, measured: Measured, now: float, slow: bool = False) -> Passed:
         """What may go to the robot for ``request``. Never raises for what a request holds."""
         work = np.zeros(len(STAGES))
+        self._foresee(measured)
         if not self._sound(request, measured):
             work[FINITE] = 1.0
             return self._refused(work, "")
@@ -135,6 +139,7 @@ class Gate:
         From the measured one where something has carried the arm further from its target than a step."""
         if not self._near(measured):
             self.reset()
+        self._foresee(measured)
         self._start(measured)
         request = Request(0.0, quaternion=self._base[1] if self._base else measured.quaternion)
         return self._move(np.zeros_like(self._velocity), request, measured, np.zeros(len(STAGES)), now, False)
@@ -214,6 +219,7 @@ class Gate:
             kept = self.walls.kept(hand, (place, self._stopped(measured)))
             work[WORKSPACE] = float(np.linalg.norm(kept - hand))
             velocity = self._by_joints(np.stack([kept, velocity[1]]), measured, work)
+            velocity = self._turning(velocity, measured, work)
         velocity, trip = self._force(velocity, measured, work)
         if velocity is not limited:
             change = _shorten((velocity - before) / self.dt, self._acceleration)
@@ -238,17 +244,19 @@ class Gate:
         return velocity, change
 
     def _overspeed(self, u: np.ndarray, measured: Measured, work: np.ndarray) -> np.ndarray:
-        """The hand's velocity [3] with less of it along the arm's own motion where that is faster than any target may be:
-        under impedance control what its joints do to each other, and the posture it keeps, can push it on."""
+        """The hand's velocity [3] with less of it along the arm's own motion where that is, or will be in a tick's time,
+        faster than any target may be: under impedance control what its joints do to each other, and the posture it keeps,
+        can push it on."""
         motion = _motion(measured)
         if not self.gain or motion is None:
             return u
-        fast = float(np.linalg.norm(motion))
-        if (excess := fast - _ALLOWED * float(self._speed[0])) <= 0.0:
+        foreseen = self._speeds(measured)[0]
+        if (excess := foreseen - _ALLOWED * float(self._speed[0])) <= 0.0:
             return u
         work[RATE] = max(work[RATE], excess)
         most = np.minimum(self._speed, self.gain * self._step)[:1]
-        return _shorten((u - _HOLDBACK * excess * motion / fast)[None], most)[0]
+        direction = motion / max(float(np.linalg.norm(motion)), _TINY)
+        return _shorten((u - _HOLDBACK * excess * direction)[None], most)[0]
 
     def _stopped(self, measured: Measured) -> np.ndarray:
         """Where an arm under (critically damped) impedance control would come to rest if nothing pulled any more."""
@@ -262,8 +270,7 @@ class Gate:
         x, jacobian = self.limits, measured.jacobian
         if jacobian is None or not velocity.any():
             return velocity
-        normal = jacobian @ jacobian.T + _DAMPING * np.eye(6)
-        joints = jacobian.T @ np.linalg.solve(normal, velocity.ravel())
+        joints = _of_joints(jacobian, velocity.ravel())
         share = 1.0
         if x.joint_low:
             room = self._room(joints, measured.joints)
@@ -292,23 +299,57 @@ class Gate:
         over = np.abs(speed) - self._room(speed, measured.joints) - _CREEP
         return max(0.0, float(np.max(over)))
 
-    def _runs_away(self, measured: Measured, work: np.ndarray) -> bool:
-        """Whether the arm will be faster than a limit in a tick's time, by its own momentum: then it has to brake. Its hand
-        (m/s, rad/s) or a joint, which an arm under impedance control moves as its joints' inertia wants it."""
-        if not self.gain or measured.jacobian is None or len(measured.joint_velocity) != measured.jacobian.shape[1]:
-            return False
+    def _foresee(self, measured: Measured) -> None:
+        """How fast each joint will be in a tick's time by its own momentum, or is where it slows down (a brake may end)."""
+        self._soon = None
+        if not self.gain or _motion(measured) is None:
+            return
         now, (stamp, before) = measured.joint_velocity, self._before
         self._before = (measured.stamp, now)
         gap = measured.stamp - stamp
-        soon = now + (now - before) * min(_AHEAD * self.dt / gap, _AHEAD) if 0.0 < gap < 5.0 * self.dt else now
-        over = float(np.max(np.abs(soon))) - self.limits.joint_speed
-        if over > 0.0:
-            work[IK] = over
-            return True
-        motion = measured.jacobian @ soon
-        sizes = np.array([np.linalg.norm(motion[:3]), np.linalg.norm(motion[3:])])
-        work[RATE] = max(0.0, float(np.max(sizes - np.array([self.limits.speed, self.limits.rotation_speed]))))
-        return work[RATE] > 0.0
+        ahead = now + (now - before) * (self.dt / gap) if self.dt < 1.5 * gap < 6.0 * self.dt else now
+        self._soon = np.stack([now, ahead])
+
+    def _runs_away(self, measured: Measured, work: np.ndarray) -> bool:
+        """Whether the arm is faster than a limit, or will be in a tick's time: then it has to brake. Its hand (m/s, rad/s)
+        or a joint, which under impedance control moves as what all of them do to each other wants it."""
+        if self._soon is None:
+            return False
+        x, (hand, turn, joints) = self.limits, self._speeds(measured)
+        work[IK] = max(0.0, float(np.max(joints)) - x.joint_speed)
+        work[RATE] = max(0.0, hand - x.speed, turn - x.rotation_speed)
+        return bool(work[IK] or work[RATE])
+
+    def _speeds(self, measured: Measured) -> tuple[float, float, np.ndarray]:
+        """The largest foreseen: of the hand (m/s, rad/s), of each joint [n]."""
+        assert self._soon is not None and measured.jacobian is not None
+        motion = self._soon @ measured.jacobian.T
+        linear, angular = (float(np.max(np.linalg.norm(part, axis=1))) for part in (motion[:, :3], motion[:, 3:]))
+        return linear, angular, np.max(np.abs(self._soon), axis=0)
+
+    def _turning(self, velocity: np.ndarray, measured: Measured, work: np.ndarray) -> np.ndarray:
+        """A sudden turn of the hand pushes hand and joints along: no more of it at once than leaves them their limits.
+
+        A critically damped arm accelerates by 4 gain (u - v). What that was a tick ago is in the speeds that are foreseen;
+        its change is not."""
+        if self._soon is None or not self.turns:
+            return velocity
+        x, jacobian = self.limits, measured.jacobian
+        assert jacobian is not None
+        turning = jacobian[3:] @ measured.joint_velocity
+        change = velocity[1] - turning - self._pull
+        joints = np.abs(_of_joints(jacobian, np.concatenate([np.zeros(3), change])))
+        hand, _, speeds = self._speeds(measured)
+        pushed = np.array([_LEVER * float(np.linalg.norm(change)), *(_LIGHTER * joints)]) * 4.0 * self.gain * self.dt
+        room = np.maximum(np.array([x.speed - hand, *(x.joint_speed - speeds)]), 0.0)
+        share = float(np.min(np.where(pushed > room, room / np.maximum(pushed, _TINY), 1.0)))
+        self._pull = self._pull + share * change
+        if share >= 1.0:
+            return velocity
+        most = np.minimum(self._speed, self.gain * self._step)
+        eased = _shorten(np.stack([velocity[0], turning + self._pull]), most)
+        work[RATE] = max(work[RATE], float(np.linalg.norm(eased[1] - velocity[1])))
+        return eased
 
     def _joint_ends(self, velocity: np.ndarray, measured: Measured, work: np.ndarray) -> np.ndarray:
         if not self.limits.joint_low:
@@ -395,6 +436,11 @@ def _motion(measured: Measured) -> np.ndarray | None:
     if measured.jacobian is None or len(measured.joint_velocity) != measured.jacobian.shape[1]:
         return None
     return np.asarray(measured.jacobian[:3] @ measured.joint_velocity)
+
+
+def _of_joints(jacobian: np.ndarray, motion: np.ndarray) -> np.ndarray:
+    """The velocities [n] of the joints that move the hand by ``motion`` [6] with the least of them."""
+    return np.asarray(jacobian.T @ np.linalg.solve(jacobian @ jacobian.T + _DAMPING * np.eye(6), motion))
 
 
 def _shorten(vectors: np.ndarray, most: np.ndarray) -> np.ndarray:

@@ -24,8 +24,8 @@ KINDS = (
     "random", "one way", "alternating", "keep-out", "joint limits", "absurd", "not finite", "spin", "square", "chirp",
     "stretched", "corners", "flips", "spiral", "mixed",
 )  # fmt: skip
-_RUN = 80  # actions of one kind before the next
-_HELD = {"square": 13, "stretched": 26, "flips": 13, "chirp": 2, "spiral": 2}  # ticks that an action is asked for, below
+_LONG, _LONGEST = ("one way", "square", "stretched", "flips"), 25  # of these one in ten is asked for up to so many ticks
+_WAVES = ("chirp", "spiral")  # change every tick
 _ABSURD = (-300.0, -6.0, 0.0, 3.0, 9.0, 150.0, 300.0)  # decades
 # {world: {controller: options of the world}} that `vla-rl bench robot` tries
 CONTROLLERS: dict[str, dict[str, dict[str, Any]]] = {
@@ -34,13 +34,13 @@ CONTROLLERS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-def adversarial(world: Any, limits_file: Path, actions: int, seed: int) -> dict[str, Any]:
+def adversarial(world: Any, limits_file: Path, actions: int, seed: int, each: int = 80) -> dict[str, Any]:
     """Counts of violations over ``actions``, each asked for during one to three ticks of 10 ms, some for up to 25: walls
     beyond one braking distance, joints beyond their ends, and speeds of the hand (m/s, rad/s) and of each joint above
     `OVER` times their limit, looked at after every tick.
 
     Where the limits know no keep-out, one stands 6 cm beside the start, so that every kind of wall is pushed against. What
-    makes the gate pause a session (``trips``) ends in a new start.
+    makes the gate pause a session (``trips``) ends in a new start. ``each``: actions of one kind before the next.
     """
     now = [0.0]
     robot = SimulatedRobot(world, Defects(), lambda: now[0])
@@ -49,7 +49,7 @@ def adversarial(world: Any, limits_file: Path, actions: int, seed: int) -> dict[
     if not limits.keep_out and kind != "joints":
         limits = dataclasses.replace(limits, keep_out=(_beside(robot.observe().position),))
     gate, rng = Gate(limits, robot.capabilities, turns, DT), np.random.default_rng(seed)
-    adversary, judge = _Adversary(limits, kind == "joints", rng), Judge(limits, kind == "joints")
+    adversary, judge = _Adversary(limits, kind == "joints", each, rng), Judge(limits, kind == "joints")
     clipped, refused, ticks, trips = np.zeros(len(STAGES), int), 0, 0, 0
     for action in range(actions):
         request, held = adversary.asks(action, robot.observe())
@@ -87,11 +87,11 @@ def _beside(place: np.ndarray) -> Box:
 
 
 class _Adversary:
-    """What is asked for next. The kinds change every `_RUN` actions; "mixed" draws one for each. ``joints``: the robot is
+    """What is asked for next. The kinds change every ``each`` actions; "mixed" draws one for each. ``joints``: the robot is
     commanded by them; what moves a hand otherwise moves the joints then, in shares of their range."""
 
-    def __init__(self, limits: Limits, joints: bool, rng: np.random.Generator):
-        self.limits, self.joints, self.rng = limits, joints, rng
+    def __init__(self, limits: Limits, joints: bool, each: int, rng: np.random.Generator):
+        self.limits, self.joints, self.each, self.rng = limits, joints, each, rng
         self._kind, self._age = KINDS[0], 0
         self._sign, self._joint = 1.0, 0
         self._way = self._axis = np.zeros(3)
@@ -100,15 +100,16 @@ class _Adversary:
         """The request, and for how many ticks."""
         rng = self.rng
         width = len(measured.joints) if self.joints else 3
-        if action % _RUN == 0:
-            self._kind, self._age = KINDS[(action // _RUN) % len(KINDS)], 0
+        if action % self.each == 0:
+            self._kind, self._age = KINDS[(action // self.each) % len(KINDS)], 0
             self._way = rng.choice([-1.0, 1.0], width)
             axis = rng.standard_normal(3)
             self._axis = axis / np.linalg.norm(axis)
             self._joint = int(rng.integers(max(1, len(measured.joints))))
         self._sign, self._age = -self._sign, self._age + 1
         kind = KINDS[int(rng.integers(len(KINDS) - 1))] if self._kind == "mixed" else self._kind
-        held = int(rng.integers(1, _HELD.get(kind, 4)))
+        most = _LONGEST if kind in _LONG and rng.random() < 0.1 else 1 if kind in _WAVES else 3
+        held = int(rng.integers(1, most + 1))
         if self.joints:
             return Request(0.0, joints=measured.joints + self._reach() * self._joint_step(kind, measured)), held
         move, turn = self._step(kind, measured)
@@ -120,12 +121,14 @@ class _Adversary:
         return self.limits.joint_step / 0.05
 
     def _joint_step(self, kind: str, measured: Measured) -> np.ndarray:
+        """How far the joints are to move, in 5 cm each; but for what is to be a jump at most 10 cm."""
         x = self.limits
         if kind in ("keep-out", "joint limits", "corners", "stretched"):
             ends = np.where(self._way > 0, np.array(x.joint_high), np.array(x.joint_low))
-            return np.asarray((ends - measured.joints) / self._reach())
+            return np.clip((ends - measured.joints) / self._reach(), -0.1, 0.1)
         move, turn = self._step(kind, measured)
-        return np.resize(np.concatenate([move, 0.1 * turn]), len(measured.joints))
+        asked = np.resize(np.concatenate([move, 0.1 * turn]), len(measured.joints))
+        return asked if kind in ("absurd", "not finite", "flips") else np.clip(asked, -0.1, 0.1)
 
     def _step(self, kind: str, measured: Measured) -> tuple[np.ndarray, np.ndarray]:
         """How far the hand is to move (m) and to turn (rad)."""
@@ -152,7 +155,7 @@ class _Adversary:
 
     def _wave(self, t: float) -> float:
         """Ever faster, up to 12 Hz."""
-        return math.sin(2.0 * math.pi * (1.0 + 11.0 * self._age / _RUN) * t)
+        return math.sin(2.0 * math.pi * (1.0 + 11.0 * self._age / self.each) * t)
 
     def _corner(self) -> np.ndarray:
         box = self.limits.box
