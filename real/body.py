@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from real.cameras.process import CameraConfig
+from real.scheduling import LAUNCHER
 from vla_rl.errors import UserError
 
 _REVIVE_S = 2.0  # between two starts of a camera's process
@@ -137,7 +138,7 @@ class Body:
         return log.read_text(encoding="utf-8", errors="replace")
 
     def _launch(self, name: str) -> subprocess.Popen:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", LAUNCHER: str(os.getpid())}
         with open(self.run / f"{name}.log.txt", "wb") as out:
             self.processes[name] = subprocess.Popen(
                 self._started[name][1], stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,

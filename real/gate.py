@@ -124,9 +124,8 @@ class Gate:
             return self._refused(work, trip)
         if (beyond := self._leaving(measured)) > 0.0:
             work[JOINTS] = beyond
-            return self._refused(work, "")
-        if self._runs_away(measured, work):
-            return self._refused(work, "")
+        if beyond > 0.0 or self._runs_away(measured, work):  # it brakes; a force that trips is told all the same
+            return self._refused(work, self._force(np.zeros((2, 3)), measured, work)[1])
         self._start(measured)
         wanted, error = self._wanted(request, measured, work)
         if self.joint_space and float(np.max(np.abs(error))) > 3.0 * float(self._step.max()):

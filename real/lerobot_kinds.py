@@ -29,7 +29,9 @@ def make(what: str, kind: str, options: Mapping[str, Any], registry: str, maker:
         raise MissingPackage("lerobot", "lerobot", f"A {what} of lerobot") from error
     for module in plugins:
         importlib.import_module(module)
-    _register([*_CAMERAS, *_below(registry.partition(":")[0].rpartition(".")[0])])
+    _register(_CAMERAS if "cameras" in options or what == "camera" else ())
+    if kind not in choices.get_known_choices():
+        _register(_below(registry.partition(":")[0].rpartition(".")[0]))
     if kind not in choices.get_known_choices():
         register_third_party_plugins()  # installed packages whose names begin as lerobot wants it
     known = choices.get_known_choices()

@@ -9,8 +9,8 @@ from unittest.mock import MagicMock
 
 sys.modules.setdefault("scservo_sdk", MagicMock())  # the vendor's package, which no test talks to
 
-from lerobot.motors import MotorCalibration
-from lerobot.robots.so_follower import so_follower
+from lerobot.motors import MotorCalibration  # noqa: E402
+from lerobot.robots.so_follower import so_follower  # noqa: E402
 
 NAMES = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")
 RANGES = dict(zip(NAMES, ((1024, 3072), (800, 3200), (900, 3100), (1000, 3000), (0, 4095), (2000, 3500))))  # steps

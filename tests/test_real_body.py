@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import signal
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -246,7 +245,8 @@ def test_the_panda_behind_the_gate_keeps_its_limits(controller):
     from real.bench.gate import CONTROLLERS, KINDS, adversarial
 
     options = {"cameras": ["agentview"], "camera_size": 16, **CONTROLLERS["tabletop"][controller]}
-    figures = adversarial(make_world("tabletop", options), LIMITS / "tabletop.yaml", actions=40 * len(KINDS), seed=2, each=40)
+    world = make_world("tabletop", options)
+    figures = adversarial(world, LIMITS / "tabletop.yaml", actions=40 * len(KINDS), seed=2, each=40)
     assert figures["actions"] == 600 and figures["violations"] == 0, figures
     assert 0 < figures["refused"] < figures["ticks"] / 2, "it did move"
     assert figures["fastest"]["speed"]["limit"] == 0.35 and figures["fastest"]["joint_speed"]["limit"] == 2.0

@@ -413,6 +413,9 @@ def test_limits_files(tmp_path):
         (good.replace("high: [0.3,", "high: [-0.4,"), "'low' below 'high'"),
         (good + "\njoint_high: [0.6, 0.5, 0.6]\n", "joint_high"),
         (good.replace("slow: 0.3", "slow: 1.5"), "slow is 1.5"),
+        (good.replace("observation_age: 0.3", "observation_age: 1.0e+9"), "observation_age is 1e.09, .* at most 5"),
+        (good.replace("gripper_lockout: 0.6", "gripper_lockout: 1.0e+9"), "gripper_lockout is 1e.09, .* at most 60"),
+        (good.replace("joint_margin: 0.02", "joint_margin: 0.4"), "joint_margin 0.4 leaves nothing of a range of 0.6"),
     ]:
         if text is not None:
             file.write_text(text)

@@ -160,11 +160,12 @@ def test_a_vendors_package_that_is_missing_is_named(monkeypatch, tmp_path):
         raise ModuleNotFoundError("No module named 'scservo_sdk'", name="scservo_sdk")
 
     monkeypatch.setattr(bus, "__init__", missing)
-    with pytest.raises(MissingDependency, match=r"so101_follower needs the package scservo_sdk: pip install 'lerobot\[feetech\]'"):
+    said = r"so101_follower needs the package scservo_sdk: pip install 'lerobot\[feetech\]'"
+    with pytest.raises(MissingDependency, match=said):
         so101(tmp_path)
 
 
-# ---------------------------------------------------------------------------------------------------------- what a bus raises
+# --------------------------------------------------------------------------------------------------------- what a bus raises
 def raising(error: Exception, first: int, count: int = 1, writes: bool = False):
     left = [count]
 

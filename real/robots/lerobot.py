@@ -209,8 +209,8 @@ def _ends(
         ends = float(low.get(name, least)), float(high.get(name, most))
         if not (least <= ends[0] < ends[1] <= most and np.isfinite(ends).all()):
             raise ConfigError(
-                f"robot.options.low and high of {name} are {ends[0]:g} and {ends[1]:g}, and its motor goes from {least:g} to "
-                f"{most:g} {unit}: give finite ends within, the low one below the high"
+                f"robot.options.low and high of {name} are {ends[0]:g} and {ends[1]:g}, and its motor goes from {least:g} "
+                f"to {most:g} {unit}: give finite ends within, the low one below the high"
             )
         found.append((unit, *ends))
     units, lows, highs = zip(*found)

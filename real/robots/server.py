@@ -31,7 +31,7 @@ from real.robots.faults import Defects, Fault
 from real.robots.protocol import Reference, RobotLost
 from real.robots.simulated import Picture, SimulatedRobot
 from real.robots.world import Coach
-from real.scheduling import ORPHANED, Deadlines, freeze_garbage, own_config
+from real.scheduling import ORPHANED, Deadlines, freeze_garbage, orphaned, own_config
 from vla_rl.errors import ConfigError, UserError
 
 SILENCE_S = 0.3  # of the supervisor, after which a driver's arm is stopped; a simulated one may have a watchdog of its own
@@ -268,6 +268,8 @@ def main() -> None:
         config = own_config(dies=False)
         server = ArmServer(config)
         signal.signal(ORPHANED, server.orphaned)
+        if orphaned():  # while it began, where nobody heard the signal
+            server.orphaned()
         freeze_garbage()
         print("ready", flush=True)
         server.run()

@@ -19,6 +19,7 @@ from real.practice import STRAYED
 from real.robots.protocol import Measured, Resettable, RobotLost
 from real.supervisor.chunks import Row
 from real.supervisor.reception import Reception
+from real.supervisor.watch import Client
 
 
 class Supervisor(Reception):
@@ -96,6 +97,9 @@ class Supervisor(Reception):
         for role in self.config.required:
             if role != "policy" and self._silent(role, now):
                 self._ask("pause", By.SUPERVISOR, f"the {role} is silent")
+        holder = self.leases.holder
+        if holder and self._unheard([c for c in self.clients.values() if c.source == holder], now):
+            self._ask("pause", By.SUPERVISOR, f"{holder}, who has control, is silent")
         if self.config.cameras and (problem := self.cameras.stale(now)):
             self._ask("pause", By.SUPERVISOR, problem)
         if mode is Mode.HUMAN:
@@ -122,8 +126,10 @@ class Supervisor(Reception):
             self._ask("release", By.SUPERVISOR, "let go")
 
     def _silent(self, role: str, now: float) -> bool:
-        heard = [c.heard for c in self.clients.values() if c.role == role]
-        return not heard or now - max(heard) > self.config.silence_s
+        return self._unheard([c for c in self.clients.values() if c.role == role], now)
+
+    def _unheard(self, clients: list[Client], now: float) -> bool:
+        return not clients or now - max(c.heard for c in clients) > self.config.silence_s
 
     def _choose(self, number: int, now: float) -> tuple[Request | None, Row | None, Input | None]:
         """What is to be followed in this tick, and whose it is."""
