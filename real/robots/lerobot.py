@@ -180,7 +180,7 @@ def _fastest(speeds: Mapping[str, float]) -> Limits:
     """What the robot can do at most. Raises `ConfigError` for a key that is none of `_SPEEDS`."""
     if wrong := [name for name in speeds if name not in _SPEEDS]:
         raise ConfigError(f"robot.options.speeds has {wrong[0]!r}: use {', '.join(_SPEEDS)}")
-    values = {name: float(value) for name, value in {**_SPEEDS, **speeds}.items()}
+    values: dict[str, Any] = {name: float(value) for name, value in {**_SPEEDS, **speeds}.items()}
     if wrong := [name for name, value in values.items() if not 0.0 < value < np.inf]:
         raise ConfigError(f"robot.options.speeds.{wrong[0]}={values[wrong[0]]}: give a number above 0")
     return Limits(**values)

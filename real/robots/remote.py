@@ -48,6 +48,7 @@ class RemoteRobot:
         if self._troubles:
             why, self._troubles = self._troubles[0], []
             raise RobotLost(why)
+        assert self._newest is not None
         return self._newest
 
     def _drain(self) -> None:
