@@ -11,7 +11,7 @@ from vla_rl.errors import ConfigError
 
 # the most that each may be: what is longer would watch over nothing
 _SECONDS = {
-    "silence_s": 0.3, "fault_s": 10.0, "thinking_s": 600.0, "lease_s": 10.0, "frame_age_s": 1.0, "state_age_s": 0.5,
+    "silence_s": 0.3, "fault_s": 10.0, "thinking_s": 600.0, "lease_s": 10.0, "frame_age_s": 5.0, "state_age_s": 5.0,
     "sustained_s": 60.0, "home_timeout_s": 600.0,
 }  # fmt: skip
 
