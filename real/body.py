@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from real.cameras.process import CameraConfig
+from real.scheduling import LAUNCHER
 from vla_rl.errors import UserError
 
 _PRIVATE = 0o077  # the umask of every process: what they write is nobody else's to read
@@ -142,7 +143,7 @@ class Body:
         return log.read_text(encoding="utf-8", errors="replace")
 
     def _launch(self, name: str) -> subprocess.Popen:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", LAUNCHER: str(os.getpid())}
         environment["PYTHONIOENCODING"] = "utf-8:backslashreplace"  # of the logs, which are read as that
         log = self.run / f"{name}.log.txt"
         log.touch(mode=0o600)  # the console's holds its token

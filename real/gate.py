@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from real.foresight import Foresight, motion_of, of_joints, shorten
 from real.limits import Limits
 from real.robots.protocol import Capabilities, Measured, Reference
 from real.rotations import difference, from_vector, multiply, normalised
@@ -44,7 +45,6 @@ _SOON = 0.05  # seconds that it takes to stop, with a tick or two of its way ben
 _ABSURD = 1e6  # no robot's metres, radians or degrees
 _ALLOWED = 0.95  # of the speed limit, for a target
 _HOLDBACK = 8.0  # taken off a target's speed for what the arm is faster
-_DAMPING = 1e-4  # squared, of the joint velocities that a hand's velocity needs
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,13 @@ class Gate:
         self._speed, self._acceleration, self._jerk, self._step = (np.minimum(np.array(r), _HUGE) for r in rows)
         self.walls = Walls(limits, self.gain, dt)
         self.grip, self._gripped = 0.0, -math.inf
+        self.ahead = Foresight(limits, capabilities.gain, dt)
         self.reset()
 
     def reset(self) -> None:
         """At rest: what is commanded next starts from the measured pose and from no speed."""
         self._velocity = self._change = np.zeros((0, 0))  # u and its derivative, [groups, width]
+        self.ahead.rest()
         self._base: tuple[np.ndarray, np.ndarray] | None = None  # the last target of an arm without impedance
 
     @property
@@ -108,6 +110,7 @@ class Gate:
     def __call__(self, request: Request, measured: Measured, now: float, slow: bool = False) -> Passed:
         """What may go to the robot for ``request``. Never raises for what a request holds."""
         work = np.zeros(len(STAGES))
+        self.ahead.see(measured)
         if not self._sound(request, measured):
             work[FINITE] = 1.0
             return self._refused(work, "")
@@ -118,7 +121,10 @@ class Gate:
             return self._refused(work, trip)
         if (beyond := self._leaving(measured)) > 0.0:
             work[JOINTS] = beyond
-            return self._refused(work, "")
+        too_fast, too_fast_joint = self.ahead.excess()
+        work[RATE], work[IK] = too_fast, too_fast_joint
+        if beyond > 0.0 or too_fast > 0.0 or too_fast_joint > 0.0:  # it brakes; a force that trips is told all the same
+            return self._refused(work, self._force(np.zeros((2, 3)), measured, work)[1])
         self._start(measured)
         wanted, error = self._wanted(request, measured, work)
         if self.joint_space and float(np.max(np.abs(error))) > 3.0 * float(self._step.max()):
@@ -131,6 +137,7 @@ class Gate:
         From the measured one where something has carried the arm further from its target than a step."""
         if not self._near(measured):
             self.reset()
+        self.ahead.see(measured)
         self._start(measured)
         request = Request(0.0, quaternion=self._base[1] if self._base else measured.quaternion)
         return self._move(np.zeros_like(self._velocity), request, measured, np.zeros(len(STAGES)), now, False)
@@ -179,7 +186,7 @@ class Gate:
         else:
             turn = difference(normalised(request.quaternion), measured.quaternion) if self.turns else np.zeros(3)
             error = np.stack([request.position - measured.position, turn])
-        near = _shorten(error, self._step)
+        near = shorten(error, self._step)
         work[STEP] = _largest(error - near)
         if self.gain:
             return self.gain * near, error
@@ -192,7 +199,7 @@ class Gate:
         length = np.linalg.norm(ahead, axis=1)
         # so that it is there in time, and can stop there
         fastest = np.minimum(np.sqrt(2.0 * 0.8 * self._acceleration * length), length / max(self.dt, request.seconds))
-        return _shorten(ahead * _HUGE, fastest), error
+        return shorten(ahead * _HUGE, fastest), error
 
     def _move(
         self, wanted: np.ndarray, request: Request, measured: Measured, work: np.ndarray, now: float, slow: bool
@@ -205,14 +212,15 @@ class Gate:
         else:
             place, _ = self._here(measured)
             if self.gain and measured.jacobian is not None:
-                velocity = _shorten(velocity, self.walls.share(measured.position) * self._speed)
+                velocity = shorten(velocity, self.walls.share(measured.position) * self._speed)
             hand = self._overspeed(velocity[0], measured, work)
             kept = self.walls.kept(hand, (place, self._stopped(measured)))
             work[WORKSPACE] = float(np.linalg.norm(kept - hand))
             velocity = self._by_joints(np.stack([kept, velocity[1]]), measured, work)
+            velocity = self._eased(velocity, measured, work)
         velocity, trip = self._force(velocity, measured, work)
         if velocity is not limited:
-            change = _shorten((velocity - before) / self.dt, self._acceleration)
+            change = shorten((velocity - before) / self.dt, self._acceleration)
         self._velocity, self._change = velocity, change
         return Passed(self._reference(request, measured, work, now), _mask(work), work, trip)
 
@@ -220,35 +228,36 @@ class Gate:
         """The next velocity and its derivative: towards ``wanted`` as fast as acceleration and jerk allow without having to
         overshoot it (the acceleration may be at most what its own jerk can take back in time)."""
         speed = self._speed * (self.limits.slow if slow else 1.0)
-        goal = _shorten(wanted, _ALLOWED * speed)  # what is left takes up the last of an acceleration in another direction
+        goal = shorten(wanted, _ALLOWED * speed)  # what is left takes up the last of an acceleration in another direction
         gap = goal - self._velocity
         size = np.linalg.norm(gap, axis=1)
         jerk = self._jerk * self.dt  # change of the acceleration in a tick
         landing = np.sqrt(2.0 * self._jerk * size + 0.25 * jerk**2) - 0.5 * jerk
-        best = _shorten(gap * _HUGE, np.minimum(np.minimum(self._acceleration, size / self.dt), landing))
-        change = self._change + _shorten(best - self._change, jerk)
+        best = shorten(gap * _HUGE, np.minimum(np.minimum(self._acceleration, size / self.dt), landing))
+        change = self._change + shorten(best - self._change, jerk)
         velocity = self._velocity + change * self.dt
         faster = np.maximum(speed, np.linalg.norm(self._velocity, axis=1))  # (it was, where "slow" has just begun)
-        velocity = _shorten(velocity, np.where(faster > self._speed, self._speed, faster))
+        velocity = shorten(velocity, np.where(faster > self._speed, self._speed, faster))
         work[RATE] = _largest(wanted - velocity)
         return velocity, change
 
     def _overspeed(self, u: np.ndarray, measured: Measured, work: np.ndarray) -> np.ndarray:
-        """The hand's velocity [3] with less of it along the arm's own motion where that is faster than any target may be:
-        under impedance control what its joints do to each other, and the posture it keeps, can push it on."""
-        motion = _motion(measured)
+        """The hand's velocity [3] with less of it along the arm's own motion where that is, or will be in a tick's time,
+        faster than any target may be: under impedance control what its joints do to each other, and the posture it keeps,
+        can push it on."""
+        motion = motion_of(measured)
         if not self.gain or motion is None:
             return u
-        fast = float(np.linalg.norm(motion))
-        if (excess := fast - _ALLOWED * float(self._speed[0])) <= 0.0:
+        if (excess := self.ahead.hand - _ALLOWED * float(self._speed[0])) <= 0.0:
             return u
         work[RATE] = max(work[RATE], excess)
         most = np.minimum(self._speed, self.gain * self._step)[:1]
-        return _shorten((u - _HOLDBACK * excess * motion / fast)[None], most)[0]
+        direction = motion / max(float(np.linalg.norm(motion)), _TINY)
+        return shorten((u - _HOLDBACK * excess * direction)[None], most)[0]
 
     def _stopped(self, measured: Measured) -> np.ndarray:
         """Where an arm under (critically damped) impedance control would come to rest if nothing pulled any more."""
-        motion = _motion(measured)
+        motion = motion_of(measured)
         if not self.gain or motion is None:
             return self._here(measured)[0]
         return measured.position + motion / (4.0 * self.gain)
@@ -258,8 +267,7 @@ class Gate:
         x, jacobian = self.limits, measured.jacobian
         if jacobian is None or not velocity.any():
             return velocity
-        normal = jacobian @ jacobian.T + _DAMPING * np.eye(6)
-        joints = jacobian.T @ np.linalg.solve(normal, velocity.ravel())
+        joints = of_joints(jacobian, velocity.ravel())
         share = 1.0
         if x.joint_low:
             room = self._room(joints, measured.joints)
@@ -287,6 +295,14 @@ class Gate:
         speed = measured.joint_velocity
         over = np.abs(speed) - self._room(speed, measured.joints) - _CREEP
         return max(0.0, float(np.max(over)))
+
+    def _eased(self, velocity: np.ndarray, measured: Measured, work: np.ndarray) -> np.ndarray:
+        """A sudden turn of the hand pushes hand and joints along: no more of it at once than leaves them their limits."""
+        if not self.turns or (turn := self.ahead.turn(velocity[1], measured)) is None:
+            return velocity
+        eased = shorten(np.stack([velocity[0], turn]), np.minimum(self._speed, self.gain * self._step))
+        work[RATE] = max(work[RATE], float(np.linalg.norm(eased[1] - velocity[1])))
+        return eased
 
     def _joint_ends(self, velocity: np.ndarray, measured: Measured, work: np.ndarray) -> np.ndarray:
         if not self.limits.joint_low:
@@ -348,7 +364,7 @@ def _escapes(walls: Walls, measured: Measured, work: np.ndarray) -> str | None:
     """Whether to brake, and why the session should pause ("": it need not). The hand runs through a wall, and is beyond
     it already; or a joint is within half its margin and goes on. Where an arm's controller holds a posture against its
     target no target brings it back; only standing still helps."""
-    motion = _motion(measured)
+    motion = motion_of(measured)
     if motion is None:
         return None
     x, speed = walls.limits, measured.joint_velocity
@@ -366,21 +382,6 @@ def _escapes(walls: Walls, measured: Measured, work: np.ndarray) -> str | None:
         pause = now > 0.0 and then > 0.5 * walls.braking
         return "the hand drifts through a wall, and its controller does not bring it back" if pause else ""
     return None
-
-
-def _motion(measured: Measured) -> np.ndarray | None:
-    """The hand's velocity [3] (m/s); None where the arm does not tell it."""
-    if measured.jacobian is None or len(measured.joint_velocity) != measured.jacobian.shape[1]:
-        return None
-    return np.asarray(measured.jacobian[:3] @ measured.joint_velocity)
-
-
-def _shorten(vectors: np.ndarray, most: np.ndarray) -> np.ndarray:
-    """Rows of ``vectors`` [groups, width], none longer than ``most`` [groups or 1]."""
-    length = np.sqrt(np.einsum("gw,gw->g", vectors, vectors))
-    if (length <= most).all():
-        return vectors
-    return vectors * (np.minimum(length, most) / np.maximum(length, 1e-200))[:, None]
 
 
 def _largest(vectors: np.ndarray) -> float:

@@ -69,6 +69,7 @@ class Limits:
 _MOTION = ("speed", "acceleration", "jerk", "step")
 _TURN = ("rotation_speed", "rotation_acceleration", "rotation_jerk", "rotation_step")
 _JOINT = ("joint_speed", "joint_acceleration", "joint_jerk", "joint_step")
+_MOST = {"observation_age": 5.0, "gripper_lockout": 60.0, "slow": 1.0}  # s, s, a share: beyond it nothing is limited
 _MAY_BE_ZERO = ("joint_margin", "gripper_threshold", "gripper_lockout")
 
 
@@ -124,8 +125,10 @@ def _value(key: str, value: Any, place: str) -> Any:
     if key in ("joint_low", "joint_high"):
         return _numbers(key, value, place)
     number = _numbers(key, [value], place)[0]
-    if number < 0 or (number == 0 and key not in _MAY_BE_ZERO) or (key == "slow" and number > 1):
-        raise LimitsError(f"{place}: {key} is {number}, which must be above 0{' and at most 1' if key == 'slow' else ''}")
+    most = _MOST.get(key, math.inf)
+    if number < 0 or (number == 0 and key not in _MAY_BE_ZERO) or number > most:
+        allowed = f" and at most {most:g}" if key in _MOST else ""
+        raise LimitsError(f"{place}: {key} is {number:g}, which must be above 0{allowed}")
     return number
 
 
@@ -158,6 +161,9 @@ def wider(found: Limits, own: Limits) -> list[str]:
         low = any(a < b for a, b in zip(found.box.low, own.box.low))
         if low or any(a > b for a, b in zip(found.box.high, own.box.high)):
             lines.append(f"box {found.box.low} to {found.box.high}, robot {own.box.low} to {own.box.high}")
+    room = [high - low for low, high in zip(found.joint_low, found.joint_high)]
+    if room and 2.0 * found.joint_margin >= min(room):
+        lines.append(f"joint_margin {found.joint_margin:g} leaves nothing of a range of {min(room):g}")
     for name, sign in (("joint_low", 1.0), ("joint_high", -1.0)):
         mine, theirs = getattr(found, name), getattr(own, name)
         if len(mine) != len(theirs) or any(sign * a < sign * b for a, b in zip(mine, theirs)):

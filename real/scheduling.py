@@ -12,7 +12,10 @@ import sys
 import time
 from typing import Any
 
+from real import BORN_OF
+
 ORPHANED = signal.SIGHUP  # the parent has ended. Not SIGTERM: of a parent with several threads it comes several times
+LAUNCHER = "VLA_RL_LAUNCHER"  # in the environment: the process id of a session's launcher
 _PDEATHSIG = 1  # of prctl
 _RTTIME_US = 200_000  # of CPU time in one go, after which a real-time process is stopped by the kernel
 
@@ -24,12 +27,22 @@ def freeze_garbage() -> None:
     gc.disable()
 
 
+def orphaned() -> bool:
+    """Whether who launched this process has ended: `real.body` says who that is (`LAUNCHER`), else whoever was its parent
+    as it began; a parent 1 then was none any more."""
+    launcher = int(os.environ.get(LAUNCHER, 0)) or (BORN_OF if BORN_OF > 1 else -1)
+    return os.getppid() != launcher
+
+
 def die_with_parent(sign: int = signal.SIGTERM) -> None:
-    """Ask the kernel for ``sign`` when the parent ends (Linux; elsewhere nothing happens)."""
+    """Ask the kernel for ``sign`` when the parent ends, and take it at once where that has ended already (Linux; elsewhere
+    nothing happens)."""
     try:
         ctypes.CDLL(None, use_errno=True).prctl(_PDEATHSIG, int(sign), 0, 0, 0)
     except (OSError, AttributeError):
         return
+    if orphaned():
+        os.kill(os.getpid(), sign)
 
 
 def own_config(dies: bool = True) -> dict[str, Any]:

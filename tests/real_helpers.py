@@ -64,6 +64,7 @@ class Rig:
         self.states: list[State] = []
         self.said: list[tuple[Any, Message]] = []
         self.dead_man: bool | None = None  # None: no device
+        self.renews = True  # else the operator's process lives, and says nothing of its lease
         self.axes = (0.0,) * 6
         self.target: tuple[float, ...] = ()
         for name, role in (("policy", "policy"), ("operator", "teleop")):
@@ -126,6 +127,9 @@ class Rig:
         return new
 
     def _operate(self) -> None:
+        if not self.renews:
+            self.send("operator", Beat, tick=self.tick)
+            return
         if self.dead_man is None:
             self.send("operator", Lease, ask="renew", token=self.token, force=False)
             return

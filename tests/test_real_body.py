@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import signal
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -239,25 +238,32 @@ def test_what_a_scripted_person_goes_by_grows_until_the_task_is_done(task):
 
 
 @pytest.mark.real_sim
-def test_the_panda_behind_the_gate_keeps_its_limits():
-    """Adversarial actions of every kind; the walls were pushed against, and none was passed."""
-    from real import limits as limit_files
-    from real.bench.gate import KINDS, adversarial
+@pytest.mark.parametrize("controller", ["osc_position", "osc_pose"])
+def test_the_panda_behind_the_gate_keeps_its_limits(controller):
+    """Adversarial actions of every kind; the walls were pushed against, and no wall and no speed was passed: of the hand, of
+    its turns, of any joint."""
+    from real.bench.gate import CONTROLLERS, KINDS, adversarial
 
-    world = make_world("tabletop", {"cameras": ["agentview"], "camera_size": 16})
-    runs = [adversarial(world, Path(LIMITS / "tabletop.yaml"), actions=1280, seed=seed) for seed in (0, 1)]
-    for figures in runs:
-        assert figures["actions"] == 1280 == 2 * 80 * len(KINDS) and figures["violations"] == 0, figures
-        assert figures["largest_speed"] > 0.2 and 0 < figures["refused"] < figures["ticks"] / 2, "it did move"
-    nearest = {name: min(figures["nearest"][name] for figures in runs) for name in ("box", "keep_out", "joints")}
-    assert all(-1e-3 < nearest[name] < 0.01 for name in ("box", "keep_out")) and 0 < nearest["joints"] < 0.05, nearest
-    assert limit_files.load(LIMITS / "tabletop.yaml", limit_files.Limits(), ("speed",)).speed == 0.35
+    options = {"cameras": ["agentview"], "camera_size": 16, **CONTROLLERS["tabletop"][controller]}
+    world = make_world("tabletop", options)
+    figures = adversarial(world, LIMITS / "tabletop.yaml", actions=40 * len(KINDS), seed=2, each=40)
+    assert figures["actions"] == 600 and figures["violations"] == 0, figures
+    assert 0 < figures["refused"] < figures["ticks"] / 2, "it did move"
+    assert figures["fastest"]["speed"]["limit"] == 0.35 and figures["fastest"]["joint_speed"]["limit"] == 2.0
+    assert figures["fastest"]["speed"]["measured"] > 0.25 and max(figures["fastest"]["joint_speed"]["measured"]) > 1.0
+    assert figures["clipped"]["workspace"] > 0 < figures["clipped"]["joints"]
 
 
-def test_the_fake_arm_behind_the_gate_keeps_its_limits():
-    from real.bench.gate import adversarial
+@pytest.mark.parametrize("controller", ["impedance", "following", "joints"])
+def test_the_fake_arm_behind_the_gate_keeps_its_limits(controller):
+    from real.bench.gate import CONTROLLERS, KINDS, adversarial
 
-    figures = adversarial(make_world("fake", {}), LIMITS / "fake_point.yaml", actions=2000, seed=0)
-    walls = 1.5 * 0.4**2 / (2 * 20)  # begin so much earlier
-    assert all(0 <= figures["nearest"][name] < walls + 1e-3 for name in ("box", "keep_out")), figures
-    assert figures["violations"] == 0 and figures["clipped"]["workspace"] > 0 and figures["largest_speed"] > 0.1, figures
+    limits = LIMITS / ("fake_point_joints.yaml" if controller == "joints" else "fake_point.yaml")
+    world = make_world("fake", CONTROLLERS["fake"][controller])
+    figures = adversarial(world, limits, actions=20 * len(KINDS), seed=0, each=20)
+    assert figures["violations"] == 0 and max(figures["fastest"]["joint_speed"]["measured"]) > 0.1, figures
+    if controller == "joints":
+        assert figures["trips"] > 0 and figures["clipped"]["joints"] > 0, "jumps pause; the ends were pushed against"
+        return
+    assert all(figures["nearest"][name] > -1e-3 for name in ("box", "keep_out")), figures
+    assert figures["clipped"]["workspace"] > 0 and figures["fastest"]["speed"]["measured"] > 0.1, figures

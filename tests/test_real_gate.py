@@ -123,10 +123,9 @@ def test_a_wall_counts_from_where_an_arm_would_come_to_rest():
 
 
 def test_an_arm_that_is_faster_than_its_target_is_held_back():
-    """What its joints do to each other can push it on: the target gives way by 8 times the excess over 0.95 · 0.3 m/s,
-    and is never faster than 0.3 itself."""
+    """What its joints do to each other can push it on: the target gives way by 8 times the excess over 0.95 · 0.3 m/s."""
     jacobian = np.vstack([np.eye(3), np.zeros((3, 3))])
-    for speed, wanted in ((0.28, 0.285), (0.295, 0.285 - 8 * 0.01), (0.6, -0.3), (3.0, -0.3)):
+    for speed, wanted in ((0.28, 0.285), (0.295, 0.285 - 8 * 0.01), (0.3, 0.285 - 8 * 0.015)):
         moving = dataclasses.replace(at(jacobian=jacobian), joint_velocity=np.array([speed, 0.0, 0.0]))
         g = gate(gain=6.0, speed=0.3)
         g(to(0.09, 0.0, 0.3), moving, 0.0)
@@ -134,10 +133,64 @@ def test_an_arm_that_is_faster_than_its_target_is_held_back():
 
 
 def test_a_target_that_gives_way_stays_within_the_step():
+    """6 · 0.05 m/s back, and 8 · 0.019 more: but 0.06 m away at most."""
     jacobian = np.vstack([np.eye(3), np.zeros((3, 3))])
-    pushed = dataclasses.replace(at(jacobian=jacobian), joint_velocity=np.array([0.0, 2.0, 0.0]))
-    passed = gate(gain=6.0, speed=0.4, step=0.06)(to(0.0, 0.05, 0.3), pushed, 0.0)
+    pushed = dataclasses.replace(at(jacobian=jacobian), joint_velocity=np.array([0.0, 0.399, 0.0]))
+    passed = gate(gain=6.0, speed=0.4, step=0.06)(to(0.0, -0.05, 0.3), pushed, 0.0)
     np.testing.assert_allclose(passed.reference.position, [0.0, -0.06, 0.3])
+
+
+WHOLE = np.vstack([np.hstack([np.eye(3), np.zeros((3, 3))]), np.hstack([np.zeros((3, 3)), np.eye(3)])])  # six joints
+
+
+def moving(speeds, stamp: float = 0.0) -> Measured:
+    """Three joints move the hand by 1 m each rad, three turn it."""
+    return dataclasses.replace(
+        at(jacobian=WHOLE, joints=(0.0,) * 6), joint_velocity=np.array(speeds, dtype=float), stamp=stamp
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "stage"),
+    [
+        (None, (0.31, 0, 0, 0, 0, 0), RATE),  # the hand: 0.3 m/s are allowed
+        (None, (0.2, 0.2, 0.2, 0, 0, 0), RATE),  # 0.35 together
+        (None, (0.29, 0, 0, 0, 0, 0), None),
+        ((0.2, 0, 0, 0, 0, 0), (0.26, 0, 0, 0, 0, 0), RATE),  # 0.32 in a tick
+        ((0.2, 0, 0, 0, 0, 0), (0.24, 0, 0, 0, 0, 0), None),
+        ((0.29, 0, 0, 0, 0, 0), (0.24, 0, 0, 0, 0, 0), None),
+        (None, (0, 0, 0, 0, 2.1, 0), IK),  # a joint: 2 rad/s
+        ((0, 0, 0, 0, 0, -1.5), (0, 0, 0, 0, 0, -1.8), IK),
+        ((0, 0, 0, 0, 0, -2.5), (0, 0, 0, 0, 0, -1.8), None),  # it slows down
+        (None, (0, 0, 0, 1.9, 1.9, 1.9), RATE),  # 3.29 rad/s of 3
+        (None, (0, 0, 0, 1.6, 1.6, 1.6), None),
+    ],
+)
+def test_an_arm_that_will_be_too_fast_brakes_whatever_was_asked(before, now, stage):
+    """The same change as in the tick before, once more."""
+    g = gate(gain=6.0, turns=True, speed=0.3, rotation_speed=3.0, joint_speed=2.0)
+    ask = Request(0.0, at().position, DOWN)
+    if before is not None:
+        g(ask, moving(before), 0.0)
+    passed = g(ask, moving(now, DT), DT)
+    assert (passed.reference is None) == (stage is not None) and not passed.trip
+    assert stage is None or passed.mask == only(stage)
+
+
+def test_a_sudden_turn_leaves_hand_and_joints_their_limits():
+    """A turn at 3 rad/s from rest accelerates by 4 · 6 · 3 a second: in a tick 0.72 rad/s. Of the joint's 0.6 half as much
+    again is counted, 1.08: five ninths are left. Of the hand's 0.3 a quarter (m) is, 0.18: all. Once more as much in the
+    next tick, while the arm turns with what it was given."""
+    goal = multiply(from_vector(np.array([0.0, 0.0, 0.5])), DOWN)
+    for joint_speed, wanted in ((2.0, 3.0), (0.6, 3.0 * 0.6 / 1.08)):
+        g = gate(gain=6.0, turns=True, speed=0.3, rotation_speed=4.0, rotation_step=0.5, joint_speed=9.0)
+        g.ahead.limits = dataclasses.replace(g.limits, joint_speed=joint_speed)
+        g._by_joints = lambda velocity, measured, work: velocity  # (which limits what is commanded)
+        assert g(Request(0.0, at().position, goal), moving((0.0,) * 6), 0.0).reference is not None
+        np.testing.assert_allclose(g.velocity, [0, 0, 0, 0, 0, wanted], atol=1e-3)
+    fast = gate(gain=6.0, turns=True, speed=0.3, rotation_speed=4.0, rotation_step=0.5)
+    fast(Request(0.0, at().position, goal), moving((0.26, 0, 0, 0, 0, 0)), 0.0)
+    assert fast.velocity[5] == pytest.approx(3.0 * 0.04 / 0.18, abs=1e-3), "0.04 m/s are left"
 
 
 def test_an_arm_that_tells_no_joint_velocities_is_led_too():
@@ -360,6 +413,9 @@ def test_limits_files(tmp_path):
         (good.replace("high: [0.3,", "high: [-0.4,"), "'low' below 'high'"),
         (good + "\njoint_high: [0.6, 0.5, 0.6]\n", "joint_high"),
         (good.replace("slow: 0.3", "slow: 1.5"), "slow is 1.5"),
+        (good.replace("observation_age: 0.3", "observation_age: 1.0e+9"), "observation_age is 1e.09, .* at most 5"),
+        (good.replace("gripper_lockout: 0.6", "gripper_lockout: 1.0e+9"), "gripper_lockout is 1e.09, .* at most 60"),
+        (good.replace("joint_margin: 0.02", "joint_margin: 0.4"), "joint_margin 0.4 leaves nothing of a range of 0.6"),
     ]:
         if text is not None:
             file.write_text(text)

@@ -13,10 +13,13 @@ from real.supervisor.core import Supervisor
 from real.supervisor.settings import SupervisorConfig
 from vla_rl.errors import ConfigError
 
+LOW = {"shoulder.pos": -100.0, "elbow.pos": -100.0, "gripper.pos": 0.0}  # it does not tell its units
+HIGH = dict.fromkeys(LOW, 100.0)
+
 
 def test_a_registered_robot_is_driven_within_its_limits(paper_arm, tmp_path):
     clock = Clock()
-    arm = LeRobotArm("paper_arm", {"port": "x", "calibration_dir": tmp_path}, clock=clock)
+    arm = LeRobotArm("paper_arm", {"port": "x", "calibration_dir": tmp_path}, low=LOW, high=HIGH, clock=clock)
     arm.connect()
     assert arm.embodiment.action_low == (-100.0, -100.0, 0.0) and arm.embodiment.camera_names == ("wrist",)
     data = {"joint_speed": 60, "joint_acceleration": 600, "joint_jerk": 60_000, "joint_step": 10, "joint_margin": 5}
@@ -52,7 +55,7 @@ def test_a_registered_robot_is_driven_within_its_limits(paper_arm, tmp_path):
 
 
 def test_a_stopped_one_ignores_commands_until_it_is_cleared(paper_arm, tmp_path):
-    arm = LeRobotArm("paper_arm", {"calibration_dir": tmp_path}, clock=Clock())
+    arm = LeRobotArm("paper_arm", {"calibration_dir": tmp_path}, low=LOW, high=HIGH, clock=Clock())
     with pytest.raises(ConfigError, match="no port"):
         arm.connect()
     before = arm.observe().joints
@@ -70,11 +73,11 @@ def test_a_stopped_one_ignores_commands_until_it_is_cleared(paper_arm, tmp_path)
 def test_unknown_types_and_options_are_one_clear_error():
     with pytest.raises(ConfigError, match=r"knows no robot 'nothing': it knows .*so101_follower"):
         LeRobotArm("nothing")
-    with pytest.raises(ConfigError, match="options of lerobot's paper_arm are wrong"):
+    with pytest.raises(ConfigError, match="options of lerobot's robot paper_arm are wrong"):
         LeRobotArm("paper_arm", {"nonsense": 1})
 
 
 @pytest.mark.parametrize("key", ["speeed", "force"])  # no limit at all, and one that is no speed of a joint
 def test_a_wrong_key_of_speeds_is_named(key, paper_arm, tmp_path):
     with pytest.raises(ConfigError, match=f"robot.options.speeds has '{key}': use joint_speed"):
-        LeRobotArm("paper_arm", {"calibration_dir": tmp_path}, speeds={key: 1.0})
+        LeRobotArm("paper_arm", {"calibration_dir": tmp_path}, low=LOW, high=HIGH, speeds={key: 1.0})

@@ -24,7 +24,7 @@ from real.console.control import Control
 from real.console.hub import Hub
 from real.console.settings import ConsoleConfig
 from real.link import Client, LinkError, Server
-from real.messages import Event, Grant, Notice, Writer, encode
+from real.messages import Event, Grant, Notice, Writer, decode, encode
 from real.modes import Mode
 from real.robots import remote
 from real.robots.faults import Fault
@@ -32,6 +32,7 @@ from real.robots.lerobot import LeRobotArm
 from real.robots.protocol import RobotLost
 from real.robots.remote import RemoteRobot, stop_arm
 from real.robots.server import ArmServer, read_log
+from real.supervisor import guard
 from real.supervisor.loop import Loop
 
 FAKE = BodyConfig(limits=str(LIMITS / "fake_point.yaml"), record=False, supervisor={"required": ["guard", "console"]})
@@ -198,7 +199,8 @@ def test_a_guards_stop_counts_once_the_arm_says_so(arm, monkeypatch):
 
 
 def test_a_stop_that_a_bus_lost_is_not_confirmed_and_comes_again(paper_arm, tmp_path):
-    arm = LeRobotArm("paper_arm", {"port": "x", "calibration_dir": tmp_path}, clock=Clock())
+    ends = dict.fromkeys(paper_arm.JOINTS, 0.0), dict.fromkeys(paper_arm.JOINTS, 100.0)
+    arm = LeRobotArm("paper_arm", {"port": "x", "calibration_dir": tmp_path}, low=ends[0], high=ends[1], clock=Clock())
     arm.connect()
     arm.observe()
     send, arm.device.send_action = arm.device.send_action, lambda action: (_ for _ in ()).throw(ConnectionError("lost"))
@@ -429,3 +431,52 @@ def test_a_page_that_says_too_much_can_still_stop_the_arm_and_is_told_what_was_r
     while (text := page.out.take()) is not None:
         texts.append(text)
     assert sum('"name":"stop"' in text for text in texts) >= 15
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("delay", [0.0, 0.1, 0.4])
+def test_an_arms_process_whose_launcher_ends_while_it_starts_ends_too(delay, named, tmp_path):
+    """``named``: as `Body` says who launches it; else it looks at its parent as it begins, or finds that it has none."""
+    config = tmp_path / "arm.json"
+    config.write_text(json.dumps({"socket": str(tmp_path / "a"), "world": "fake", "hz": 100.0}))
+    environ = "dict(os.environ, VLA_RL_LAUNCHER=str(os.getpid()))" if named else "None"
+    started = f"[sys.executable, '-m', 'real.robots.server', {str(config)!r}], start_new_session=True, env={environ}"
+    code = f"import os, subprocess, sys, time; p = subprocess.Popen({started}); print(p.pid, flush=True); time.sleep(100)"
+    launcher = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    pid = int(launcher.stdout.readline())
+    time.sleep(delay)
+    launcher.kill()
+    launcher.wait()
+    launcher.stdout.close()
+    end = time.monotonic() + 20.0
+    while os.path.exists(f"/proc/{pid}"):
+        assert time.monotonic() < end, "it still runs"
+        time.sleep(0.02)
+
+
+def test_a_guard_whose_supervisor_was_late_goes_on_watching(server, monkeypatch):
+    """It stops the arm once, says so as a fault as soon as somebody hears, and stops it again the next time."""
+    monkeypatch.setattr(guard, "SILENCE_S", 0.05)
+    monkeypatch.setattr(guard, "GONE_S", 0.5)
+    client, stops, status = Client(server.path, "guard", beat_hz=0.0), [], []
+    server.poll(0.5)
+    watching = threading.Thread(target=lambda: status.append(guard.watch(client, lambda: stops.append(1))), daemon=True)
+    watching.start()
+
+    def say(name: str) -> None:
+        for connection in list(server.connections):
+            notice = Writer("supervisor", time.monotonic).make(
+                Notice, name=name, value="", by="supervisor", mode="IDLE", epoch=0, tick=0, episode=0
+            )
+            server.send(connection, encode(notice))
+
+    for count in (1, 2):
+        time.sleep(0.2)
+        assert len(stops) == count and not status
+        say("lease")
+        said = [decode(p) for _, p in server.poll(1.0)[0]]
+        faults = [m for m in said if isinstance(m, Event)]
+        assert [m.name for m in faults] == ["fault"] and "supervisor was silent for 0." in faults[0].value
+    watching.join(5.0)
+    assert status == [3] and len(stops) == 3, "after half a second of silence it is not waited for"
+    client.close()

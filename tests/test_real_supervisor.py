@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_helpers import DT, Clock, Rig, point_robot, rig
 
-from real.messages import Beat, Chunk, Event, Frame, Hello, Lease, Progress, Refused
+from real.messages import Beat, Chunk, Event, Frame, Hello, Lease, Notice, Progress, Refused
 from real.robots.faults import Fault
 from real.supervisor.settings import SupervisorConfig
 from real.supervisor.watch import Cameras, DeviceClock, Share
@@ -311,11 +311,30 @@ def test_one_holder_at_a_time():
 def test_a_lapsed_lease_pauses():
     session = rig().auto()
     session.chunk([(0.001, 0.0, 0.0, -1.0)] * 200)
-    session.alive.discard("operator")
+    session.renews = False
     session.run(1.9)
     assert session.mode == "AUTO"
     session.run(0.2)
     assert session.mode == "PAUSED" and "lease" in session.notices("pause")[-1]
+
+
+@pytest.mark.parametrize("how", ["frozen", "killed"])
+def test_who_has_control_and_is_gone_is_not_waited_for(how):
+    """Whatever is required: a console that hangs is silent after 0.15 s, and one that ended is known at once."""
+    session = rig().auto()
+    session.chunk([(0.001, 0.0, 0.0, -1.0)] * 200)
+    session.run(0.1)
+    session.alive.discard("operator")
+    if how == "killed":
+        session.supervisor.left("operator")
+        assert session.mode == "PAUSED" and session.supervisor.leases.holder == ""
+        said = [m.value for _, m in session.supervisor.outbox if isinstance(m, Notice)]
+        assert "connection of who had control" in said[-1]
+        return
+    session.run(0.13)
+    assert session.mode == "AUTO"
+    session.run(0.05)
+    assert session.mode == "PAUSED" and "operator, who has control, is silent" in session.notices("pause")[-1]
 
 
 def test_a_lease_that_lapsed_between_two_ticks_pauses_whoever_asks_next():
@@ -323,7 +342,7 @@ def test_a_lease_that_lapsed_between_two_ticks_pauses_whoever_asks_next():
     session.send("other", Hello, role="console", pid=3)
     session.auto()
     session.chunk([(0.001, 0.0, 0.0, -1.0)] * 200)
-    session.alive.discard("operator")
+    session.renews = False
     until = session.supervisor.leases.until
     session.run(until - session.clock() - 1.5 * DT)
     assert session.mode == "AUTO"
@@ -501,11 +520,16 @@ def test_watches_by_hand():
     assert clock.age(5.0, 100.0) == 0.0  # an offset of -95 is taken for granted at first
     assert clock.age(5.1, 100.2) == pytest.approx(0.1, abs=1e-3)
     assert clock.age(5.3, 100.3) == pytest.approx(0.0, abs=1e-3)
-    assert clock.age(7.3, 100.4) < 0
+    assert clock.age(7.3, 100.4) < 0 and clock.age(7.4, 100.6) == pytest.approx(0.1, abs=1e-3), "measured anew"
     back = DeviceClock()
     assert back.age(5.0, 100.0) == 0.0 and back.age(4.6, 100.1) == pytest.approx(-0.4), "it jumped"
     assert back.age(4.7, 100.2) == pytest.approx(0.0, abs=1e-3), "and is measured anew"
     assert back.age(4.7, 100.5) == pytest.approx(0.3, abs=1e-3) and back.age(4.69, 100.6) > 0.3, "late is no jump"
+    late = DeviceClock()  # whose first picture was under way for 0.09 s, the others for 0.01; in the end for a second
+    for i in range(30 * 620):
+        age = late.age(500.0 + i / 30, i / 30 + (0.09 if i == 0 else 1.01 if i in (1800, 9000, 18000) else 0.01))
+        if i in (1800, 9000, 18000):
+            assert age == pytest.approx(1.0, abs=0.01), i
     share = Share(4)
     assert [share.add(x) for x in (True, False, True, False, True, True)] == [False] * 5 + [True]
     assert [share.add(x) for x in (4, 0, 4, 1, 0)] == [0, 0, 0, 5, 0]
@@ -526,8 +550,35 @@ def test_watches_by_hand():
 
 
 def test_settings_that_cannot_be():
-    for wrong in ({"hz": 5}, {"silence_s": 0.5}, {"fault_s": 0.0}):
-        with pytest.raises(ConfigError):
+    for wrong in ({"hz": 5}, {"silence_s": 0.5}, {"fault_s": 0.0}, {"home_tolerance": math.inf}, {"home_tolerance": 0.0}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
             SupervisorConfig(**wrong)
+    ages = ("frame_age_s", "state_age_s", "silence_s")
+    for name in (*ages, "fault_s", "thinking_s", "lease_s", "sustained_s", "home_timeout_s"):
+        for value in (1e9, math.inf, math.nan, 0.0, -1.0):
+            with pytest.raises(ConfigError, match=f"supervisor.{name}=.* at most"):
+                SupervisorConfig(**{name: value})
+
+
+@pytest.mark.parametrize("value", [1e30, 1e308, -1e5, 3.0, math.nan, math.inf])
+def test_an_action_that_means_nothing_is_a_fault_at_once(value):
+    """More than ten ranges (0.1 m) beyond its bounds: none of its row, nor of those before it, runs."""
+    session = rig().auto()
+    before = session.robot.world.position.copy()
+    session.chunk([(0.05, 0.0, 0.0, -1.0), (0.0, value, 0.0, -1.0)])
+    assert session.mode == "FAULT" and session.supervisor.modes.faults == ("policy error",)
+    said = session.notices("fault")[-1]
+    assert "step 1 of its actions has dy" in said and "-0.05 to 0.05 are meant" in said
+    session.run(0.2)
+    assert np.abs(session.robot.world.position - before).max() < 1e-6
+    assert session.supervisor.refused["absurd actions"] == 1
+
+
+@pytest.mark.parametrize("value", [0.06, -1.0, 1.04])
+def test_an_action_a_little_beyond_its_bounds_is_clipped(value):
+    session = rig().auto()
+    session.chunk([(0.0, value, 0.0, -1.0)] * 4)
+    session.run(0.1)
+    assert session.mode == "AUTO"
     with pytest.raises(ConfigError, match="whole multiple"):
         Rig(point_robot(clock := Clock()), clock, hz=70.0)

@@ -237,7 +237,7 @@ def test_leaders_of_lerobot_by_name():
     robot = state(proprio=(1.0, 2.0))
     assert leader.read(0.0, robot).problem == "" and leader.read(0.0, robot).target == ()
     leader.close()
-    with pytest.raises(ConfigError, match=r"teleop\.options do not fit"):
+    with pytest.raises(ConfigError, match=r"options of lerobot.s leader arm test_leader are wrong: .*prot"):
         build(LeaderConfig(type="test_leader", options={"prot": "here"}))
     with pytest.raises(UserError, match=r"does not connect: nothing at there"):
         Leader(LeaderConfig(type="test_leader", options={"port": "there"}), NAMES).connect()

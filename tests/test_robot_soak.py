@@ -42,10 +42,10 @@ def test_the_command_strikes_looks_and_leaves_nothing_behind(tmp_path, capsys):
 
 def test_a_fault_is_timed_until_the_arm_is_followed_again(tmp_path, monkeypatch):
     kinds = ["reflex", "stop", "policy says NaN", "recorder killed", "policy killed"]
-    document, _ = short(tmp_path, kinds, monkeypatch)
+    document, _ = short(tmp_path, kinds, monkeypatch, minutes=0.4)
     found = {s["kind"]: s for s in document["struck"]}
     assert set(found) == set(kinds) and document["problems"] == []
-    for latched in ("reflex", "stop"):  # a person acknowledges, which takes 0.2 s and more
+    for latched in ("reflex", "stop", "policy says NaN"):  # a person acknowledges, which takes 0.2 s and more
         assert found[latched]["stopped"] and found[latched]["moved_on_s"] > 0.2
     for ending in ("policy killed", "recorder killed"):
         assert found[ending]["stopped"] and found[ending]["moved_on_s"] is None

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from real.bench.gate import adversarial
+from real.bench.gate import CONTROLLERS, adversarial
 from real.bench.trials import Operator, driver, trial
 from real.body import Body, BodyConfig
 from real.cameras.process import CameraConfig
@@ -42,7 +42,8 @@ def bench_robot(world: str, limits: Path, options: dict[str, Any], real_time: in
     document: dict[str, Any] = {"world": world, "real_time": real_time, "cores": len(os.sched_getaffinity(0)), **options}
     document["load_at_start"] = os.getloadavg()[0]
     rng = np.random.default_rng(0)
-    bodies = {"camera": with_cameras(config, 1)}
+    free = dataclasses.replace(config, supervisor={"required": ["guard", "recorder"]})  # whoever has control counts anyway
+    bodies = {"camera": with_cameras(config, 1), "operator": free}
     rows = [
         trial(v, how, bodies.get(v, config), float(rng.uniform(0.4, 0.7)))
         for v, how in VICTIMS
@@ -55,8 +56,16 @@ def bench_robot(world: str, limits: Path, options: dict[str, Any], real_time: in
     if options["seconds"]:
         document["lateness"] = lateness(with_cameras(config, options["cameras"]), options["seconds"], options["busy"])
         document["takeover"] = takeover(config, max(3, options["trials"]))
-    document["gate"] = adversarial(make_world(world, small), limits, options["actions"], seed=0)
+    document["gate"] = {
+        name: adversarial(make_world(world, small | given), _of(limits, given), options["actions"], seed=0)
+        for name, given in CONTROLLERS.get(world, {"its own": {}}).items()
+    }
     return document
+
+
+def _of(limits: Path, given: dict[str, Any]) -> Path:
+    """A world that is commanded by joints has a file of limits of its own, beside the other."""
+    return limits.with_name(f"{limits.stem}_joints{limits.suffix}") if given.get("joints") else limits
 
 
 def _summary(victim: str, how: str, rows: list[Any]) -> dict[str, Any]:

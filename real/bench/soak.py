@@ -408,7 +408,7 @@ def _document(soak: Soak) -> dict[str, Any]:
         }  # fmt: skip
 
     judged = {
-        name: {"violations": j.kinds, "nearest_m_or_rad": j.nearest, "largest_speed": j.speed, "braking_m": j.braking}
+        name: {"violations": j.kinds, "nearest_m_or_rad": j.nearest, "fastest": j.fastest(), "braking_m": j.braking}
         for name, j in soak.judges.items()
     }
     at = [0, len(soak.memory) // 2, -1]

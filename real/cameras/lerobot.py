@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from real.cameras.protocol import CameraLost, Changes, Grabbed
-from vla_rl.errors import ConfigError, MissingPackage
+from real.lerobot_kinds import make
 
 _UNPLUGGED = (ConnectionError, OSError, RuntimeError)
 
@@ -26,21 +25,9 @@ class LeRobotCamera:
         self._changes = Changes()
 
     def open(self) -> None:
-        try:
-            from lerobot.cameras.configs import CameraConfig
-            from lerobot.cameras.utils import make_cameras_from_configs
-        except ModuleNotFoundError as error:
-            raise MissingPackage("lerobot", "lerobot", "A camera of lerobot") from error
-        for module in [*self._plugins, "lerobot.cameras.opencv", "lerobot.cameras.realsense"]:
-            importlib.import_module(module)
-        known = CameraConfig.get_known_choices()
-        if self.kind not in known:
-            raise ConfigError(f"lerobot knows no camera {self.kind!r}: it knows {', '.join(sorted(known))}")
-        try:
-            config = known[self.kind](**self._options)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"the options of lerobot's camera {self.kind} are wrong: {error}") from None
-        self._device = make_cameras_from_configs({"it": config})["it"]
+        self._device = make(
+            "camera", self.kind, self._options, "lerobot.cameras.configs:CameraConfig", f"{__name__}:_one", self._plugins
+        )
         try:
             self._device.connect()
         except _UNPLUGGED as error:
@@ -59,3 +46,9 @@ class LeRobotCamera:
         if self._device is not None:
             with contextlib.suppress(*_UNPLUGGED):
                 self._device.disconnect()
+
+
+def _one(config: Any) -> Any:
+    from lerobot.cameras.utils import make_cameras_from_configs
+
+    return make_cameras_from_configs({"it": config})["it"]

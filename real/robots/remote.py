@@ -25,6 +25,7 @@ class RemoteRobot:
         self.address, self.frames = address, []  # type: str, list[list[Any]]
         self._newest: Measured | None = None
         self._owes_stop = False  # one that the arm's process had no room for
+        self._troubles: list[str] = []  # what its driver raised since it was asked last
         self.connect()
 
     def connect(self) -> None:
@@ -39,11 +40,15 @@ class RemoteRobot:
         self._pay()
         self._drain()
         deadline = time.monotonic() + 1.0
-        while self._newest is None:  # at the start only
+        while self._newest is None and not self._troubles:  # at the start only
             if time.monotonic() > deadline:
                 raise RobotLost(f"{self.name} sends no measurement")
             time.sleep(0.002)
             self._drain()
+        if self._troubles:
+            why, self._troubles = self._troubles[0], []
+            raise RobotLost(why)
+        assert self._newest is not None
         return self._newest
 
     def _drain(self) -> None:
@@ -61,6 +66,8 @@ class RemoteRobot:
                 self.frames.append(message[1:])
             elif message[0] == "measured":
                 self._newest = _measured(message[1:])
+            elif message[0] == "trouble":
+                self._troubles.append(message[1])
 
     def command(self, reference: Reference) -> None:
         arrays = (reference.position, reference.quaternion, reference.joints)

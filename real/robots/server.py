@@ -13,7 +13,10 @@ import dataclasses
 import math
 import os
 import signal
+import sys
 import time
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +24,21 @@ import msgpack
 import numpy as np
 
 from real.link import Connection, Server
-from real.named import make_world, named
+from real.named import make_world
 from real.ring import RingWriter
+from real.robots.caught import driven
 from real.robots.faults import Defects, Fault
 from real.robots.protocol import Reference, RobotLost
 from real.robots.simulated import Picture, SimulatedRobot
 from real.robots.world import Coach
-from real.scheduling import ORPHANED, Deadlines, freeze_garbage, own_config
+from real.scheduling import ORPHANED, Deadlines, freeze_garbage, orphaned, own_config
 from vla_rl.errors import ConfigError, UserError
 
 SILENCE_S = 0.3  # of the supervisor, after which a driver's arm is stopped; a simulated one may have a watchdog of its own
 ORPHAN_S = 5.0  # that the supervisor has, after the launcher's end, to bring the arm to rest
 MOVES = ("command", "hold")
 VOIDS = ("stop", "clear", "begin")  # what was asked for before them is void
+FAILED = "driver error"  # of an arm whose driver raised something
 
 
 class ArmServer:
@@ -49,8 +54,7 @@ class ArmServer:
         self.simulated: SimulatedRobot | None = None
         self._heard, self._alone = math.inf, math.inf  # the latter: when its launcher was found to have ended
         if config.get("driver"):
-            self.robot = named(config["driver"])(**config.get("options", {}))
-            self.robot.connect()
+            self.robot = driven(config["driver"], config.get("options", {}))
         else:
             self.robot = self.simulated = self._simulate(config)
         self.server = Server(config["socket"], rate=math.inf)  # no "stop" is one too many
@@ -61,6 +65,8 @@ class ArmServer:
             raise ConfigError(f"robot.camera_device={config['camera_device']}: use realsense, or leave it out")
         self._log = open(config["log"], "a", buffering=1, encoding="utf-8") if config.get("log") else None  # noqa: SIM115
         self._logged = [0.0, 0.0, 0.0]
+        self._trouble = ""  # what its driver raised, until a person acknowledges it
+        self._kept = True  # whether the arm took the stop that this asks for
         self._good, self._judged = 0, False  # publications in a row that the world called a success; whether that was told
 
     def _simulate(self, config: dict[str, Any]) -> SimulatedRobot:
@@ -96,15 +102,29 @@ class ArmServer:
             if self.simulated is not None:
                 self.simulated.advance_to(time.monotonic())
             elif time.monotonic() - self._heard > SILENCE_S:
-                self.robot.stop()
-                self._heard = math.inf
-            self._publish()
+                self._kept, self._heard = self.robot.stop(), math.inf
+            with self._holding():
+                self._publish()
             self._judge(hz)
             self._write_log()
             if camera_hz and time.monotonic() - shown >= 1.0 / camera_hz - 0.5 / hz:
                 shown = time.monotonic()
-                self._show(shown)
+                with self._holding():
+                    self._show(shown)
+            if not self._kept:
+                self._kept = self.robot.stop()
         self.robot.stop()
+
+    @contextlib.contextmanager
+    def _holding(self) -> Iterator[None]:
+        """Whatever a driver raises in here stops its arm, which is told to all and stays so until a person acknowledges it.
+        (A simulated arm that has lost its power says nothing, which the supervisor sees.)"""
+        try:
+            yield
+        except RobotLost as error:
+            if self.simulated is None:
+                self._trouble, self._kept = str(error), False
+                self._tell(msgpack.packb(["trouble", self._trouble]))
 
     def _serve(self, timeout: float) -> None:
         """All that came, and of several moves the newest alone: on a slow bus old ones would keep a "stop" waiting."""
@@ -116,10 +136,10 @@ class ArmServer:
                 move, self._heard = message, time.monotonic()
                 continue
             move = None if message[0] in VOIDS else move
-            with contextlib.suppress(RobotLost):  # it publishes nothing any more, which the supervisor sees
+            with self._holding():
                 self._take(connection, message)
         if move is not None:
-            with contextlib.suppress(RobotLost):
+            with self._holding():
                 self._move(move)
 
     def _move(self, message: list[Any]) -> None:
@@ -133,10 +153,11 @@ class ArmServer:
         if kind == "describe":
             self.server.send(connection, msgpack.packb(["described", self._description()]))
         elif kind == "stop":
-            if robot.stop() is not False:  # a driver of one's own may say nothing
+            if robot.stop():
                 self.server.send(connection, msgpack.packb(["stopped"]))
         elif kind == "clear":
             robot.clear()
+            self._trouble, self._kept = "", True
         elif kind == "begin" and self.simulated is not None:
             self.simulated.begin(message[1])
             self._good, self._judged = 0, False
@@ -164,10 +185,7 @@ class ArmServer:
         }
 
     def _publish(self) -> None:
-        try:
-            m = self.robot.observe()
-        except RobotLost:
-            return  # it does not answer
+        m = self.robot.observe()
         arrays = [m.position, m.quaternion, m.joints, m.joint_velocity, m.wrench, m.proprio]
         jacobian = m.jacobian.ravel().tolist() if m.jacobian is not None else None
         values = [
@@ -175,7 +193,7 @@ class ArmServer:
             *(np.asarray(a, dtype=float).tolist() for a in arrays),
             jacobian,
             float(m.gripper),
-            list(m.errors),
+            [*([FAILED] if self._trouble else []), *m.errors],
         ]
         self._tell(msgpack.packb(["measured", *values]))
 
@@ -244,16 +262,25 @@ def read_log(path: str | Path) -> dict[str, list[tuple[float, Any]]]:
 
 
 def main() -> None:
-    config = own_config(dies=False)
+    """It ends as by a signal, whatever ends it: the arm keeps its pose, where an orderly end might let go of it."""
+    status = 1
     try:
+        config = own_config(dies=False)
         server = ArmServer(config)
+        signal.signal(ORPHANED, server.orphaned)
+        if orphaned():  # while it began, where nobody heard the signal
+            server.orphaned()
+        freeze_garbage()
+        print("ready", flush=True)
+        server.run()
+        status = 0
     except UserError as error:
-        raise SystemExit(f"error: {error}") from None
-    signal.signal(ORPHANED, server.orphaned)
-    freeze_garbage()
-    print("ready", flush=True)
-    server.run()
-    os._exit(0)  # as by a signal: the arm keeps its pose, where an orderly end might let go of it
+        print(f"error: {error}", flush=True)
+    except Exception:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from real.practice import STRAYED
 from real.robots.protocol import Measured, Resettable, RobotLost
 from real.supervisor.chunks import Row
 from real.supervisor.reception import Reception
+from real.supervisor.watch import Client
 
 
 class Supervisor(Reception):
@@ -55,9 +56,7 @@ class Supervisor(Reception):
         try:
             measured = self.robot.observe()
         except RobotLost as error:
-            self.modes.condition("robot lost", True)
-            self._fault("robot lost", str(error))
-            return
+            return self._lost(error)
         self.modes.condition("robot lost", False)
         age = self._clock.age(measured.stamp, now)
         self.modes.condition("clock jumped", age < 0)
@@ -78,6 +77,10 @@ class Supervisor(Reception):
         if measured.errors:
             self._fault(measured.errors[0], f"the robot reports {', '.join(measured.errors)}")
 
+    def _lost(self, error: RobotLost) -> None:
+        self.modes.condition("robot lost", True)
+        self._fault("robot lost", str(error))
+
     def _housekeeping(self, now: float) -> None:
         mode = self.modes.mode
         if self._acking < math.inf:
@@ -94,6 +97,9 @@ class Supervisor(Reception):
         for role in self.config.required:
             if role != "policy" and self._silent(role, now):
                 self._ask("pause", By.SUPERVISOR, f"the {role} is silent")
+        holder = self.leases.holder
+        if holder and self._unheard([c for c in self.clients.values() if c.source == holder], now):
+            self._ask("pause", By.SUPERVISOR, f"{holder}, who has control, is silent")
         if self.config.cameras and (problem := self.cameras.stale(now)):
             self._ask("pause", By.SUPERVISOR, problem)
         if mode is Mode.HUMAN:
@@ -120,8 +126,10 @@ class Supervisor(Reception):
             self._ask("release", By.SUPERVISOR, "let go")
 
     def _silent(self, role: str, now: float) -> bool:
-        heard = [c.heard for c in self.clients.values() if c.role == role]
-        return not heard or now - max(heard) > self.config.silence_s
+        return self._unheard([c for c in self.clients.values() if c.role == role], now)
+
+    def _unheard(self, clients: list[Client], now: float) -> bool:
+        return not clients or now - max(c.heard for c in clients) > self.config.silence_s
 
     def _choose(self, number: int, now: float) -> tuple[Request | None, Row | None, Input | None]:
         """What is to be followed in this tick, and whose it is."""
@@ -202,7 +210,11 @@ class Supervisor(Reception):
         """Let a simulated arm begin what is asked for, where things are in practice; False for a real one."""
         if not self.robot.capabilities.resets or not isinstance(self.robot, Resettable):
             return False
-        self.robot.begin({"task": self._task, "stay": self._stays})
+        try:
+            self.robot.begin({"task": self._task, "stay": self._stays})
+        except RobotLost as error:
+            self._lost(error)
+            return False
         return True
 
     def _drive(self, request: Request | None, now: float) -> Passed:
@@ -228,8 +240,7 @@ class Supervisor(Reception):
             elif reference := self.gate.ramp(measured, now).reference:
                 self.robot.command(reference)
         except RobotLost as error:
-            self.modes.condition("robot lost", True)
-            self._fault("robot lost", str(error))
+            self._lost(error)
         return passed
 
     def _clipping(self, mask: int) -> str:

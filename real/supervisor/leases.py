@@ -22,9 +22,12 @@ class Leases:
     def lapsed(self, now: float) -> bool:
         """True once, when the holder's time is over."""
         if self.holder and now > self.until:
-            self.holder, self.token = "", ""
+            self.drop()
             return True
         return False
+
+    def drop(self) -> None:
+        self.holder, self.token, self.until = "", "", 0.0
 
     def holds(self, token: str, now: float) -> bool:
         return bool(self.token) and now <= self.until and secrets.compare_digest(token.encode(), self.token.encode())
@@ -41,7 +44,7 @@ class Leases:
         if not self.holds(token, now):
             return Answer(False, "this is not the token of the holder of control")
         if ask == "release":
-            self.holder, self.token, self.until = "", "", 0.0
+            self.drop()
         else:
             self.until = now + self.seconds
         return Answer(True)

@@ -23,6 +23,7 @@ from real.link import Server
 from real.messages import Frame, Writer, decode, encode
 from real.modes import By
 from real.named import named
+from real.robots.caught import Caught
 from real.robots.protocol import Robot
 from real.robots.remote import RemoteRobot
 from real.scheduling import ORPHANED, Deadlines, die_with_parent, freeze_garbage, real_time
@@ -40,7 +41,8 @@ class Loop:
     those in processes of their own)."""
 
     def __init__(self, config: dict[str, Any]):
-        self.robot: Robot = named(config["robot"])(**config.get("robot_options", {}))
+        robot: Robot = named(config["robot"])(**config.get("robot_options", {}))
+        self.robot = robot if isinstance(robot, RemoteRobot) else Caught(robot)
         if config.get("cameras"):
             self.robot.embodiment = with_cameras(self.robot.embodiment, config["cameras"])
         spec = self.robot.embodiment

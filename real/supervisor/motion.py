@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from real.gate import Request
@@ -10,6 +12,8 @@ from real.robots.protocol import Capabilities, Measured, Reference
 from real.rotations import conjugate, difference, from_vector, multiply
 from vla_rl.errors import ConfigError
 from vla_rl.specs import EmbodimentSpec
+
+_WIDE = 10.0  # times its range that a number may lie beyond its bounds, and is clipped: beyond it means nothing
 
 
 class Actions:
@@ -34,6 +38,15 @@ class Actions:
             )
         if not self.joints and self.width != wanted:
             raise ConfigError(f"{name} has {self.width} numbers in an action, and {wanted} belong to what it says of them")
+
+    def absurd(self, rows: Sequence[Sequence[float]]) -> str:
+        """What of the actions [steps, a] no policy of this robot means, or ""."""
+        span = self.high - self.low
+        for i, row in enumerate(rows):
+            for name, x, low, high, wide in zip(self.embodiment.action_names, row, self.low, self.high, span):
+                if not low - _WIDE * wide <= x <= high + _WIDE * wide:  # (NaN is not within either)
+                    return f"step {i} of its actions has {name} = {x:g}, where {low:g} to {high:g} are meant"
+        return ""
 
     def request(self, action: np.ndarray, origin: Measured, obs_stamp: float | None) -> Request:
         """``action`` [a], clipped to the embodiment's bounds; ``origin`` was measured when its control step began."""

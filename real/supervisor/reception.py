@@ -157,6 +157,9 @@ class Reception:
         self.cameras.left(known.source)
         if known.role == "policy":
             self._void()
+        if known.source == self.leases.holder and all(c.source != known.source for c in self.clients.values()):
+            self.leases.drop()
+            self._unheld("the connection of who had control has ended")
         if self._input is not None and self._input.source == known.source:
             self._input = None
 
@@ -165,6 +168,11 @@ class Reception:
             self._refuse(client, message, f"a {known.role} may not send actions")
         elif self.modes.mode is not Mode.AUTO:
             self._count(f"{message.kind} in {self.modes.mode.value}")
+        elif problem := self.actions.absurd(message.actions if isinstance(message, Chunk) else (message.action,)):
+            self._count("absurd actions")
+            self._refuse(client, message, problem)
+            self._void()
+            self._fault("policy error", f"the policy is broken: {problem}")
         elif problem := self.chunks.accept(message, self.modes.epoch, self.tick_number, now):
             self._count(f"{message.kind}: {problem.partition(',')[0]}")
             self._refuse(client, message, problem)
@@ -210,8 +218,11 @@ class Reception:
     def _lapse(self, now: float) -> None:
         """Nothing goes on where the holder of control is not heard any more."""
         if self.leases.lapsed(now):
-            self._notice("lease", "", "supervisor")
-            self._ask("release" if self.modes.mode is Mode.HUMAN else "pause", By.ANYONE, "the operator's lease lapsed")
+            self._unheld("the operator's lease lapsed")
+
+    def _unheld(self, why: str) -> None:
+        self._notice("lease", "", "supervisor")
+        self._ask("release" if self.modes.mode is Mode.HUMAN else "pause", By.ANYONE, why)
 
     def _lease(self, client: Any, known: Client, lease: Lease, now: float) -> None:
         self._lapse(now)  # (what comes before the tick that would see it)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from vla_rl.errors import ConfigError
 
-_SECONDS = ("silence_s", "fault_s", "thinking_s", "lease_s", "frame_age_s", "state_age_s", "sustained_s")
+# the most that each may be: what is longer would watch over nothing
+_SECONDS = {
+    "silence_s": 0.3, "fault_s": 10.0, "thinking_s": 600.0, "lease_s": 10.0, "frame_age_s": 5.0, "state_age_s": 5.0,
+    "sustained_s": 60.0, "home_timeout_s": 600.0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -52,9 +57,11 @@ class SupervisorConfig:
     safe_high: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in _SECONDS:
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"supervisor.{name}={getattr(self, name)}: give seconds above 0")
+        for name, most in _SECONDS.items():
+            if not 0 < getattr(self, name) <= most:
+                raise ConfigError(f"supervisor.{name}={getattr(self, name)}: give seconds above 0, and at most {most:g}")
+        if not 0 < self.home_tolerance < math.inf:
+            raise ConfigError(f"supervisor.home_tolerance={self.home_tolerance}: give metres, or joint units, above 0")
         if not 10 <= self.hz <= 1000:
             raise ConfigError(f"supervisor.hz={self.hz}: use 10 to 1000")
         low, high = self.safe_low, self.safe_high
@@ -62,8 +69,6 @@ class SupervisorConfig:
             raise ConfigError(
                 f"supervisor.safe_low={list(low)}, safe_high={list(high)}: give x y z in metres, the low ones below the high"
             )
-        if self.silence_s > 0.3:
-            raise ConfigError(f"supervisor.silence_s={self.silence_s}: at most 0.3, or a dead policy drives on for too long")
 
 
 def from_options(options: Mapping[str, Any]) -> SupervisorConfig:

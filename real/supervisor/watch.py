@@ -37,8 +37,9 @@ class DeviceClock:
         self._offset, self._newest = None, -math.inf
 
     def age(self, stamp: float, now: float) -> float:
-        """Seconds; negative where the clock jumped: ahead by more than a drift explains, or back by as much. A clock that
-        went back is measured anew: it would have to be let down for minutes otherwise."""
+        """Seconds; negative where the clock jumped: ahead by more than a drift explains, or back by as much. It is measured
+        anew then: a clock that went back would have to be let down for minutes, and one that seems to have gone ahead may
+        be one whose first stamp came late, after which every age would be too small."""
         seen, before, self._newest = stamp - now, self._newest, stamp
         if stamp < before - self.jump_s:  # what is older does not come after what is newer
             self._offset = None
@@ -47,8 +48,10 @@ class DeviceClock:
             self._offset, self._time = seen, now
         self._offset -= self.drift * max(0.0, now - self._time)
         self._time = now
-        if seen > self._offset + self.jump_s:
-            return self._offset - seen
+        ahead = seen - self._offset
+        if ahead > self.jump_s:
+            self._offset = seen
+            return -ahead
         self._offset = max(self._offset, seen)
         return self._offset - seen
 

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from real.lerobot_kinds import make
 from real.messages import State
 from real.teleop.engage import Align, Clutch, Hysteresis, MotionEngage
 from real.teleop.protocol import DeviceLost, Sample
-from vla_rl.errors import ConfigError, MissingDependency, MissingPackage, UserError, first_line
+from vla_rl.errors import UserError, first_line
 
 
 class Teleoperator(Protocol):
@@ -50,39 +51,11 @@ class LeaderConfig:
 
 
 def build(config: LeaderConfig) -> Teleoperator:
-    """lerobot's device. Raises `UserError` for an unknown type or options that it does not have."""
-    try:
-        from lerobot import teleoperators
-        from lerobot.teleoperators.config import TeleoperatorConfig
-        from lerobot.teleoperators.utils import make_teleoperator_from_config
-        from lerobot.utils.import_utils import register_third_party_plugins
-    except ModuleNotFoundError as error:
-        raise MissingPackage("lerobot", "lerobot", "A leader arm") from error
-    import importlib
-    import pkgutil
-
-    known = TeleoperatorConfig.get_known_choices()
-    for module in pkgutil.iter_modules(teleoperators.__path__):  # they register on import, and some need a vendor's package
-        if config.type not in known and module.ispkg:
-            try:
-                importlib.import_module(f"{teleoperators.__name__}.{module.name}")
-            except ImportError:
-                continue
-            known = TeleoperatorConfig.get_known_choices()
-    if config.type not in known:
-        register_third_party_plugins()  # installed packages whose names begin as lerobot wants it
-        known = TeleoperatorConfig.get_known_choices()
-    if config.type not in known:
-        names = ", ".join(sorted(known))
-        raise ConfigError(f"teleop.type is {config.type!r}, which lerobot does not know here; known: {names}")
-    try:
-        return make_teleoperator_from_config(known[config.type](**config.options))
-    except ModuleNotFoundError as error:
-        raise MissingDependency(
-            f"lerobot's {config.type} needs the package {error.name}: see lerobot's page of that device for its extra"
-        ) from None
-    except TypeError as error:
-        raise ConfigError(f"teleop.options do not fit lerobot's {config.type}: {first_line(error)}") from None
+    """lerobot's device. Raises as `real.lerobot_kinds.make`."""
+    return make(
+        "leader arm", config.type, config.options, "lerobot.teleoperators.config:TeleoperatorConfig",
+        "lerobot.teleoperators.utils:make_teleoperator_from_config",
+    )  # fmt: skip
 
 
 class Leader:

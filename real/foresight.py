@@ -1,0 +1,89 @@
+"""How fast an arm under impedance control will be in a tick's time: its hand (m/s, rad/s) and each joint.
+
+Its joints move as what all of them do to each other wants it, which no target of the hand says. Foreseen is what its own
+momentum makes of the change in the tick before; what a sudden turn adds to that is bounded before it is commanded. A
+critically damped arm accelerates by 4 gain (u - v) towards the velocity u.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from real.limits import Limits
+from real.robots.protocol import Measured
+
+_TINY = 1e-9
+_DAMPING = 1e-4  # squared, of the joint velocities that a hand's velocity needs
+_LEVER = 0.25  # m from the wrist to the hand: by what a turn of the hand can push it along
+_LIGHTER = 1.5  # by what an arm may prefer its light joints to those with the least motion
+
+
+class Foresight:
+    """Of an arm that tells its Jacobian and joint velocities; of others, and without ``gain``, nothing is foreseen."""
+
+    def __init__(self, limits: Limits, gain: float, dt: float):
+        self.limits, self.gain, self.dt = limits, gain, dt
+        self.hand = self.angular = 0.0  # the largest of what is and what will be: m/s, rad/s
+        self.joints = np.zeros(0)  # of each joint [n]; empty: nothing is foreseen
+        self._before: tuple[float, np.ndarray] = (-math.inf, np.zeros(0))  # when, and how fast each joint was
+        self.rest()
+
+    def rest(self) -> None:
+        """Nothing is commanded."""
+        self._pull = np.zeros(3)  # by what the last target turned faster than the arm did, rad/s
+
+    def see(self, measured: Measured) -> None:
+        """Once a tick. Where it slows down, the speed that it has counts: a brake may end."""
+        self.hand, self.angular, self.joints = 0.0, 0.0, np.zeros(0)
+        if not self.gain or motion_of(measured) is None or measured.jacobian is None:
+            return
+        now, (stamp, before) = measured.joint_velocity, self._before
+        self._before = (measured.stamp, now)
+        gap = measured.stamp - stamp
+        ahead = now + (now - before) * (self.dt / gap) if self.dt < 1.5 * gap < 6.0 * self.dt else now
+        both = np.stack([now, ahead])
+        motion = both @ measured.jacobian.T
+        self.hand, self.angular = (float(np.max(np.linalg.norm(part, axis=1))) for part in (motion[:, :3], motion[:, 3:]))
+        self.joints = np.max(np.abs(both), axis=0)
+
+    def excess(self) -> tuple[float, float]:
+        """By how much the hand (m/s or rad/s, the larger) and a joint will be too fast: then the arm has to brake."""
+        x = self.limits
+        fastest = float(np.max(self.joints, initial=0.0))
+        return max(0.0, self.hand - x.speed, self.angular - x.rotation_speed), max(0.0, fastest - x.joint_speed)
+
+    def turn(self, wanted: np.ndarray, measured: Measured) -> np.ndarray | None:
+        """What may be commanded of the turn ``wanted`` [3] (rad/s), or None: all of it."""
+        x, jacobian = self.limits, measured.jacobian
+        if not self.joints.size or jacobian is None:
+            return None
+        turning = jacobian[3:] @ measured.joint_velocity
+        change = wanted - turning - self._pull  # what the tick before does not tell of
+        joints = np.abs(of_joints(jacobian, np.concatenate([np.zeros(3), change])))
+        pushed = np.array([_LEVER * float(np.linalg.norm(change)), *(_LIGHTER * joints)]) * 4.0 * self.gain * self.dt
+        room = np.maximum(np.array([x.speed - self.hand, *(x.joint_speed - self.joints)]), 0.0)
+        share = float(np.min(np.where(pushed > room, room / np.maximum(pushed, _TINY), 1.0)))
+        self._pull = self._pull + share * change
+        return None if share >= 1.0 else turning + self._pull
+
+
+def motion_of(measured: Measured) -> np.ndarray | None:
+    """The hand's velocity [3] (m/s); None where the arm does not tell it."""
+    if measured.jacobian is None or len(measured.joint_velocity) != measured.jacobian.shape[1]:
+        return None
+    return np.asarray(measured.jacobian[:3] @ measured.joint_velocity)
+
+
+def of_joints(jacobian: np.ndarray, motion: np.ndarray) -> np.ndarray:
+    """The velocities [n] of the joints that move the hand by ``motion`` [6] with the least of them."""
+    return np.asarray(jacobian.T @ np.linalg.solve(jacobian @ jacobian.T + _DAMPING * np.eye(6), motion))
+
+
+def shorten(vectors: np.ndarray, most: np.ndarray) -> np.ndarray:
+    """Rows of ``vectors`` [groups, width], none longer than ``most`` [groups or 1]."""
+    length = np.sqrt(np.einsum("gw,gw->g", vectors, vectors))
+    if (length <= most).all():
+        return vectors
+    return vectors * (np.minimum(length, most) / np.maximum(length, 1e-200))[:, None]
