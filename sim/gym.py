@@ -62,8 +62,6 @@ class GymConfig:
     expert: str = ""
 
     def __post_init__(self) -> None:
-        if not self.id.strip():
-            raise ConfigError("env.id is empty: name an env of Gymnasium, such as env.id=gymnasium_robotics:FetchReach-v4")
         if self.reward not in REWARDS:
             raise ConfigError(f"env.reward={self.reward!r} is unknown: use one of {', '.join(REWARDS)}")
         if bool(self.task_option) != bool(self.tasks):
@@ -112,6 +110,8 @@ class GymSimulator:
     privileged_dim = 0
 
     def __init__(self, config: GymConfig) -> None:
+        if not config.id.strip():
+            raise ConfigError("env.id is empty: name an env of Gymnasium, such as env.id=gymnasium_robotics:FetchReach-v4")
         self.config = config
         self._envs: dict[tuple[int, str], Any] = {}
         self._slots: dict[int, _Slot] = {}

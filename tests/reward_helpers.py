@@ -28,11 +28,13 @@ def trajectory(
     instruction: str = "slide the bar",
     noise: float = 0.0,
     truncated: bool | None = None,
+    felt: bool = True,
 ) -> Trajectory:
-    """An episode whose frames (decisions and the end) show these positions; proprio [3] is gripper, x, y."""
+    """An episode whose frames (decisions and the end) show these positions; proprio [3] is gripper, x, y; 0 where the arm
+    does not feel them (``felt``)."""
     frames = torch.stack([picture(p, noise=noise) for p in positions])
     t = len(positions) - 1
-    proprio = torch.tensor([[float(p > 0.5), p, 0.0] for p in positions])
+    proprio = torch.tensor([[float(p > 0.5), p, 0.0] for p in positions]) * float(felt)
     spec = {} if rollout_id is None else {"rollout_id": rollout_id}
     truncated = (not success) if truncated is None else truncated
 
@@ -54,17 +56,18 @@ def trajectory(
     )
 
 
-def episodes(count: int = 20, length: int = 8, seed: int = 0, noise: float = 4.0) -> list[Trajectory]:
+def episodes(count: int = 20, length: int = 8, seed: int = 0, noise: float = 4.0, felt: bool = True) -> list[Trajectory]:
     """Half successes that go all the way at differing speeds, half failures that turn back."""
+    shown = {"noise": noise, "felt": felt}
     generator = torch.Generator().manual_seed(seed)
     out = []
     for i in range(count):
         n = length + int(torch.randint(0, 4, (1,), generator=generator))
         steps = torch.linspace(0, 1, n)
         if i % 2 == 0:
-            out.append(trajectory(steps.tolist(), True, rollout_id=f"win-{seed}-{i}", noise=noise, group=i // 4))
+            out.append(trajectory(steps.tolist(), True, rollout_id=f"win-{seed}-{i}", **shown, group=i // 4))
         else:
             peak = 0.3 + 0.4 * float(torch.rand(1, generator=generator))
             path = peak * (1 - (2 * steps - 1).abs())
-            out.append(trajectory(path.tolist(), False, rollout_id=f"loss-{seed}-{i}", noise=noise, group=i // 4))
+            out.append(trajectory(path.tolist(), False, rollout_id=f"loss-{seed}-{i}", **shown, group=i // 4))
     return out

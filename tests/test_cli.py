@@ -92,7 +92,7 @@ def test_arguments_that_do_not_fit(capsys, arguments, part):
 
 def test_bench_names_the_suites_it_knows(capsys):
     text = failure(capsys, "bench", "sim", "--suite", "toy")
-    assert "--suite toy has no benchmark. Choose one of dualarm, gym, libero, libero_10, " in text
+    assert "--suite toy has no benchmark. Choose one of dualarm, libero, libero_10, " in text
     assert text.endswith("robotwin, tabletop\n")
 
 

@@ -146,7 +146,7 @@ def test_proprioception_that_tells_success_has_to_be_beaten():
     assert decide(unclear, check)[0] == "unknown" and "no more than the 0.90" in decide(unclear, check)[1][0]
     assert decide(dataclasses.replace(below, auc_proprio=0.7), check)[0] == "good"
     tied = dataclasses.replace(below, auc=0.99, auc_high=1.0, auc_proprio=1.0)
-    assert decide(tied, check)[0] == "good" and "do not show that it looks" in decide(tied, check)[1][1]
+    assert decide(tied, check)[0] == "unknown" and "no more than the 1.00" in decide(tied, check)[1][0]
     few = dataclasses.replace(below, auc_low=0.4, auc_high=1.0, auc_proprio=0.6)
     assert decide(few, check)[0] == "unknown" and "clock" in decide(few, check)[1][0]
 

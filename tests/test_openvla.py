@@ -505,8 +505,9 @@ def test_checkpointing_and_freezing_change_no_result(folder):
     assert all((p.grad is None) == n.startswith("vision_backbone") for n, p in frozen.named_parameters())
 
 
-def test_l1_head_acts_and_learns(folder_with_parts):
-    policy = load(folder_with_parts, OpenVLAL1, use_proprio=True, cameras=["agentview", "wrist"])
+def test_l1_head_acts_and_learns(tmp_path):
+    folder = write_checkpoint(tmp_path, parts=("proprio_projector", "action_head"), num_images_in_input=2)
+    policy = load(folder, OpenVLAL1, use_proprio=True, cameras=["agentview", "wrist"])
     observation = observe()
     output = policy.act(observation)
     assert output.chunk.actions.shape == (3, 2, 7)

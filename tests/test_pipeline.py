@@ -42,6 +42,7 @@ from vla_rl.run.lock import RunLock
 from vla_rl.run.phases import PHASES, evaluations, with_followers
 from vla_rl.run.pipeline import run_pipeline
 from vla_rl.specs import FAILURE_KINDS
+from vla_rl.terminal import terminable
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = [
@@ -233,7 +234,7 @@ def test_ctrl_c_saves_sft_after_the_present_update(interruptible, stop, whole, t
         return plain(self)
 
     monkeypatch.setattr(Imitation, "update", update)
-    with cli._terminable(), pytest.raises(KeyboardInterrupt):
+    with terminable(), pytest.raises(KeyboardInterrupt):
         run_pipeline(config)
     assert load_training_state(config.run_dir / "checkpoints" / "sft")["counters"]["iteration"] == 7
     assert "SFT is saved at update 7 of 12" in capsys.readouterr().out

@@ -22,7 +22,7 @@ from real.bench.trials import Operator, driver
 from real.body import Body, BodyConfig
 from real.console.control import Control
 from real.console.hub import Hub
-from real.console.settings import ConsoleConfig
+from real.console.settings import ConsoleConfig, Facts
 from real.link import Client, LinkError, Server
 from real.messages import Event, Grant, Notice, Writer, decode, encode
 from real.modes import Mode
@@ -410,7 +410,7 @@ def test_a_renewal_under_way_does_not_give_control_to_nobody():
 
 def test_a_page_that_says_too_much_can_still_stop_the_arm_and_is_told_what_was_refused():
     clock = Clock()
-    hub = Hub(ConsoleConfig(), Line(clock), lambda frame: None, clock)
+    hub = Hub(ConsoleConfig(), Line(clock), lambda frame: None, clock, Facts())
     page = hub.enter()
     numbers = iter(range(10_000))
 

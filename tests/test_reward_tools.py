@@ -324,7 +324,7 @@ def test_refit_is_kept_only_where_quality_holds():
 
 # -------------------------------------------------------------------------------------------------------------- judging
 def test_verdicts_and_their_reasons(tmp_path):
-    ts, check = episodes(20), RewardCheckConfig()
+    ts, check = episodes(20, felt=False), RewardCheckConfig()
     good = judge(Known(), ts, "known", check)
     assert good.verdict == "good" and good.figures.auc > 0.95 and list(good.tasks) == ["slide"]
     upside_down = Known()

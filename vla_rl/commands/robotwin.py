@@ -7,7 +7,6 @@ from pathlib import Path
 
 from vla_rl import build
 from vla_rl.commands.shared import Add, add_overrides
-from vla_rl.files import require_new
 
 
 def add(command: Add) -> None:
@@ -47,6 +46,7 @@ def run_seeds(arguments: argparse.Namespace) -> None:
 def run_convert(arguments: argparse.Namespace) -> None:
     from vla_rl.config import compose
     from vla_rl.data.lerobot_writer import DemonstrationWriter
+    from vla_rl.files import require_new
     from vla_rl.specs import EmbodimentSpec
 
     require_new(arguments.dataset)
