@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,8 +33,8 @@ class GymConfig:
 
     One env has one task, told with ``instructions``. Where the maker has an argument that names a task (``task_option``),
     the run's tasks are the values in ``tasks``. Keys of observations are dotted paths; what is not named is found: every
-    uint8 picture [h w 3] is a camera (none: `render`), every vector of numbers is proprioception. ``success`` is the key of
-    ``info`` that says so, or "terminated", where the end of an episode is success.
+    uint8 picture [h w 3] is a camera (none: `render`), all other numbers (but of uint8) are proprioception. ``success`` is the key
+    of ``info`` that says so, or "terminated", where the end of an episode is success.
     """
 
     # of the registry: Name-v0, or module:Name-v0
@@ -128,7 +129,8 @@ class GymSimulator:
         first = self._envs[0, names[0]]
         pictures = [key for key, x in leaves.items() if x.dtype == np.uint8 and x.ndim == 3 and x.shape[2] == 3]
         self._cameras = tuple(config.cameras or pictures or [RENDER])
-        self._state = tuple(config.state or [key for key, x in leaves.items() if x.ndim == 1 and x.dtype.kind in "fiu"])
+        numbers = [key for key, x in leaves.items() if key not in pictures and x.dtype.kind in "fiu" and x.dtype != np.uint8]
+        self._state = tuple(config.state or numbers)
         for kind, keys in (("cameras", self._cameras), ("state", self._state)):
             for key in keys:
                 if key not in leaves and (kind, key) != ("cameras", RENDER):
@@ -172,10 +174,14 @@ class GymSimulator:
         success = ended = truncated = False
         executed = 0
         for action in actions:
-            s.seen, reward, terminated, cut, info = s.env.step(action.astype(self._action_dtype))
+            with _named(self.config, "step"):
+                s.seen, reward, terminated, cut, info = s.env.step(action.astype(self._action_dtype))
+                success = self._succeeded(info, bool(terminated))
+                earned = float(reward) if self.config.reward == "env" else float(success)
+            if not math.isfinite(earned):
+                raise UserError(f"{self.config.id} gave the reward {earned}: mend the env, or set env.reward=success")
             s.elapsed += 1
-            success = self._succeeded(info, bool(terminated))
-            rewards[executed] = float(reward) if self.config.reward == "env" else float(success)
+            rewards[executed] = earned
             executed += 1
             ended = success or bool(terminated)
             truncated = not ended and (bool(cut) or s.elapsed >= s.task.horizon)
@@ -215,6 +221,8 @@ class GymSimulator:
                 options[self.config.task_option] = task
             if self.config.seed_option:
                 options[self.config.seed_option] = seed
+            if self.config.horizon:
+                options["max_episode_steps"] = self.config.horizon
             with _named(self.config, "make"):
                 made = gymnasium.make(self.config.id, disable_env_checker=True, **options)
             self._envs[slot, task] = made
@@ -250,7 +258,13 @@ class GymSimulator:
             return terminated
         for key in [self.config.success] if self.config.success else _SUCCESS:
             if key in info:
-                return bool(np.asarray(info[key]).item())
+                told = np.asarray(info[key])
+                if told.size != 1 or told.dtype.kind not in "biuf" or not np.isfinite(told.astype(float)).all():
+                    raise UserError(
+                        f"{key} in the info of {self.config.id} is {str(info[key])[:60]!r}, which is neither true nor false: "
+                        f"name another key with env.success, or {TERMINATED!r}"
+                    )
+                return bool(told.item())
         wanted = repr(self.config.success) if self.config.success else " nor ".join(map(repr, _SUCCESS))
         raise UserError(
             f"the info of {self.config.id} has no {wanted}, only {', '.join(map(str, info)) or 'nothing'}: set env.success "
@@ -259,10 +273,21 @@ class GymSimulator:
 
     def _observe(self, slot: int) -> SlotObservation:
         s = self._slots[slot]
-        leaves = dict(_leaves(s.seen))
-        images = {key: self._picture(s.env, leaves, key) for key in self._cameras}
+        with _named(self.config, "observation"):
+            leaves = dict(_leaves(s.seen))
+            images = {key: self._picture(s.env, leaves, key) for key in self._cameras}
+            proprio = self._proprio(leaves)
+        sizes = {camera.name: (camera.height, camera.width, 3) for camera in self.embodiment.cameras}
+        changed = [key for key, picture in images.items() if picture.shape != sizes[key]]
+        if changed or len(proprio) != self.embodiment.proprio_dim or not np.isfinite(proprio).all():
+            what = f"the picture {changed[0]}" if changed else f"the state {proprio[:8].tolist()}"
+            name = self.config.id
+            raise UserError(f"{name} shows {what}, which is of another size than at first or not finite: mend the env")
+        return SlotObservation(images, proprio, instruction(s.task, s.episode))
+
+    def _proprio(self, leaves: Mapping[str, np.ndarray]) -> np.ndarray:
         parts = [np.ravel(leaves[key]).astype(np.float32) for key in self._state]
-        return SlotObservation(images, np.concatenate(parts or [np.zeros(0, np.float32)]), instruction(s.task, s.episode))
+        return np.concatenate(parts or [np.zeros(0, np.float32)])
 
 
 def _leaves(tree: Any, path: str = "") -> list[tuple[str, np.ndarray]]:

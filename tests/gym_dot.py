@@ -15,7 +15,8 @@ class Dot(gymnasium.Env):
     action_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
 
-    def __init__(self, render_mode=None, goal="middle", observe="dict", tells="is_success"):
+    def __init__(self, render_mode=None, goal="middle", observe="dict", tells="is_success", spoils=None):
+        self.spoils = spoils
         self.render_mode, self.goal, self.observe, self.tells = render_mode, GOALS[goal], observe, tells
 
     def reset(self, seed=None, options=None):
@@ -26,6 +27,10 @@ class Dot(gymnasium.Env):
     def step(self, action):
         self.place = np.clip(self.place + 0.2 * np.asarray(action, float), -1, 1)
         done = bool(np.linalg.norm(self.place - self.goal) < 0.15)
+        if self.spoils:
+            return {**self._seen(), **self.spoils.get("seen", {})}, self.spoils.get("reward", 0.0), False, False, {
+                "is_success": self.spoils.get("success", False)
+            }
         return self._seen(), -float(np.linalg.norm(self.place - self.goal)), done, False, {self.tells: done}
 
     def render(self):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from test_replay import episode
 
-from reward_models.settings import ShapingConfig, TaskSuccessConfig
+from reward_models.settings import PairwiseConfig, ShapingConfig, TaskSuccessConfig
 from reward_models.shaping import shaped_reward
 from reward_models.success import TaskSuccess
 from vla_rl import build
@@ -22,6 +22,7 @@ from vla_rl.algorithms.replay_settings import CriticsConfig, SACConfig
 from vla_rl.algorithms.settings import PPOConfig
 from vla_rl.asked import AlgorithmOptions, asked
 from vla_rl.learning.learners import ReplayLearner
+from vla_rl.rewards.build import linked_to_algorithm
 from vla_rl.rewards.combined import CombinedReward
 from vla_rl.rewards.scorer import RewardScorer
 from vla_rl.run.prior_data import _scored
@@ -163,6 +164,18 @@ def test_a_potential_of_control_steps_still_sums_to_minus_its_start(last_steps):
         scored = estimators.scored(batch, config, shaped_reward(trajectory, potential, shaping), {})
         returns = discounted_returns(scored.total, scored.discounts, batch.lengths)
         assert float(returns[0]) == pytest.approx(-0.2 + coefficient * 0.9 ** (8 + last_steps - 1), abs=1e-6)
+
+
+@pytest.mark.parametrize("gamma", [-1.0, 0.9])
+def test_a_potential_counts_time_as_its_algorithm_does_whoever_gives_the_discount(gamma):
+    """Else it would be discounted inside the chunk once more; returns are −Φ of each decision (γ 0.9)."""
+    trajectory = episode(0, last_steps=4)
+    potential, config = torch.tensor([0.2, 0.7, 0.4, 0.9]), SACConfig(gamma=0.9)
+    reward = linked_to_algorithm(PairwiseConfig(shaping=ShapingConfig(gamma=gamma, truncated_end="zero")), config)
+    given = shaped_reward(trajectory, potential, dataclasses.replace(reward.shaping, success_coefficient=0.0))
+    rewards = decision_rewards(given, trajectory.valid, 0.9)
+    returns = discounted_returns(rewards, decision_discounts(trajectory.valid, 0.9, True), torch.tensor([3]))
+    torch.testing.assert_close(returns, -reward.shaping.weight * potential[:3])
 
 
 def test_parts_of_a_combined_reward_count_alike_whatever_they_pay_by():

@@ -125,6 +125,34 @@ def test_an_env_that_does_not_say_success_and_experts_that_are_none() -> None:
             collect_episode(dot(expert=expert), EpisodeSpec("Dot-v0", 0))
 
 
+@pytest.mark.parametrize(
+    ("spoils", "words"),
+    [
+        ({"success": "False"}, r"is_success in the info of .* is 'False', which is neither true nor false"),
+        ({"success": float("nan")}, r"is 'nan', which is neither"),
+        ({"success": [True, False]}, r"is '\[True, False\]'"),
+        ({"reward": float("nan")}, r"gave the reward nan"),
+        ({"reward": [1.0, 2.0]}, r"failed in step"),
+        ({"seen": {"agent_pos": np.array([np.nan, 0.0])}}, r"the state \[nan, 0\.0\], .* or not finite"),
+        ({"seen": {"agent_pos": np.zeros(3)}}, r"the state \[0\.0, 0\.0, 0\.0\], which is of another size"),
+        ({"seen": {"pixels": {"top": np.zeros((8, 8, 3), np.uint8)}}}, r"the picture pixels\.top, which is of another size"),
+        ({"seen": {"pixels": {}}}, r"failed in observation \(KeyError"),
+    ],
+)
+def test_what_an_env_says_on_the_way_is_looked_at(spoils: dict, words: str) -> None:
+    simulator = dot(options={"spoils": spoils}, reward="env")
+    simulator.start(0, EpisodeSpec("Dot-v0", 0))
+    with pytest.raises(UserError, match=words):
+        simulator.step(0, np.zeros((1, 2)))
+
+
+def test_a_longer_time_limit_than_the_registered_one() -> None:
+    simulator = dot(horizon=30)
+    simulator.start(0, EpisodeSpec("Dot-v0", 0))
+    step = simulator.step(0, np.tile([[0.3, 0.0], [-0.3, 0.0]], (20, 1)))
+    assert (step.executed, step.truncated) == (30, True) or step.success
+
+
 def test_in_a_pool_it_is_the_same() -> None:
     config, episode = GymConfig(id=DOT), EpisodeSpec("Dot-v0", 1)
     alone = GymSimulator(config)

@@ -95,9 +95,9 @@ def linked_to_algorithm(config: Any, algorithm: Any) -> Any:
     options = asked(algorithm, AlgorithmOptions)
     refuse_potential(shaping, algorithm)
     changes: dict[str, Any] = {}
+    changes["gamma_per_control_step"] = shaping.gamma_per_control_step or options.gamma_per_control_step  # one unit of time
     if shaping.gamma < 0:
         changes["gamma"] = options.gamma
-        changes["gamma_per_control_step"] = options.gamma_per_control_step
     if shaping.truncated_end == "auto":
         # What needs no value (group-relative advantages, reinforce++) sums rewards to the end and never bootstraps there.
         bootstraps = advantage_of(algorithm).needs_value and options.bootstrap_truncated
