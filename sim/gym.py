@@ -33,8 +33,8 @@ class GymConfig:
 
     One env has one task, told with ``instructions``. Where the maker has an argument that names a task (``task_option``),
     the run's tasks are the values in ``tasks``. Keys of observations are dotted paths; what is not named is found: every
-    uint8 picture [h w 3] is a camera (none: `render`), all other numbers (but of uint8) are proprioception. ``success`` is the key
-    of ``info`` that says so, or "terminated", where the end of an episode is success.
+    uint8 picture [h w 3] is a camera (none: `render`), all other numbers (but of uint8) are proprioception. ``success`` is
+    the key of ``info`` that says so, or "terminated", where the end of an episode is success.
     """
 
     # of the registry: Name-v0, or module:Name-v0
@@ -51,7 +51,7 @@ class GymConfig:
     seed_option: str = ""
     # keys of pictures, or render; empty: those that the observation has, else render
     cameras: list[str] = field(default_factory=list)
-    # keys of vectors; empty: those that the observation has
+    # keys of numbers; empty: those that the observation has
     state: list[str] = field(default_factory=list)
     # key of info, or terminated; empty: is_success or success
     success: str = ""
@@ -261,8 +261,8 @@ class GymSimulator:
                 told = np.asarray(info[key])
                 if told.size != 1 or told.dtype.kind not in "biuf" or not np.isfinite(told.astype(float)).all():
                     raise UserError(
-                        f"{key} in the info of {self.config.id} is {str(info[key])[:60]!r}, which is neither true nor false: "
-                        f"name another key with env.success, or {TERMINATED!r}"
+                        f"{key} in the info of {self.config.id} is {str(info[key])[:60]!r}, which is neither true nor "
+                        f"false: name another key with env.success, or {TERMINATED!r}"
                     )
                 return bool(told.item())
         wanted = repr(self.config.success) if self.config.success else " nor ".join(map(repr, _SUCCESS))
