@@ -14,7 +14,7 @@ import numpy as np
 from real.limits import Limits
 from real.robots.protocol import Measured
 
-_TINY = 1e-9
+_TINY, _HUGE = 1e-9, 1e9
 _DAMPING = 1e-4  # squared, of the joint velocities that a hand's velocity needs
 _LEVER = 0.25  # m from the wrist to the hand: by what a turn of the hand can push it along
 _LIGHTER = 1.5  # by what an arm may prefer its light joints to those with the least motion
@@ -37,6 +37,10 @@ class Foresight:
     def see(self, measured: Measured) -> None:
         """Once a tick. Where it slows down, the speed that it has counts: a brake may end."""
         self.hand, self.angular, self.joints = 0.0, 0.0, np.zeros(0)
+        told = (measured.joint_velocity, *([] if measured.jacobian is None else [measured.jacobian]))
+        if not all(np.isfinite(x).all() for x in told):
+            self.hand = self.angular = math.nan
+            return
         if not self.gain or motion_of(measured) is None or measured.jacobian is None:
             return
         now, (stamp, before) = measured.joint_velocity, self._before
@@ -49,10 +53,11 @@ class Foresight:
         self.joints = np.max(np.abs(both), axis=0)
 
     def excess(self) -> tuple[float, float]:
-        """By how much the hand (m/s or rad/s, the larger) and a joint will be too fast: then the arm has to brake."""
+        """By how much the hand (m/s or rad/s, the larger) and a joint will be too fast: then the arm has to brake. Whose
+        speed is no number is too fast."""
         x = self.limits
-        fastest = float(np.max(self.joints, initial=0.0))
-        return max(0.0, self.hand - x.speed, self.angular - x.rotation_speed), max(0.0, fastest - x.joint_speed)
+        hand, angular = _over(self.hand, x.speed), _over(self.angular, x.rotation_speed)
+        return max(hand, angular), _over(float(np.max(self.joints, initial=0.0)), x.joint_speed)
 
     def turn(self, wanted: np.ndarray, measured: Measured) -> np.ndarray | None:
         """What may be commanded of the turn ``wanted`` [3] (rad/s), or None: all of it."""
@@ -67,6 +72,10 @@ class Foresight:
         share = float(np.min(np.where(pushed > room, room / np.maximum(pushed, _TINY), 1.0)))
         self._pull = self._pull + share * change
         return None if share >= 1.0 else turning + self._pull
+
+
+def _over(speed: float, limit: float) -> float:
+    return min(speed - limit, _HUGE) if speed > limit else 0.0 if speed <= limit else _HUGE
 
 
 def motion_of(measured: Measured) -> np.ndarray | None:

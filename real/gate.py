@@ -153,7 +153,7 @@ class Gate:
         return math.isfinite(request.gripper) and (not self.turns or float(request.quaternion @ request.quaternion) > 0.1)
 
     def _refused(self, work: np.ndarray, trip: str) -> Passed:
-        return Passed(None, _mask(work), work, trip)
+        return Passed(None, _mask(work), np.fmin(work, _HUGE), trip)  # (of NaN and _HUGE the latter)
 
     def _start(self, measured: Measured) -> None:
         if not self._velocity.size:

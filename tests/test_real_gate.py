@@ -193,6 +193,25 @@ def test_a_sudden_turn_leaves_hand_and_joints_their_limits():
     assert fast.velocity[5] == pytest.approx(3.0 * 0.04 / 0.18, abs=1e-3), "0.04 m/s are left"
 
 
+@pytest.mark.parametrize("gain", [0.0, 6.0])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e308])
+@pytest.mark.parametrize("place", ["one", "row", "all", "velocity"])
+def test_an_arm_whose_speed_is_no_number_is_too_fast(place, bad, gain):
+    """In the room and at a wall, where what is told of it is a number."""
+    jacobian, velocity = np.vstack([np.eye(3), np.zeros((3, 3))]), np.full(3, 10.0)
+    where = {"one": (0, 0), "row": (0, slice(None)), "all": (slice(None), slice(None))}
+    if place == "velocity":
+        velocity[0] = bad
+    else:
+        jacobian[where[place]] = bad
+    for position in ((0.0, 0.0, 0.3), (0.999, 0.0, 0.3)):
+        g = gate(gain=gain, box=Box((-1.0, -1.0, 0.0), (1.0, 1.0, 1.0)), speed=0.3, acceleration=1.0)
+        seen = dataclasses.replace(at(position, jacobian=jacobian), joint_velocity=velocity)
+        with np.errstate(all="ignore"):
+            passed = g(to(1.05, 0.0, 0.3), seen, 0.0)
+        assert passed.reference is None and passed.mask and np.isfinite(passed.amounts).all()
+
+
 def test_an_arm_that_tells_no_joint_velocities_is_led_too():
     jacobian = np.vstack([np.eye(3), np.zeros((3, 3))])
     silent = dataclasses.replace(at(jacobian=jacobian), joint_velocity=np.empty(0))

@@ -3,12 +3,14 @@ raises makes it hold under a latched fault."""
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import threading
 import time
 
 import numpy as np
 import pytest
+from joint_arm import JointArm
 from real_helpers import DT
 from so101_bus import NAMES, FakeBus, patched
 
@@ -17,13 +19,15 @@ from real.messages import Event, Grant, Hello, Lease, Notice, Writer
 from real.modes import Mode
 from real.robots.caught import Caught
 from real.robots.lerobot import LeRobotArm
-from real.robots.protocol import Reference, RobotLost
+from real.robots.protocol import Capabilities, Measured, Reference, RobotLost
 from real.robots.remote import RemoteRobot
 from real.robots.server import FAILED, ArmServer
+from real.robots.simulated import Picture
 from real.supervisor.core import Supervisor
 from real.supervisor.motion import Actions
 from real.supervisor.settings import SupervisorConfig
 from vla_rl.errors import ConfigError, MissingDependency
+from vla_rl.specs import EmbodimentSpec
 
 SLOW = {"joint_speed": 100, "joint_acceleration": 1000, "joint_jerk": 50_000, "joint_step": 15, "observation_age": 0.3}
 
@@ -307,3 +311,119 @@ def test_a_driver_of_ones_own_raises_one_kind(error):
     with pytest.raises(ConfigError, match="broken cannot be opened"):
         robot.connect()
     assert robot.stop() is False and robot.close() is None
+
+
+class Telling:
+    """A driver of one's own, of a hand with seven joints, that reports what it is told to."""
+
+    name, capabilities = "telling", Capabilities(gain=6.0, holds=True)
+    limits = limit_files.Limits(
+        speed=0.5, acceleration=5.0, jerk=100.0, step=0.1, box=limit_files.Box((-1.0,) * 3, (1.0,) * 3),
+        joint_low=(-3.0,) * 7, joint_high=(3.0,) * 7,
+    )  # fmt: skip
+    embodiment = EmbodimentSpec(
+        name="telling", action_names=("dx", "dy", "dz"), action_units=("m",) * 3, action_low=(-0.05,) * 3,
+        action_high=(0.05,) * 3, frame="base", rotation="none", gripper="none", control_hz=10.0, cameras=(),
+        proprio_names=("x", "y", "z"),
+    )  # fmt: skip
+
+    def __init__(self):
+        self.says, self.shows = told(), []
+
+    def observe(self):
+        return self.says
+
+    def pictures(self):
+        return self.shows
+
+    def hold(self): ...
+
+
+def told(**changes) -> Measured:
+    place, jacobian = np.array([0.1, 0.0, 0.3]), np.arange(42.0).reshape(6, 7) / 42.0
+    sound = Measured(1.0, place, np.array([0.0, 1.0, 0.0, 0.0]), np.zeros(7), np.zeros(7), 0.5, np.zeros(6), place, jacobian)
+    return dataclasses.replace(sound, **changes)
+
+
+NAN, INF = float("nan"), float("inf")
+UNSOUND = [
+    *((name, value) for name in ("position", "quaternion", "joints", "joint_velocity", "wrench", "proprio")
+      for value in (None, "up", [None] * 7, [[0.0], [0.0, 1.0]], 0.0, object(), ["1"] * 7)),
+    *((name, np.append(getattr(told(), name)[1:], bad)) for name in ("position", "joints", "joint_velocity", "wrench",
+      "proprio", "quaternion") for bad in (NAN, INF, 1e300)),
+    *((name, value) for name in ("stamp", "gripper") for value in (None, "x", NAN, -INF, [0.5], True, 10**400, 1j)),
+    ("position", np.zeros(2)), ("position", np.zeros(0)), ("position", np.zeros((1, 3))), ("position", [0.0, 0.0, 150.0]),
+    ("quaternion", np.zeros(4)), ("quaternion", np.ones(4)), ("quaternion", np.zeros(0)), ("quaternion", [1.0, 0.0, 0.0]),
+    ("joints", np.zeros(6)), ("joints", np.zeros(0)), ("joint_velocity", np.zeros(3)), ("joint_velocity", np.zeros(8)),
+    ("wrench", np.zeros(3)), ("proprio", np.zeros(4)), ("jacobian", np.zeros((7, 6))), ("jacobian", np.zeros(42)),
+    ("jacobian", np.full((6, 7), NAN)), ("jacobian", np.where(np.arange(42).reshape(6, 7) == 3, NAN, 0.1)),
+    ("jacobian", np.full((6, 7), INF)), ("jacobian", np.full((6, 7), 1e300)), ("jacobian", np.zeros((6, 6))),
+    ("jacobian", "none"), ("errors", None), ("errors", "reflex"), ("errors", (1,)), ("errors", 3), ("errors", {"reflex": 1}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), UNSOUND, ids=lambda x: x if isinstance(x, str) else "")
+def test_a_measurement_that_cannot_be_used_is_a_lost_robot(name, value):
+    """And the supervisor latches it, where it ended."""
+    robot = Telling()
+    supervisor = Supervisor(Caught(robot), robot.limits, SupervisorConfig(), 0.0)
+    assert supervisor.tick(0, 0.01).faults == ()
+    robot.says = told(**{name: value})
+    with pytest.raises(RobotLost, match="telling"):
+        supervisor.robot.observe()
+    assert supervisor.tick(1, 0.02).faults == ("robot lost",) and supervisor.modes.mode is Mode.FAULT
+
+
+@pytest.mark.parametrize("says", [None, (1, 2), {}, Measured], ids=str)
+def test_what_is_no_measurement_is_a_lost_robot(says):
+    robot = Telling()
+    robot.says = says
+    supervisor = Supervisor(Caught(robot), robot.limits, SupervisorConfig(), 0.0)
+    assert supervisor.tick(0, 0.01).faults == ("robot lost",)
+    with pytest.raises(RobotLost, match="instead of a Measured"):
+        supervisor.robot.observe()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"jacobian": None, "wrench": np.zeros(0), "joint_velocity": np.zeros(0)},
+        {"position": [0, 0, 1], "quaternion": (0.0, 0.0, 0.0, 1.005), "errors": ["reflex"]},
+        {"joints": np.zeros(7, dtype=np.float32), "gripper": np.float32(1.5), "stamp": np.array(1.7e9)},
+    ],
+)
+def test_a_measurement_that_can_be_used_is_the_drivers_in_arrays_of_ones_own(changes):
+    robot = Telling()
+    robot.says = given = told(**changes)
+    found = Caught(robot).observe()
+    for name in (f.name for f in dataclasses.fields(Measured)):
+        mine, its = getattr(found, name), getattr(given, name)
+        np.testing.assert_array_equal(mine, its)
+        assert mine is None or not isinstance(mine, np.ndarray) or (mine.dtype == float and mine is not its)
+    assert type(found.errors) is tuple and type(found.stamp) is type(found.gripper) is float
+
+
+def test_an_arm_of_joints_needs_no_hand_and_goes_on_with_the_joints_that_it_had():
+    robot = JointArm()
+    caught = Caught(robot)
+    assert caught.observe().joints.shape == (7,)
+    robot.place = robot.place[[0, 1, 2, 3, 4, 5, 6, 6]]
+    with pytest.raises(RobotLost, match=r"joints of shape \[8\] instead of \[7\]"):
+        caught.observe()
+
+
+IMAGE = np.zeros((2, 3, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize(
+    "shows", [None, [None], [IMAGE], [Picture("front", 0, 0.0, None)], [Picture("front", 0, 0.0, IMAGE[0])],
+              [Picture("front", 0, 0.0, IMAGE / 255.0)], [Picture("front", 1, 0.0, IMAGE[:1])]], ids=lambda _: "",
+)  # fmt: skip
+def test_pictures_that_cannot_be_used_are_a_lost_robot(shows):
+    robot = Telling()
+    robot.shows = [Picture("front", 0, 0.0, IMAGE)]
+    caught = Caught(robot)
+    assert caught.pictures() == robot.shows
+    robot.shows = shows
+    with pytest.raises(RobotLost, match="telling reports"):
+        caught.pictures()

@@ -25,9 +25,9 @@ class Measured:
     """What the robot says of itself. ``stamp`` is when it was measured, on this machine's clock.
 
     ``position`` [3] and ``quaternion`` [4] of the hand (empty where it has no kinematics), ``joints`` [n] and
-    ``joint_velocity`` [n], ``gripper`` its opening 0 … 1, ``wrench`` [6] force and torque *on* the hand (empty: no sensor),
-    ``proprio`` [p] what a policy reads, ``jacobian`` [6 n] of the hand, or None. ``errors`` are what stops it until
-    somebody clears them: a reflex, an e-stop, power.
+    ``joint_velocity`` [n] (empty: not told), ``gripper`` its opening 0 … 1, ``wrench`` [6] force and torque *on* the hand
+    (empty: no sensor), ``proprio`` [p] what a policy reads, ``jacobian`` [6 n] of the hand, or None. ``errors`` are what
+    stops it until somebody clears them: a reflex, an e-stop, power.
     """
 
     stamp: float

@@ -24,7 +24,6 @@ from real.messages import Frame, Writer, decode, encode
 from real.modes import By
 from real.named import named
 from real.robots.caught import Caught
-from real.robots.protocol import Robot
 from real.robots.remote import RemoteRobot
 from real.scheduling import ORPHANED, Deadlines, die_with_parent, freeze_garbage, real_time
 from real.supervisor.core import Supervisor
@@ -41,8 +40,7 @@ class Loop:
     those in processes of their own)."""
 
     def __init__(self, config: dict[str, Any]):
-        robot: Robot = named(config["robot"])(**config.get("robot_options", {}))
-        self.robot = robot if isinstance(robot, RemoteRobot) else Caught(robot)
+        self.robot = Caught(named(config["robot"])(**config.get("robot_options", {})))
         if config.get("cameras"):
             self.robot.embodiment = with_cameras(self.robot.embodiment, config["cameras"])
         spec = self.robot.embodiment
@@ -118,9 +116,10 @@ class Loop:
 
     def _pass_frames(self) -> None:
         """Pictures of a simulated robot come over its own link; those of other cameras from their processes."""
-        if not isinstance(self.robot, RemoteRobot) or not self.robot.frames:
+        robot = self.robot.robot
+        if not isinstance(robot, RemoteRobot) or not robot.frames:
             return
-        frames, self.robot.frames = self.robot.frames, []
+        frames, robot.frames = robot.frames, []
         for camera, ring, slot, number, device_no, capture, stamp, height, width, channels in frames:
             place = {"camera": camera, "ring": ring, "slot": slot, "number": number, "device_no": device_no}
             size = {"height": height, "width": width, "channels": channels}
