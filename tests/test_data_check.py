@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch
 from vla_rl.cli import main
 from vla_rl.config import RunConfig
 from vla_rl.data import lerobot_pictures
-from vla_rl.data.checks import DataCheck, Rows, as_success
+from vla_rl.data.checks import DataCheck, Rows, as_success, bad_instruction
 from vla_rl.data.demonstrations import dataset_of_episodes
 from vla_rl.data.lerobot_format import DatasetError
 from vla_rl.data.lerobot_reader import check_dataset, load_demonstrations, successes
@@ -129,6 +130,15 @@ def pointer(name: str) -> Callable[[Path], None]:
     return apply
 
 
+def pipe(name: str) -> Callable[[Path], None]:
+    def apply(path: Path) -> None:
+        file = next(path.glob(name))
+        file.unlink()
+        os.mkfifo(file)
+
+    return apply
+
+
 def without(*rows: int) -> Callable[[list], list]:
     return lambda all_rows: [row for i, row in enumerate(all_rows) if i not in rows]
 
@@ -172,6 +182,25 @@ SPOILT: dict[str, tuple[Callable[[Path], None], str]] = {
     "hole in tasks": (table("data", at(8, task_index=7)), "no text for the task_index 7, which episode 1, row 2 has"),
     "task twice": (table("meta/tasks.parquet", lambda r: [*r, dict(r[0])]), "more than one text"),
     "negative task": (table("data", at(0, task_index=-1)), "no text for the task_index -1, which episode 0, row 0"),
+    "task a fraction": (table("data", every(lambda i, r: {"task_index": 0.7})), "task_index is 0.7 in row 0 of"),
+    "task a text": (table("data", every(lambda i, r: {"task_index": "0"})), "task_index is of string, and whole numbers"),
+    "length a fraction": (table("meta/episodes", every(lambda i, r: {"length": r["length"] + 0.5})), "length is 6.5 in"),
+    "no texts": (
+        table("meta/tasks.parquet", lambda rows: [{"task_index": 0}]),
+        r"tasks.parquet has the columns \['task_index'\]: a task_index and a text are needed",
+    ),
+    "bounds upside down": (
+        told("meta/embodiment.json", action_low=[1.0, -1.0], action_high=[-1.0, 1.0]), r"no robot .*of a are 1 … -1",
+    ),
+    "pipe for info": (pipe("meta/info.json"), "info.json is a pipe, and a plain file is needed"),
+    "pipe for data": (pipe("data/*/*.parquet"), "parquet is a pipe"),
+    "pipe for episodes": (pipe("meta/episodes/*/*.parquet"), "parquet is a pipe"),
+    "pipe for tasks": (pipe("meta/tasks.parquet"), "tasks.parquet is a pipe"),
+    "pipe for the robot": (pipe("meta/embodiment.json"), "embodiment.json is a pipe"),
+    "pipe for statistics": (pipe("meta/stats.json"), "stats.json is a pipe"),
+    "Unix time at another rate": (
+        table("data", every(lambda i, r: {"timestamp": 1.7e9 + r["timestamp"] / 3})), "comes 0.033333. s after",
+    ),
     "row lost": (table("data", without(8)), "hold 4 rows of episode 1, and its metadata say 5"),
     "episode lost": (table("data", without(*range(6, 11))), "hold 0 rows of episode 1, and its metadata say 5"),
     "metadata lost": (table("meta/episodes", without(1)), "hold 5 rows of episode 1, and its metadata know no such"),
@@ -426,11 +455,80 @@ def test_short_episodes_and_still_numbers_are_said(tmp_path):
             e["actions"][:, 1] = 0.5
             writer.add_episode(**e, success=True, task_id="x", init_state_id=i)
     table("meta/episodes", lambda rows: [*rows, {**rows[0], "episode_index": 2, "length": 0}])(path)
+    told("meta/info.json", total_episodes=3)(path)
     report = check_dataset(path, SPEC)
     assert [(f.kind, f.episode, f.key) for f in report.warnings] == [
         ("one_row", "episode 1", ""), ("empty", "episode 2", ""), ("constant", "", "action"),
     ]  # fmt: skip
     assert len(load_demonstrations(path, SPEC)) == 4
+
+
+def spans(*froms_and_tos: tuple[int, int]) -> Callable[[Path], None]:
+    ends = [{"dataset_from_index": a, "dataset_to_index": b} for a, b in froms_and_tos]
+    return table("meta/episodes", every(lambda i, r: ends[i]))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (spans((-5, 1), (6, 11), (11, 18)), "episode 0, dataset_from_index: is -5, and dataset_to_index 1: its 6 rows"),
+        (spans((0, 6), (0, 5), (11, 18)), "is 0, and dataset_to_index 5: its 5 rows are 6 to 11"),
+        (spans((0, 6), (6, 11), (11, 10**12)), "episode 2, dataset_from_index: is 11, and dataset_to_index 1000000000000"),
+        (told("meta/info.json", total_episodes=2), "info.json, total_episodes: it says 2, and there are 3"),
+        (told("meta/info.json", total_frames="x"), "info.json, total_frames: it says 'x', and there are 18"),
+        (told("meta/stats.json", action__min=[NAN, NAN]), "stats.json: min and max of action are no two vectors"),
+        (told("meta/stats.json", action__max="large"), "stats.json: min and max of action are no two vectors"),
+        (told("meta/stats.json", action__max=[1.0]), "stats.json: min and max of action are no two vectors"),
+    ],
+)  # fmt: skip
+def test_metadata_that_training_does_not_need_are_warned_of(spoil, said, sound, tmp_path):
+    path = Path(shutil.copytree(sound, tmp_path / "data"))
+    spoil(path)
+    report = check_dataset(path, SPEC)
+    assert not report.errors and [said in f.line() for f in report.warnings] == [True]
+
+
+def test_an_episode_that_changes_its_task_is_warned_of_and_each_text_is_looked_at(sound, tmp_path):
+    path = Path(shutil.copytree(sound, tmp_path / "data"))
+    table("meta/tasks.parquet", lambda rows: [rows[0], {k: 1 if k == "task_index" else "fold it" for k in rows[0]}])(path)
+    table("data", at(8, task_index=1))(path)
+    report = check_dataset(path, SPEC)
+    assert [(f.kind, f.episode, f.row, f.episodes) for f in report.warnings] == [("task_changes", "episode 1", 2, 1)]
+    table("meta/tasks.parquet", at(1, **{k: "" for k in pq.read_table(path / "meta/tasks.parquet").column_names
+                                         if k != "task_index"}))(path)  # fmt: skip
+    with pytest.raises(DatasetError, match="episode 1, row 2, task_index: the instruction from here on is empty"):
+        check_dataset(path, SPEC)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [("pose la tasse\u00a0!", ""), ("カップを\u3000取る", ""), ("می\u200cخواهم", ""), ("👩\u200d🍳 cup", ""), ("a\r\nb", ""),
+     ("a\u202eb", "has the character"), ("a\x1b[2J", "has the character"), ("a\ud800", "has the character"),
+     ("\u00a0\u3000", "is empty"), ("\u200d", "is empty")],
+)  # fmt: skip
+def test_instructions_in_any_script_pass_and_what_is_no_text_does_not(text, fault):
+    assert bad_instruction(text).startswith(fault) and bool(bad_instruction(text)) == bool(fault)
+
+
+@pytest.mark.parametrize(
+    ("first", "kind", "hz", "found"),
+    [(0.0, np.float32, 10.0, []), (1.7e9, np.float64, 10.0, []), (1.7e9, np.float64, 20.0, ["rate"]),
+     (0.0, np.float32, 20.0, ["rate"]), (2.0**17, np.float32, 10.0, ["coarse_time"]), (1.7e9, np.float32, 10.0, ["time"])],
+)  # fmt: skip
+def test_time_stamps_are_as_exact_as_their_type_says(first, kind, hz, found):
+    """Rows at 10 Hz; at 2^17 s a float32 is a multiple of 1/64 s."""
+    check = DataCheck("x", "x", hz=hz)
+    check.add(Rows("e", "", {"q": np.zeros((5, 1))}, stamps=(first + np.arange(5) / 10).astype(kind)))
+    assert [f.kind for f in check.report().findings] == found
+
+
+def test_a_folder_whose_name_is_no_utf8_and_no_folder_at_all_are_said(sound, tmp_path, capsys):
+    name = tmp_path / os.fsdecode(b"d\xe9t\xe9")
+    shutil.copytree(sound, name)
+    with pytest.raises(DatasetError, match="are no UTF-8: give that folder or file a name in UTF-8"):
+        load_demonstrations(name, SPEC)
+    assert "no UTF-8" in check_folder(name)[0].errors[0].text
+    assert main(["data", "check", ""]) == 2 and "is an empty text" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -658,6 +756,8 @@ def test_contents_of_journals(changes, said, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("place", "value", "said"),
     [("actions", NAN, r"row 0, action\[x\]: is nan"),
+     ("proposed", NAN, r"row 0, proposed\[0\]: is nan"),
+     ("valid", 0, "decision whose valid control steps are not its first ones"),
      ("actions", 0.2, r"row 0, action\[x\]: is 0.2, beyond the -0.05 … 0.05"),
      ("proprio", INF, r"row 0, observation.state\[p\]: is inf")],
 )  # fmt: skip
@@ -673,13 +773,13 @@ def test_contents_of_replays(place, value, said, tmp_path, capsys, monkeypatch):
     for i in range(3):
         e = trajectory(i)
         if i == 1:
-            values = e.actions if place == "actions" else e.observations.proprio
+            values = e.observations.proprio if place == "proprio" else getattr(e, place)
             values.view(-1)[0] = value
         replay.add(e, torch.zeros(len(e)), "online")
     del replay
     found = [f for f in checked(tmp_path / "run", capsys) if f["level"] == "error"]
-    assert len(found) == 1 and found[0]["episode"] == "episode 1"
-    with pytest.raises(DatasetError, match=rf"episode 1, {said}"):
+    assert len(found) == 1 and (found[0]["episode"] or found[0]["text"][:17]) in ("episode 1", "replay: episode 1")
+    with pytest.raises(UserError, match=rf"episode 1.*{said}"):
         check_recorded([str(tmp_path / "run")], tmp_path / "mine", ROBOT)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -26,6 +27,7 @@ from vla_rl.checkpoint import load_policy, load_training_state, save_checkpoint
 from vla_rl.cli import main
 from vla_rl.data.recorded import recorded
 from vla_rl.data.replay import Replay
+from vla_rl.data.replay_folder import read_folder
 from vla_rl.errors import UserError
 
 Forge = Callable[[Path], object]
@@ -87,6 +89,38 @@ def column(name: str, *forged: Any) -> Forge:
     return forge
 
 
+def table(name: str, *fields: Any) -> Forge:
+    """The header names a further table, whose file is there."""
+
+    def forge(folder: Path) -> None:
+        found = json.loads((folder / "header.json").read_text())
+        found["tables"][name] = list(fields)
+        (folder / "header.json").write_text(json.dumps(found))
+        (folder / "x.rows").touch()
+
+    return forge
+
+
+def valid(steps: list[list[int]]) -> Forge:
+    """Every decision with these valid steps, and right checksums."""
+
+    def forge(folder: Path) -> None:
+        tables, records = read_folder(folder, SPEC)
+        decisions, row = tables["decisions"], 0
+        rows = np.fromfile(folder / "decisions.rows", np.uint8).view(decisions._dtype)
+        rows["valid"] = steps
+        rows.tofile(folder / "decisions.rows")
+        for number, found in enumerate(records):
+            t, checksum = found["decisions"], 0
+            for each in tables.values():
+                stored = each.stored(row, t) if each is decisions else each.stored(row + number, t + 1)
+                checksum = zlib.crc32(stored, checksum)
+            record(number, checksum=checksum)(folder)
+            row += t
+
+    return forge
+
+
 def instead(name: str, kind: str) -> Forge:
     """A link to a foreign file, a folder, a pipe in the place of a file."""
 
@@ -141,6 +175,11 @@ REPLAYS: dict[str, tuple[Forge, str]] = {
     "header deep": (lambda f: (f / "header.json").write_text('{"a":' + DEEP + "}"), "header.json is damaged"),
     "no tables": (header(tables=...), "header.json is damaged .*tables"),
     "tables a list": (header(tables=[]), "header.json is damaged"),
+    "a further table without columns": (table("x"), "it has no byte in a row of 'x'"),
+    "a table of rows without a byte": (table("x", ["q", "uint8", [0]]), "it has no byte in a row of 'x'"),
+    "a table named by half a character": (table("\ud800", ["q", "uint8", [1]]), "header.json is damaged .*surrogates"),
+    "no valid step": (valid([[0, 0]]), r"episode \d has a decision whose valid control steps are not its first ones"),
+    "a hole in the valid steps": (valid([[0, 1]]), r"episode \d has a decision whose valid"),
     "a table without columns": (header(tables={"decisions": [], "frames": []}), "header.json .*it has no decisions"),
     "another robot's word": (header(embodiment={"name": 3}), "header.json is damaged"),
     "no actions": (column("actions"), "header.json is damaged .*it has no actions"),
@@ -203,6 +242,16 @@ def test_rows_that_number_an_instruction_that_is_not_there_are_refused_when_they
         rows["text"][:] = number
         with pytest.raises(UserError, match=f"instruction number {number}, and"):
             replay.draw(4, torch.Generator().manual_seed(0))
+
+
+def test_a_decision_without_a_valid_step_is_refused_when_it_is_added_or_drawn(tmp_path):
+    with pytest.raises(UserError, match="rollout r0 has a decision whose valid control steps are not its first ones"):
+        put(Replay(embodiment=SPEC), 0, valid=torch.tensor([[False, True]] * 3))
+    replay = filled(2)
+    table = replay._tables["decisions"]
+    table._rows().view(table._dtype)["valid"][:] = False
+    with pytest.raises(UserError, match="a decision was drawn whose valid control steps"):
+        replay.draw(4, torch.Generator().manual_seed(0))
 
 
 def test_a_first_header_is_not_written_through_a_link(tmp_path):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.errors import CheckpointError, ConfigError, UserError, first_line
+from vla_rl.plain import open_plain, read_plain
 from vla_rl.specs import EmbodimentSpec
 
 CONFIG, EMBODIMENT, TRAINING_STATE = "config.json", "embodiment.json", "training_state"
@@ -49,9 +50,7 @@ def explained(error: OSError) -> str | None:
     """What the system refused, where, and what helps; None for an error that no user can have caused."""
     place = error.filename if error.filename is not None else error.filename2
     if error.errno == errno.ENOENT and "temporary directory" in str(error.strerror):  # (`tempfile`'s, which tried to write)
-        return (
-            f"{error.strerror}: set TMPDIR to a folder that can be written, and look for room, and at ulimit -f"
-        )
+        return f"{error.strerror}: set TMPDIR to a folder that can be written, and look for room, and at ulimit -f"
     if error.errno not in _REMEDIES or (place is None and error.errno in (errno.ENOENT, errno.EEXIST)):
         return None
     shown = os.fsdecode(place) if isinstance(place, str | bytes | os.PathLike) else place
@@ -76,18 +75,14 @@ def fetch_hint(path: str) -> str:
 _POINTER = b"version https://git-lfs.github.com/spec/"
 
 
-def is_pointer(path: Path) -> bool:
-    """Whether git-lfs left its pointer there in place of the file."""
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_POINTER)) == _POINTER
-    except OSError:
-        return False
-
-
 def require_content(path: Path, error: type[UserError] = UserError) -> None:
-    """Raise ``error`` for a git-lfs pointer."""
-    if is_pointer(path):
+    """Raise ``error`` for a git-lfs pointer, and for a pipe or a device, which its reader would wait for."""
+    try:
+        with open(open_plain(path, os.O_RDONLY, "put the file itself there", error, follow=True), "rb") as file:
+            pointer = file.read(len(_POINTER)) == _POINTER
+    except OSError:  # (which its reader meets too)
+        return
+    if pointer:
         raise error(
             f"{path} is a git-lfs pointer, the file itself was not fetched: run 'git lfs pull' in its repository, or fetch "
             f"it with 'hf download'"
@@ -97,7 +92,7 @@ def require_content(path: Path, error: type[UserError] = UserError) -> None:
 def read_json(path: Path, remedy: str, error: type[UserError] = UserError) -> dict[str, Any]:
     """The object in a JSON file. Anything else raises ``error``, whose message ends with ``remedy``."""
     try:
-        data = path.read_bytes()
+        data = read_plain(path, remedy, error, follow=True)
     except FileNotFoundError:
         raise error(f"{path} is missing: {remedy}") from None
     except OSError as problem:
@@ -190,7 +185,7 @@ def check_tensors(path: Path) -> list[tuple[int, int]]:
     """Where the tensors of a safetensors file begin and end (bytes). Raises `CheckpointError` unless it is one of the length
     that its header tells."""
     try:
-        with path.open("rb") as file:
+        with open(open_plain(path, os.O_RDONLY, _INCOMPLETE, CheckpointError, follow=True), "rb") as file:
             length = int.from_bytes(file.read(8), "little")
             size = path.stat().st_size
             header = json.loads(file.read(length)) if 8 + length <= size else None

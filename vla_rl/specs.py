@@ -180,6 +180,9 @@ class EmbodimentSpec:
             raise ValueError("names, units and bounds of its actions differ in number, or a name is no text")
         if not all(isinstance(n, int | float) and math.isfinite(n) for n in numbers) or min(positive) <= 0:
             raise ValueError("its bounds, its control rate and its cameras' sizes must be numbers, the latter two above 0")
+        for name, low, high in zip(spec.action_names, spec.action_low, spec.action_high):
+            if low > high:
+                raise ValueError(f"the bounds of {name} are {low:g} … {high:g}, the lower one above the upper one")
         return spec
 
     def differences(self, other: EmbodimentSpec) -> list[str]:

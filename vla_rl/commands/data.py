@@ -20,7 +20,7 @@ def add(command: Add) -> None:
     check = actions.add_parser("check", help=text, description=text)
     check.set_defaults(function=run_check)
     check.add_argument(
-        "source", type=Path, metavar="FOLDER",
+        "source", metavar="FOLDER",
         help="a LeRobotDataset v3, LIBERO's or RoboTwin's HDF5, a session, a replay, or a run that has some",
     )  # fmt: skip
     check.add_argument(
@@ -33,8 +33,10 @@ def run_check(arguments: argparse.Namespace) -> int:
     from vla_rl.data.sources import check_folder
     from vla_rl.files import fetch_hint
 
-    if not arguments.source.exists():
-        raise ConfigError(f"{arguments.source}: there is no such file or folder{fetch_hint(str(arguments.source))}")
+    if not arguments.source:
+        raise ConfigError("the FOLDER to check is an empty text: name a folder, '.' for this one")
+    if not Path(arguments.source).exists():
+        raise ConfigError(f"{arguments.source}: there is no such file or folder{fetch_hint(arguments.source)}")
     reports = check_folder(arguments.source, *_learner(arguments.overrides))
     document = {"sound": not any(r.errors for r in reports), "sources": [r.to_dict() for r in reports]}
     if arguments.json is True:

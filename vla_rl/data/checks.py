@@ -8,6 +8,7 @@ an error, and refused before training; what somebody may have meant is a warning
 from __future__ import annotations
 
 import dataclasses
+import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from vla_rl.specs import EmbodimentSpec
 ERROR, WARNING = "error", "warning"
 LARGEST = 1e6  # no state or action of a robot is larger, in any unit that embodiments use
 LONGEST_TEXT = 1000  # letters of an instruction
+_INVISIBLE = "\n\r\t\u200c\u200d"  # what ordinary texts have: ends of lines, and Unicode's joiner and non-joiner of letters
 ROUNDING = 1e-5  # share of a number's range by which float32 arithmetic may leave it
 # Share of a number's range by which it may lie beyond its bounds before it is refused: actions were clipped by whoever
 # executed them; labels with noise on top, and measured states, go further.
@@ -170,7 +172,7 @@ class DataCheck:
         if rows.instruction is not None and len(rows):
             self._check_text(rows, at)
         if rows.stamps is not None and len(rows):
-            self._check_stamps(np.asarray(rows.stamps, np.float64), at)
+            self._check_stamps(np.asarray(rows.stamps), at)
 
     def report(self) -> Report:
         known, strangers = self._counts["episodes"], self._strangers
@@ -283,6 +285,7 @@ class DataCheck:
             self._strangers.append(rows)
 
     def _check_stamps(self, stamps: np.ndarray, at: dict[str, str]) -> None:
+        kept, stamps = stamps.dtype, stamps.astype(np.float64)
         remedy = "Write the time stamps anew, or leave the episode out"
         at = {**at, "key": "timestamp"}
         if not np.isfinite(stamps).all():
@@ -296,7 +299,10 @@ class DataCheck:
             return
         if self.hz is None or not len(steps):
             return
-        rounding = 2 * float(np.spacing(np.float32(np.abs(stamps).max())))
+        rounding = 2 * float(np.spacing(np.abs(stamps).max().astype(kept))) if kept.kind == "f" else 0.0
+        if rounding * self.hz > _OFF:
+            text = f"is stored as {kept} to within {rounding:g} s, too coarse to tell {self.hz:g} Hz"
+            self.note(WARNING, "coarse_time", text, "Write the time stamps from each episode's beginning", **at)
         off = np.maximum(np.abs(steps - 1 / self.hz) - rounding, 0) * self.hz
         if off.max() > _OFF:
             row = int(off.argmax()) + 1
@@ -345,11 +351,13 @@ def bad_instruction(text: Any) -> str:
     """Why ``text`` can be no instruction; "" where it can."""
     if not isinstance(text, str):
         return f"is {text!r}, and a text is needed"
-    if not text.strip():
+    if all(c.isspace() or c in _INVISIBLE for c in text):
         return "is empty"
     if len(text) > LONGEST_TEXT:
         return f"has {len(text)} letters (at most {LONGEST_TEXT})"
-    strange = next((c for c in text if not c.isprintable() and c not in "\n\t"), None)
+    strange = next(
+        (c for c in text if not c.isprintable() and c not in _INVISIBLE and unicodedata.category(c) != "Zs"), None
+    )
     return "" if strange is None else f"has the character {strange!r}"
 
 

@@ -30,7 +30,7 @@ from vla_rl.data.lerobot_pictures import inside, read_images, read_videos, requi
 from vla_rl.data.lerobot_rows import LeRobotRows, read_rows
 from vla_rl.errors import EmbodimentMismatch, first_line
 from vla_rl.files import read_embodiment as read_embodiment_file
-from vla_rl.files import read_json
+from vla_rl.files import read_json, require_content
 from vla_rl.types import CameraSpec, EmbodimentSpec
 
 Choose = Callable[[Sequence[DemonstrationEpisode], Tensor], Sequence[Tensor | None]]
@@ -54,6 +54,7 @@ def episode_lengths(path: str | Path) -> dict[str, list[int]]:
     pa = pyarrow_package()
     lengths: dict[str, list[int]] = {}
     for file in files:
+        require_content(file, DatasetError)
         try:
             for row in pa.parquet.read_table(file).to_pylist():
                 if as_success(row.get("success")) is not False:
@@ -164,6 +165,10 @@ def damage(path: Path) -> Iterator[None]:
     """What the block raises because the folder is not what its metadata promise becomes a `DatasetError`."""
     try:
         yield
+    except UnicodeEncodeError as error:  # (Arrow takes no other name)
+        raise DatasetError(
+            f"{error.object!r} has bytes that are no UTF-8: give that folder or file a name in UTF-8"
+        ) from error
     except (OSError, LookupError, TypeError, ValueError, AttributeError, pyarrow_package().ArrowException) as error:
         raise DatasetError(f"{path} is incomplete or damaged: {_said(error)}. Write or fetch the dataset again.") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.data.checks import DataCheck, Report, Rows, as_success
+from vla_rl.data.checks import ERROR, WARNING, DataCheck, Report, Rows, as_success, bad_instruction, shortened
 from vla_rl.data.demonstrations import DemonstrationEpisode
 from vla_rl.data.lerobot_format import ACTION_KEY, SENT_KEY, STATE_KEY, DatasetError, pyarrow_package
 from vla_rl.files import read_json, require_content
@@ -64,7 +65,50 @@ class LeRobotRows:
             check.add(rows)
         for number in self.empty:
             check.add(Rows(f"episode {number}", str(self.path), {}))
+        self._check_texts(check)
+        self._check_counts(check, info)
+        for text in bad_statistics(self.path):
+            check.note(
+                WARNING, "statistics", text, "Write the statistics again", file=str(self.path / "meta" / "stats.json")
+            )
         return check.report()
+
+    def _check_texts(self, check: DataCheck) -> None:
+        """An episode that changes its task; the check of its rows looks at the first text alone."""
+        for e, number in zip(self.episodes, self.numbers, strict=True):
+            tasks = self.task_index[e.start : e.start + e.length]
+            changes = (np.flatnonzero(np.diff(tasks)) + 1).tolist()
+            at = {"file": str(self.path), "episode": f"episode {number}", "key": "task_index"}
+            for row in changes:
+                if why := bad_instruction(self.instructions[int(tasks[row])]):
+                    text = f"the instruction from here on {why}"
+                    check.note(ERROR, "instruction", text, "Write what was asked for", row=row, **at)
+                    break
+            if changes:
+                then = self.instructions[int(tasks[changes[0]])]
+                text = f"the instruction changes to {shortened(then)} within the episode"
+                remedy = "Where that is not meant, write the dataset again; each row is learned with its own"
+                check.note(WARNING, "task_changes", text, remedy, row=changes[0], **at)
+
+    def _check_counts(self, check: DataCheck, info: Mapping[str, Any]) -> None:
+        """What the metadata say of the data's order and number: it is not needed here, other tools go by it."""
+        said = {"total_episodes": len(self.numbers) + len(self.empty), "total_frames": len(self.places)}
+        for name, count in said.items():
+            if info.get(name, count) != count:
+                check.note(WARNING, "totals", f"it says {info[name]!r}, and there are {count}", "Correct it",
+                           file=str(self.path / "meta" / "info.json"), key=name)  # fmt: skip
+        spans = [(r["dataset_from_index"], r["dataset_to_index"], r["length"], r["episode_index"]) for r in self.meta
+                 if {"dataset_from_index", "dataset_to_index"} <= r.keys()]  # fmt: skip
+        end = 0
+        for start, stop, length, number in spans:
+            if None in (start, stop) or start != end or stop != end + length:
+                text = f"is {start}, and dataset_to_index {stop}: its {length} rows are {end} to {end + length}"
+                check.note(
+                    WARNING, "span", text,
+                    f"{_AGAIN}: other tools would take other rows for this episode's",
+                    file=str(self.path), episode=f"episode {number}", key="dataset_from_index",
+                )  # fmt: skip
+            end += length
 
 
 def read_rows(path: Path, info: Mapping[str, Any], keys: Sequence[str] = (STATE_KEY, ACTION_KEY)) -> LeRobotRows:
@@ -119,17 +163,32 @@ def read_rows(path: Path, info: Mapping[str, Any], keys: Sequence[str] = (STATE_
 
 def declared(path: Path) -> dict[str, dict[str, tuple[np.ndarray, np.ndarray]]]:
     """{key: {the file: (smallest [d], largest [d])}} of state and action as ``meta/stats.json`` says; none without it."""
+    return {
+        key: {"meta/stats.json": (low, high)}
+        for key, (low, high) in _extremes(path).items()
+        if low.shape == high.shape and np.isfinite(low).all() and np.isfinite(high).all()
+    }
+
+
+def bad_statistics(path: Path) -> list[str]:
+    """Which smallest and largest numbers in ``meta/stats.json`` are none."""
+    return [
+        f"min and max of {key} are no two vectors of finite numbers" for key in _extremes(path) if key not in declared(path)
+    ]
+
+
+def _extremes(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """{key: (min, max)} as the file has them; NaN for what is no vector of numbers."""
     file, found = path / "meta" / "stats.json", {}
-    if not file.is_file():
+    if not os.path.lexists(file):
         return {}
     stats = read_json(file, _AGAIN, DatasetError)
     for key in (STATE_KEY, ACTION_KEY):
-        try:
-            low, high = (np.array(stats[key][name], np.float64).reshape(-1) for name in ("min", "max"))
-        except (KeyError, TypeError, ValueError):
-            continue
-        if low.shape == high.shape and np.isfinite(low).all() and np.isfinite(high).all():
-            found[key] = {"meta/stats.json": (low, high)}
+        if key in stats:
+            try:
+                found[key] = tuple(np.array(stats[key][name], np.float64).reshape(-1) for name in ("min", "max"))
+            except (LookupError, TypeError, ValueError):
+                found[key] = (np.array([np.nan]), np.array([np.nan]))
     return found
 
 
@@ -142,7 +201,10 @@ def _episode_rows(path: Path, pa: Any) -> list[dict[str, Any]]:
     for file in files:
         require_content(file, DatasetError)
         names = pa.parquet.read_schema(file).names
-        rows += pa.parquet.read_table(file, columns=[n for n in names if not n.startswith("stats/")]).to_pylist()
+        part = pa.parquet.read_table(file, columns=[n for n in names if not n.startswith("stats/")])
+        for key in ("episode_index", "length"):
+            _integers(part, key, file, "")
+        rows += part.to_pylist()
     rows.sort(key=lambda r: r["episode_index"])
     numbers = [r["episode_index"] for r in rows]
     twice = next((a for a, b in itertools.pairwise(numbers) if a == b), None)
@@ -186,7 +248,9 @@ def _tasks(path: Path, pa: Any, index: np.ndarray, episode: np.ndarray) -> tuple
     file = path / "meta" / "tasks.parquet"
     require_content(file, DatasetError)
     table = pa.parquet.read_table(file)
-    named = next(name for name in table.column_names if name != "task_index")
+    named = next((name for name in table.column_names if name != "task_index"), None)
+    if named is None or "task_index" not in table.column_names:
+        raise DatasetError(f"{file} has the columns {table.column_names}: a task_index and a text are needed. {_AGAIN}.")
     numbers, texts = table["task_index"].to_pylist(), table[named].to_pylist()
     if len(set(numbers)) < len(numbers):
         raise DatasetError(f"{file} gives a task_index more than one text. {_AGAIN}.")
@@ -205,11 +269,19 @@ def _tasks(path: Path, pa: Any, index: np.ndarray, episode: np.ndarray) -> tuple
 
 
 # -------------------------------------------------------------------------------------------------------------- columns
-def _integers(table: Any, key: str, path: Path) -> np.ndarray:
+def _integers(table: Any, key: str, path: Path, of: str = " of its data files") -> np.ndarray:
     column = table[key].combine_chunks()
     if column.null_count:
-        raise DatasetError(f"{path}: {key} is empty in row {_first_null(column)} of its data files. {_AGAIN}.")
-    return np.asarray(_flat(column).to_numpy(zero_copy_only=False)).astype(np.int64)
+        raise DatasetError(f"{path}: {key} is empty in row {_first_null(column)}{of}. {_AGAIN}.")
+    values = np.asarray(_flat(column).to_numpy(zero_copy_only=False))
+    if values.dtype.kind not in "iuf":
+        raise DatasetError(f"{path}: {key} is of {column.type}, and whole numbers are needed. {_AGAIN}.")
+    whole = np.abs(values.astype(np.float64)) < 2**53
+    whole &= np.floor(values) == values
+    if not whole.all():
+        row = int(np.argmin(whole))
+        raise DatasetError(f"{path}: {key} is {values[row]} in row {row}{of}, no whole number. {_AGAIN}.")
+    return values.astype(np.int64)
 
 
 def _vectors(table: Any, key: str, path: Path, pa: Any) -> np.ndarray:

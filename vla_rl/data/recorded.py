@@ -16,14 +16,14 @@ from torch import Tensor
 from vla_rl.data.checks import DataCheck, Rows
 from vla_rl.data.lerobot_format import ACTION_KEY, STATE_KEY
 from vla_rl.data.replay import ONLINE, observation_of
-from vla_rl.data.replay_checks import SENT
+from vla_rl.data.replay_checks import NO_PREFIX, SENT, begins_each_decision
 from vla_rl.data.replay_folder import DECISIONS, read_folder, stored_episode
 from vla_rl.errors import ConfigError, UserError, first_line
 from vla_rl.files import replay_of
 from vla_rl.types import FRESH, EmbodimentSpec, EpisodeSpec, Trajectory
 
 _NOT_OURS = "restore that folder, or leave it out"
-_NUMBERS = {"actions", "valid", "rewards", "proprio", "text"}  # what is checked of the columns
+_NUMBERS = {"actions", "proposed", "valid", "rewards", "proprio", "text"}  # what is checked of the columns
 
 
 def check_recorded(named: Sequence[str], own: Path, embodiment: EmbodimentSpec | None) -> None:
@@ -58,8 +58,11 @@ def recorded_rows(path: Path, embodiment: EmbodimentSpec | None) -> Iterator[Row
             vectors = {
                 ACTION_KEY: found["actions"][found["valid"]].numpy(),
                 STATE_KEY: found["proprio"].numpy(),
+                "proposed": found["proposed"].flatten(0, 1).numpy(),
                 "rewards": found["rewards"][:, None].numpy(),
             }
+            if not begins_each_decision(found["valid"]):
+                raise ValueError(f"it has a decision {NO_PREFIX}")
             said, success = texts[int(found["text"][0])], record["success"]
         except (LookupError, TypeError, ValueError, RuntimeError) as error:
             raise UserError(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.data.direct import cacheable_bytes, can_read_directly
-from vla_rl.data.replay_checks import check_episode, check_fields
+from vla_rl.data.replay_checks import NO_PREFIX, begins_each_decision, check_episode, check_fields
 from vla_rl.data.replay_folder import DECISIONS, FRAMES, ReplayFolder
 from vla_rl.data.tables import LARGE, Field, Growing, Table
 from vla_rl.errors import UserError
@@ -286,6 +286,11 @@ class Replay:
         inside = torch.from_numpy(np.arange(n_step) < left[:, None])
         chunks = _take([self._tables[DECISIONS]], window.ravel())
         d = {k: v.unflatten(0, (b, n_step)) for k, v in chunks.items()}
+        if not begins_each_decision(d["valid"]):
+            raise UserError(
+                f"replay: a decision was drawn {NO_PREFIX}, so its rows were written by something else: leave it out, or "
+                f"start over with --fresh"
+            )
         factors = torch.where(inside, gamma ** d["valid"].sum(-1).float(), 1.0).cumprod(1)
         weights = torch.cat([torch.ones(b, 1), factors[:, :-1]], dim=1)
         over, terminated = torch.from_numpy(ahead == left), torch.from_numpy(episode["terminated"].copy())

@@ -16,6 +16,13 @@ from vla_rl.types import EmbodimentSpec, Observation, Trajectory
 
 SENT = {ACTION_KEY: ROUNDING, STATE_KEY: math.inf}  # what was sent lies within the bounds, what was measured anywhere
 
+NO_PREFIX = "whose valid control steps are not its first ones, one at least"
+
+
+def begins_each_decision(valid: Tensor) -> bool:
+    """Whether the control steps that were executed (bool [… h]) are the first ones of each decision, one at least."""
+    return bool(valid[..., 0].all()) and bool((valid[..., 1:] <= valid[..., :-1]).all())
+
 
 def check_episode(
     trajectory: Trajectory, rewards: Tensor, extra: Mapping[str, Tensor], embodiment: EmbodimentSpec | None
@@ -35,6 +42,8 @@ def check_episode(
                 f"decisions; {what}: look at what the algorithm's annotate computes"
             )
     _check_lengths(trajectory)
+    if not begins_each_decision(trajectory.valid):
+        raise UserError(f"replay: rollout {name} has a decision {NO_PREFIX}: mend what made this episode, or leave it out")
     if embodiment is not None:
         _check_robot(trajectory, embodiment)
     proposed = trajectory.actions if trajectory.proposed is None else trajectory.proposed

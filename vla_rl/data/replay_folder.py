@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from vla_rl.data.journal import Journal
+from vla_rl.data.replay_checks import NO_PREFIX, begins_each_decision
 from vla_rl.data.tables import Field, Table
 from vla_rl.errors import ConfigError, UserError, first_line
 from vla_rl.files import REPLAY_FILES, json_object
@@ -217,10 +218,9 @@ def _read(
     if not records and not os.path.lexists(path / _HEADER):
         left = sorted(entry.name for entry in path.glob(f"*{_ROWS}"))
         return {}, [], None, journal.damage or (f"it has {left[0]} and no {_HEADER}" if left else "")
-    robot, layout = _header(path, remedy)
+    robot, tables = _header(path, remedy)
     if robot is not None and embodiment is not None:
         embodiment.require(robot, "this run", f"the replay {path}")
-    tables = _tables(path, layout)
     for table in tables.values():
         assert table.path is not None
         if os.path.lexists(table.path):
@@ -245,7 +245,7 @@ def robot_of(path: Path) -> EmbodimentSpec | None:
     return _header(path, _NOT_OURS)[0]
 
 
-def _header(path: Path, remedy: str) -> tuple[EmbodimentSpec | None, dict[str, list[Field]]]:
+def _header(path: Path, remedy: str) -> tuple[EmbodimentSpec | None, dict[str, Table]]:
     file = path / _HEADER
     if not os.path.lexists(file):
         raise UserError(f"{file} is missing: {remedy}")
@@ -259,7 +259,7 @@ def _header(path: Path, remedy: str) -> tuple[EmbodimentSpec | None, dict[str, l
         robot = None if header["embodiment"] is None else EmbodimentSpec.from_dict(header["embodiment"])
         layout = {name: [Field.from_json(f) for f in fields] for name, fields in header["tables"].items()}
         _check_layout(layout, robot)
-        return robot, layout
+        return robot, _tables(path, layout)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, ConfigError) as problem:
         raise UserError(f"{file} is damaged ({first_line(problem)}): {remedy}") from problem
 
@@ -272,6 +272,7 @@ def _check_layout(layout: Mapping[str, list[Field]], robot: EmbodimentSpec | Non
         raise ValueError("two columns have one name")
     lacking = [name for name in (DECISIONS, FRAMES) if not layout.get(name)]
     lacking += [name for name in _DTYPES if name not in known]
+    lacking += [f"byte in a row of {name!r}" for name, table in layout.items() if not any(f.bytes for f in table)]
     if lacking:
         raise ValueError(f"it has no {lacking[0]}")
     (h, a), (_,) = known["actions"].shape, known["proprio"].shape
@@ -342,10 +343,15 @@ def _unrecorded(tables: Mapping[str, Table], records: list[dict[str, Any]]) -> s
 
 
 def stored_episode(tables: Mapping[str, Table], record: Mapping[str, Any], number: int, row: int) -> dict[str, bytes] | None:
-    """What the files hold of episode ``number``, whose first decision is ``row``; None where it is not as it was written."""
+    """What the files hold of episode ``number``, whose first decision is ``row``; None where it is not as it was written.
+    Raises `UserError` where what was written is no episode."""
     t, checksum = int(record["decisions"]), 0
     stored: dict[str, bytes] = {}
     for name, table in tables.items():
         stored[name] = table.stored(row, t) if name == DECISIONS else table.stored(row + number, t + 1)
         checksum = zlib.crc32(stored[name], checksum)
-    return stored if checksum == record["checksum"] else None
+    if checksum != record["checksum"]:
+        return None
+    if not begins_each_decision(tables[DECISIONS].unpack(stored[DECISIONS])["valid"]):
+        raise UserError(f"replay: episode {number} has a decision {NO_PREFIX}: restore that folder, or go on without it")
+    return stored
