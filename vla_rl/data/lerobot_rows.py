@@ -179,14 +179,16 @@ def bad_statistics(path: Path) -> list[str]:
 
 def _extremes(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """{key: (min, max)} as the file has them; NaN for what is no vector of numbers."""
-    file, found = path / "meta" / "stats.json", {}
+    file = path / "meta" / "stats.json"
+    found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     if not os.path.lexists(file):
         return {}
     stats = read_json(file, _AGAIN, DatasetError)
     for key in (STATE_KEY, ACTION_KEY):
         if key in stats:
             try:
-                found[key] = tuple(np.array(stats[key][name], np.float64).reshape(-1) for name in ("min", "max"))
+                low, high = (np.array(stats[key][name], np.float64).reshape(-1) for name in ("min", "max"))
+                found[key] = low, high
             except (LookupError, TypeError, ValueError):
                 found[key] = (np.array([np.nan]), np.array([np.nan]))
     return found
