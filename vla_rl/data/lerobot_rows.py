@@ -188,7 +188,7 @@ def _extremes(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         if key in stats:
             try:
                 low, high = (np.array(stats[key][name], np.float64).reshape(-1) for name in ("min", "max"))
-                found[key] = (low, high)
+                found[key] = low, high
             except (LookupError, TypeError, ValueError):
                 found[key] = (np.array([np.nan]), np.array([np.nan]))
     return found

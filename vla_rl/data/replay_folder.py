@@ -353,5 +353,6 @@ def stored_episode(tables: Mapping[str, Table], record: Mapping[str, Any], numbe
     if checksum != record["checksum"]:
         return None
     if not begins_each_decision(tables[DECISIONS].unpack(stored[DECISIONS])["valid"]):
-        raise UserError(f"replay: episode {number} has a decision {NO_PREFIX}: restore that folder, or go on without it")
+        place = tables[DECISIONS].path
+        raise UserError(f"replay: episode {number} in {place} has a decision {NO_PREFIX}: restore it, or go on without it")
     return stored
