@@ -70,7 +70,7 @@ def test_a_stopped_one_ignores_commands_until_it_is_cleared(paper_arm, tmp_path)
     assert arm.observe().joints[0] == 1.0
 
 
-def test_unknown_types_and_options_are_one_clear_error():
+def test_unknown_types_and_options_are_one_clear_error(paper_arm):
     with pytest.raises(ConfigError, match=r"knows no robot 'nothing': it knows .*so101_follower"):
         LeRobotArm("nothing")
     with pytest.raises(ConfigError, match="options of lerobot's robot paper_arm are wrong"):
