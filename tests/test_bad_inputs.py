@@ -473,7 +473,7 @@ DAMAGE: list[tuple[str, Callable[[Path], None], tuple[str, ...], tuple[str, ...]
     *(
         (f"{SFT}/embodiment.json", edit, EVAL, ("embodiment.json", part))
         for edit, part in (
-            (emptied, "damaged"), (listed, "holds a list"), (gone, "missing"), (folder, "is a folder, and a plain"),
+            (emptied, "damaged"), (listed, "holds a list"), (gone, "missing"), (folder, "is a folder"),
             (loop, "cannot be read"),
             (key("cameras", None), "lacks 'cameras'"), (key("cameras", 3), "describes no robot"),
             (key("cameras/0/height", -4), "above 0"), (key("control_hz", "often"), "must be numbers"),
@@ -483,7 +483,7 @@ DAMAGE: list[tuple[str, Callable[[Path], None], tuple[str, ...], tuple[str, ...]
     *(
         (f"{SFT}/model.safetensors", edit, EVAL, ("model.safetensors", part))
         for edit, part in (
-            (emptied, "damaged"), (cut, "cut short"), (other, "damaged"), (gone, "missing"), (folder, "is a folder, and a plain"),
+            (emptied, "damaged"), (cut, "cut short"), (other, "damaged"), (gone, "missing"), (folder, "is a folder"),
         )
     ),
     (f"{SFT}/tokenizer.json", emptied, EVAL, ("checkpoints/sft", "damaged")),
@@ -499,7 +499,7 @@ DAMAGE: list[tuple[str, Callable[[Path], None], tuple[str, ...], tuple[str, ...]
     *(
         ("phases.json", edit, AGAIN, ("phases.json", part))
         for edit, part in (
-            (emptied, "damaged"), (cut, "damaged"), (other, "damaged"), (listed, "holds a list"), (folder, "is a folder, and a plain"),
+            (emptied, "damaged"), (cut, "damaged"), (other, "damaged"), (listed, "holds a list"), (folder, "is a folder"),
             (loop, "cannot be read"), (key("sft", 3), "phase sft"), (key("sft/seconds", "long"), "phase sft"),
             (key("sft/complete", "yes"), "phase sft"), (key("sft/seconds", None), "phase sft"),
             (key("peak_memory_bytes", "much"), "peak_memory_bytes"),
@@ -520,7 +520,7 @@ DAMAGE += [
     for name, edit, part in (
         ("info.json", emptied, "info.json is damaged"), ("info.json", listed, "info.json is damaged"),
         ("info.json", other, "info.json is damaged"), ("info.json", gone, "not a LeRobotDataset folder"),
-        ("info.json", folder, "info.json is a folder, and a plain file"), ("info.json", key("features", [1]), "info.json is damaged"),
+        ("info.json", folder, "info.json is a folder"), ("info.json", key("features", [1]), "info.json is damaged"),
         ("info.json", key("codebase_version", "v2.1"), "version v2.1"),
         ("info.json", key("fps", "fast"), "incomplete or damaged"),
         ("info.json", key("features/action/names", ["up"]), "action names"),
