@@ -7,10 +7,11 @@ MetaWorld's are so, and are made anew for each episode with ``seed_option``.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,13 +130,13 @@ class GymSimulator:
         first = self._envs[0, names[0]]
         pictures = [key for key, x in leaves.items() if x.dtype == np.uint8 and x.ndim == 3 and x.shape[2] == 3]
         self._cameras = tuple(config.cameras or pictures or [RENDER])
-        numbers = [key for key, x in leaves.items() if key not in pictures and x.dtype.kind in "fiu" and x.dtype != np.uint8]
+        numbers = [key for key, x in leaves.items() if x.dtype.kind in "fiu" and x.dtype != np.uint8]
         self._state = tuple(config.state or numbers)
         for kind, keys in (("cameras", self._cameras), ("state", self._state)):
             for key in keys:
                 if key not in leaves and (kind, key) != ("cameras", RENDER):
                     raise ConfigError(f"env.{kind} names {key!r}, observations of {config.id} have {', '.join(leaves)}")
-        sizes = {key: self._picture(first, leaves, key).shape for key in self._cameras}
+        self._sizes = {key: self._picture(first, leaves, key).shape for key in self._cameras}
         width = sum(leaves[key].size for key in self._state)
         box = self._action_space(first)
         self._low, self._high = np.asarray(box.low, dtype=np.float64), np.asarray(box.high, dtype=np.float64)
@@ -148,7 +149,7 @@ class GymSimulator:
             action_units=(f"of {config.id}",) * len(self._low), action_low=tuple(map(float, self._low)),
             action_high=tuple(map(float, self._high)), frame=f"{OTHER}{config.id}", rotation=f"{OTHER}{config.id}",
             gripper=f"{OTHER}{config.id}", control_hz=rate,
-            cameras=tuple(CameraSpec(key, h, w) for key, (h, w, _) in sizes.items()),
+            cameras=tuple(CameraSpec(key, h, w) for key, (h, w, _) in self._sizes.items()),
             proprio_names=tuple(f"s{i}" for i in range(width)),
         )  # fmt: skip
         horizon = config.horizon or (first.spec and first.spec.max_episode_steps) or 0
@@ -277,8 +278,7 @@ class GymSimulator:
             leaves = dict(_leaves(s.seen))
             images = {key: self._picture(s.env, leaves, key) for key in self._cameras}
             proprio = self._proprio(leaves)
-        sizes = {camera.name: (camera.height, camera.width, 3) for camera in self.embodiment.cameras}
-        changed = [key for key, picture in images.items() if picture.shape != sizes[key]]
+        changed = [key for key, picture in images.items() if picture.shape != self._sizes[key]]
         if changed or len(proprio) != self.embodiment.proprio_dim or not np.isfinite(proprio).all():
             what = f"the picture {changed[0]}" if changed else f"the state {proprio[:8].tolist()}"
             name = self.config.id
@@ -297,23 +297,19 @@ def _leaves(tree: Any, path: str = "") -> list[tuple[str, np.ndarray]]:
     return [(path or "observation", np.asarray(tree))]
 
 
-class _named:
+@contextlib.contextmanager
+def _named(config: GymConfig, doing: str) -> Iterator[None]:
     """What an env raises becomes a `UserError` that says which env, and while what."""
-
-    def __init__(self, config: GymConfig, doing: str) -> None:
-        self._config, self._doing = config, doing
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
-        if isinstance(error, Exception) and not isinstance(error, UserError):
-            c = self._config
-            raise UserError(
-                f"env.id={c.id!r} failed in {self._doing} ({type(error).__name__}: {first_line(error)}). Check the id "
-                f"(module:Name-v0 imports the module that registers it), env.options={c.options}, and that its packages are "
-                "installed where workers run (slots.python)"
-            ) from error
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"env.id={config.id!r} failed in {doing} ({type(error).__name__}: {first_line(error)}). Check the id "
+            f"(module:Name-v0 imports the module that registers it), env.options={config.options}, and that its packages "
+            "are installed where workers run (slots.python)"
+        ) from error
 
 
 def collect_episode(

@@ -265,24 +265,23 @@ class OpenVLABase(nn.Module):
     def _check_recorded(self) -> None:
         """What some checkpoints record about themselves must agree with the options."""
         recorded = self.source.config
-        mine_of = {"chunk_length": self.chunk_length, "use_proprio": self.config.use_proprio, "cameras": len(self.cameras)}
         for key, option in (
             ("chunk_length", "chunk_length"),
             ("num_actions_chunk", "chunk_length"),
             ("use_proprio", "use_proprio"),
-            ("num_images_in_input", "cameras"),
         ):
-            mine = mine_of[option]
-            if recorded.get(key) is not None and recorded[key] != mine and option == "cameras":
-                raise ConfigError(
-                    f"policy.cameras has {mine} of the env's cameras, but {self.source.where} records {key} = "
-                    f"{recorded[key]}: name as many, in the order that the checkpoint was trained with"
-                )
+            mine = getattr(self.config, option)
             if recorded.get(key) is not None and recorded[key] != mine:
                 raise ConfigError(
                     f"policy.{option} is {mine}, but {self.source.where} records {key} = {recorded[key]}: set "
                     f"policy.{option}={str(recorded[key]).lower()}"
                 )
+        pictures = recorded.get("num_images_in_input")
+        if pictures is not None and pictures != len(self.cameras):
+            raise ConfigError(
+                f"policy.cameras has {len(self.cameras)} of the env's cameras, but {self.source.where} records "
+                f"num_images_in_input = {pictures}: name as many, in the order that the checkpoint was trained with"
+            )
 
     def _finish(self) -> Any:
         """Freeze, add LoRA, switch checkpointing on."""

@@ -17,8 +17,7 @@ LOOKS = ("fast", "default", "paper")
 STATES = ("commanded", "measured")
 CONTROLS = ("qpos", "ee")
 PATHS = ("", *branches.PATHS)
-TEXTURES = ("split", "seen", "unseen")
-INSTRUCTIONS = ("split", "seen", "unseen")
+SHOWN = ("split", "seen", "unseen")  # textures, and phrases
 
 
 @dataclass
@@ -79,7 +78,7 @@ class RoboTwinConfig:
     def __post_init__(self) -> None:
         choices = {
             "setting": SETTINGS, "look": LOOKS, "limit": LIMITS, "state": STATES, "control": CONTROLS, "path": PATHS,
-            "seed_list": tuple(SEED_LISTS), "textures": TEXTURES, "instructions": INSTRUCTIONS,
+            "seed_list": tuple(SEED_LISTS), "textures": SHOWN, "instructions": SHOWN,
         }  # fmt: skip
         for key, allowed in choices.items():
             _check(key, getattr(self, key), allowed)
