@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from test_replay_store import episode
 
+from benchmarks.learning.faults import KINDS, Counted, CountedConfig, _accounts, _order, _Soak, bench_faults, faults_text
 from vla_rl import cli
 from vla_rl.errors import UserError
-from vla_rl.evaluation.bench_faults import KINDS, Counted, CountedConfig, _accounts, _order, _Soak, bench_faults, faults_text
 from vla_rl.reporting.metrics import write_json
 from vla_rl.storage import save_state
 

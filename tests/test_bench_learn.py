@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.learning import methods
+from benchmarks.learning import update as bench_update
+from benchmarks.learning.learn import PARTS, against_text, bench_runs, compared, learning_of, run_text, split_overrides
 from vla_rl import cli
 from vla_rl.config import compose
 from vla_rl.errors import ConfigError, TrainingDiverged
-from vla_rl.evaluation import bench_methods as methods
-from vla_rl.evaluation import bench_update
-from vla_rl.evaluation.bench_learn import PARTS, against_text, bench_runs, compared, learning_of, run_text, split_overrides
 from vla_rl.evaluation.outcome import EpisodeOutcome, EvaluationResult
 from vla_rl.learning.figures import add_figures
 from vla_rl.reporting.metrics import read_metrics

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from benchmarks.learning.overlap import DEFAULT, bench_overlap, compared, figures_of
 from vla_rl import cli
 from vla_rl.config import compose
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation.bench_overlap import DEFAULT, bench_overlap, compared, figures_of
 
 ONE_ACTOR = ["cluster.rollouts=1", "slots.workers=0", "slots.slots_per_worker=4", "rl.episodes_per_iteration=4",
              "collect.episodes_per_task=8", "sft.updates=2", "env.step_seconds=0", "env.step_tail=0"]  # fmt: skip

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from benchmarks.learning.staleness import Cell, StaleCollector, staleness_text, table
 from vla_rl import cli
 from vla_rl.config import compose
-from vla_rl.evaluation.bench_staleness import Cell, StaleCollector, staleness_text, table
 from vla_rl.reporting.metrics import read_metrics
 from vla_rl.run.pipeline import run_pipeline
 

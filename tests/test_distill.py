@@ -11,7 +11,7 @@ import torch
 from contracts import check_policy
 from test_denoising import DIFFUSION, FORMS, SPEC, make, observe, rollouts
 
-from policies.denoising.bench import bench_heads
+from benchmarks.policy.denoising import bench_heads
 from policies.denoising.consistency import ConsistencyConfig, ConsistencyVLA, Grid, predict_action, same_noise_loss
 from policies.denoising.expert import ActionExpert
 from policies.denoising.policy import DenoisingVLA

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from contracts import assert_same_observation, assert_same_step, check_env, check_simulator
 
+from benchmarks.simulator.dualarm import measured
+from benchmarks.simulator.ways import OURS, Asked, bench
 from sim import shaders, vulkan
-from sim.bench_ways import OURS, Asked, bench
 from sim.dualarm import kinematics
-from sim.dualarm.bench import measured
 from sim.dualarm.demonstrator import make_demonstrator
 from sim.dualarm.settings import DualArmConfig
 from sim.dualarm.shapes import THINGS

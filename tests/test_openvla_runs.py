@@ -10,9 +10,9 @@ import torch
 from openvla_checkpoints import libero_like, write_checkpoint
 from safetensors.torch import load_file
 
-from policies.bench import bench_embodiment, bench_observation, dry_run
+from benchmarks.policy.nano import bench_embodiment, bench_observation, dry_run
+from benchmarks.policy.openvla import bench_decoding, bench_training
 from policies.openvla import OpenVLA, OpenVLAConfig
-from policies.openvla.bench import bench_decoding, bench_training
 from policies.openvla.memory import estimate, skeleton
 from vla_rl.cli import main
 from vla_rl.config import compose

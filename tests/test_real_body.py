@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from real_helpers import LIMITS
 
-from real.bench.trials import Operator, driver, trial
+from benchmarks.robot.trials import Operator, driver, trial
 from real.body import Body, BodyConfig, StartError
 from real.checks import MessageError
 from real.journal import journals, read
@@ -242,7 +242,7 @@ def test_what_a_scripted_person_goes_by_grows_until_the_task_is_done(task):
 def test_the_panda_behind_the_gate_keeps_its_limits(controller):
     """Adversarial actions of every kind; the walls were pushed against, and no wall and no speed was passed: of the hand, of
     its turns, of any joint."""
-    from real.bench.gate import CONTROLLERS, KINDS, adversarial
+    from benchmarks.robot.gate import CONTROLLERS, KINDS, adversarial
 
     options = {"cameras": ["agentview"], "camera_size": 16, **CONTROLLERS["tabletop"][controller]}
     world = make_world("tabletop", options)
@@ -256,7 +256,7 @@ def test_the_panda_behind_the_gate_keeps_its_limits(controller):
 
 @pytest.mark.parametrize("controller", ["impedance", "following", "joints"])
 def test_the_fake_arm_behind_the_gate_keeps_its_limits(controller):
-    from real.bench.gate import CONTROLLERS, KINDS, adversarial
+    from benchmarks.robot.gate import CONTROLLERS, KINDS, adversarial
 
     limits = LIMITS / ("fake_point_joints.yaml" if controller == "joints" else "fake_point.yaml")
     world = make_world("fake", CONTROLLERS["fake"][controller])

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.learning.replay import Sizes, Tuples, bench_replay, write_episodes
 from vla_rl.data import direct, journal, tables
-from vla_rl.data.bench_replay import Sizes, Tuples, bench_replay, write_episodes
 from vla_rl.data.direct import can_read_directly
 from vla_rl.data.replay import Replay
 from vla_rl.errors import DiskFull, EmbodimentMismatch, UserError

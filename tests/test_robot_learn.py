@@ -18,6 +18,7 @@ import pytest
 import torch
 from real_helpers import kill_child
 
+from benchmarks.robot import hil as bench_hil
 from policies.actors.residual import ACTION, ResidualPolicy
 from policies.actors.settings import ResidualConfig
 from policies.nano_vla import NanoVLA
@@ -37,7 +38,6 @@ from vla_rl.cli import main
 from vla_rl.data.replay import INTERVENTIONS, ONLINE, Replay
 from vla_rl.data.session_trajectory import session_trajectory, version_name, version_number
 from vla_rl.errors import ConfigError, TrainingDiverged, UserError
-from vla_rl.evaluation import bench_hil
 from vla_rl.paths import config_dir
 from vla_rl.reporting.machine import versions
 from vla_rl.reporting.metrics import MetricsLogger, read_metrics

@@ -8,8 +8,8 @@ import json
 import pytest
 from real_helpers import LIMITS
 
-from real.bench import people, soak
-from real.bench.gate import Judge
+from benchmarks.robot import people, soak
+from benchmarks.robot.gate import Judge
 from real.journal import JournalWriter, read
 from real.limits import Box
 from vla_rl.cli import main

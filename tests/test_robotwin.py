@@ -22,10 +22,10 @@ import pytest
 import robotwin_worker as worker
 import yaml
 
-from sim.bench_ways import OURS
+from benchmarks.simulator.robotwin import bench_robotwin
+from benchmarks.simulator.ways import OURS
 from sim.calls import Calls, check_machine
 from sim.robotwin import branches, primitive_arm
-from sim.robotwin.bench import bench_robotwin
 from sim.robotwin.checkout import Checkout
 from sim.robotwin.collect import robot_of
 from sim.robotwin.published import episodes

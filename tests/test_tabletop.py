@@ -403,7 +403,7 @@ def test_osc_pose_demonstrator_and_proprio() -> None:
 @real_sim
 @pytest.mark.slow
 def test_bench_compares_both_sides_on_the_same_actions(tmp_path, capsys) -> None:
-    from sim.bench import bench_tabletop
+    from benchmarks.simulator.tabletop import bench_tabletop
 
     path = tmp_path / "bench.json"
     document = bench_tabletop(["lift_cube"], chunk=8, workers=[], steps=16, camera_size=SIZE, json_file=path)

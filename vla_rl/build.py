@@ -77,7 +77,7 @@ class EnvEntry(Entry):
     suite_overrides: tuple[str, ...] = ()
 
 
-_OUR_PACKAGES = ("sim", "real", "policies", "reward_models")  # top-level names that others may have as well
+_OUR_PACKAGES = ("sim", "real", "policies", "reward_models", "benchmarks")  # names that others may have as well
 
 REGISTRY: dict[str, dict[str, Entry]] = {
     "policy": {
@@ -138,14 +138,14 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             "sim.tabletop.simulator:TabletopSimulator",
             "sim.tabletop.simulator:TabletopConfig",
             collect="sim.tabletop.collect:collect_episode",
-            bench="sim.bench:bench_tabletop",
+            bench="benchmarks.simulator.tabletop:bench_tabletop",
         ),
         "libero": EnvEntry(
             "sim.libero.perturb:PerturbedLibero",
             "sim.libero.settings:LiberoConfig",
             collect="sim.libero.collect:collect_episode",
             demonstrations="sim.libero_demos:LiberoDemonstrations",
-            bench="sim.libero.bench:bench_libero",
+            bench="benchmarks.simulator.libero:bench_libero",
             check="sim.libero.package:check",
             suites=("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"),
             # a benchmark's time limit is part of its protocol, whatever training used
@@ -155,7 +155,7 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             "sim.dualarm.simulator:DualArmSimulator",
             "sim.dualarm.settings:DualArmConfig",
             collect="sim.dualarm.collect:collect_episode",
-            bench="sim.dualarm.bench:bench_dualarm",
+            bench="benchmarks.simulator.dualarm:bench_dualarm",
             bench_overrides=("env.camera_size=240", "env.camera_width=320", "env.horizon=1000000"),
             check="sim.vulkan:check",
         ),
@@ -163,7 +163,7 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             "sim.robotwin.simulator:RoboTwinSimulator",
             "sim.robotwin.settings:RoboTwinConfig",
             collect="sim.robotwin.collect:collect_episode",
-            bench="sim.robotwin.bench:bench_robotwin",
+            bench="benchmarks.simulator.robotwin:bench_robotwin",
             bench_overrides=(),
         ),
         "gym": EnvEntry("sim.gym:GymSimulator", "sim.gym:GymConfig", collect="sim.gym:collect_episode"),

@@ -13,7 +13,7 @@ from vla_rl.commands.shared import Add, Names, add_overrides, write_result
 from vla_rl.errors import ConfigError
 
 JSON: dict[str, Any] = {"type": Path, "metavar": "FILE", "help": "write the result as JSON"}
-WAYS = ("none", "coupled", "truncate", "mask", "vtrace")  # of `vla_rl.evaluation.bench_staleness`
+WAYS = ("none", "coupled", "truncate", "mask", "vtrace")  # of `benchmarks.learning.staleness`
 
 
 def add(command: Add) -> None:
@@ -166,7 +166,7 @@ def _add_hil(kinds: Any) -> None:
 
 
 def run_bench_hil(arguments: argparse.Namespace) -> None:
-    from vla_rl.evaluation.bench_hil import Effort, bench_hil
+    from benchmarks.robot.hil import Effort, bench_hil
 
     a = arguments
     document = bench_hil(
@@ -192,7 +192,7 @@ def run_bench_soak(arguments: argparse.Namespace) -> int:
     a = arguments
     if not (a.minutes > 0 and a.every > 0):
         raise ConfigError(f"--minutes {a.minutes:g} --every {a.every:g}: give more than 0")
-    bench = build.attribute("real.bench.soak:bench_soak")
+    bench = build.attribute("benchmarks.robot.soak:bench_soak")
     say = functools.partial(print, flush=True)
     document = bench(a.world, _limits(a), a.minutes, a.every, a.seed, say=say, folder=a.keep, wall=a.wall)
     write_result(a.json, document)
@@ -204,13 +204,13 @@ def run_bench_robot(arguments: argparse.Namespace) -> None:
 
     given = {"trials": arguments.trials, "actions": arguments.steps, "seconds": arguments.seconds}
     options = {**given, "busy": arguments.busy, "cameras": arguments.cameras}
-    bench = build.attribute("real.bench.report:bench_robot")
+    bench = build.attribute("benchmarks.robot.report:bench_robot")
     document = bench(arguments.world, _limits(arguments), options, real_time=arguments.real_time)
     write_result(arguments.json, document)
 
 
 def run_bench_acting(arguments: argparse.Namespace) -> None:
-    from vla_rl.evaluation.bench_acting import bench_acting
+    from benchmarks.robot.acting import bench_acting
 
     a = arguments
     write_result(a.json, bench_acting(a.overrides, episodes=a.episodes, thinking=a.thinking, seed=a.seed))
@@ -249,12 +249,12 @@ def _configured(
 
 
 def run_bench_learn(arguments: argparse.Namespace) -> None:
-    from vla_rl.evaluation.bench_learn import bench_against, bench_runs, split_overrides
+    from benchmarks.learning.learn import bench_against, bench_runs, split_overrides
 
     if bool(arguments.start) != bool(arguments.methods) or (arguments.start and arguments.against):
         raise ConfigError("--start CKPT goes with --methods A,B (and --seeds, --out), and without --against")
     if arguments.start:
-        from vla_rl.evaluation.bench_methods import bench_methods
+        from benchmarks.learning.methods import bench_methods
 
         document = bench_methods(
             arguments.start,
@@ -274,35 +274,35 @@ def run_bench_learn(arguments: argparse.Namespace) -> None:
 
 
 def run_bench_staleness(arguments: argparse.Namespace) -> None:
-    from vla_rl.evaluation.bench_staleness import bench_staleness
+    from benchmarks.learning.staleness import bench_staleness
 
     a = arguments
     write_result(a.json, bench_staleness(a.overrides, lags=a.lags, ways=a.ways, seeds=a.seeds))
 
 
 def run_bench_rhythm(arguments: argparse.Namespace) -> None:
-    from vla_rl.evaluation.bench_rhythm import bench_rhythm
+    from benchmarks.learning.rhythm import bench_rhythm
 
     options = {"iterations": arguments.iterations, "rounds": arguments.rounds, "balance": not arguments.as_given}
     write_result(arguments.json, bench_rhythm(arguments.overrides, **options))
 
 
 def run_bench_overlap(arguments: argparse.Namespace) -> None:
-    from vla_rl.evaluation.bench_overlap import bench_overlap
+    from benchmarks.learning.overlap import bench_overlap
 
     a = arguments
     write_result(a.json, bench_overlap(a.overrides, iterations=a.iterations, rounds=a.rounds))
 
 
 def run_bench_faults(arguments: argparse.Namespace) -> None:
-    from vla_rl.evaluation.bench_faults import bench_faults
+    from benchmarks.learning.faults import bench_faults
 
     a = arguments
     write_result(a.json, bench_faults(a.overrides, kills=a.kills, kinds=a.kinds, seed=a.seed))
 
 
 def run_bench_update(arguments: argparse.Namespace) -> None:
-    from vla_rl.evaluation.bench_update import bench_update
+    from benchmarks.learning.update import bench_update
 
     write_result(arguments.json, bench_update(arguments.overrides, batch=arguments.batch, size=arguments.size))
 
@@ -326,7 +326,7 @@ def run_bench_reward(arguments: argparse.Namespace) -> None:
 
 
 def run_bench_replay(arguments: argparse.Namespace) -> None:
-    from vla_rl.data.bench_replay import Sizes, bench_replay
+    from benchmarks.learning.replay import Sizes, bench_replay
 
     sizes = Sizes(arguments.steps, arguments.size, arguments.cameras, arguments.chunk)
     write_result(arguments.json, bench_replay(sizes, folder=arguments.folder))
@@ -342,7 +342,7 @@ def run_bench_policy(arguments: argparse.Namespace) -> None:
 
         check_device(arguments.device, "--device")
         pick_device(arguments.device, "--device")
-        bench = build.attribute("policies.bench:bench_policy")
+        bench = build.attribute("benchmarks.policy.nano:bench_policy")
         write_result(arguments.json, bench(arguments.preset, device=arguments.device, compiled=arguments.compile))
         return
     options: dict[str, Any] = {}
@@ -357,4 +357,4 @@ def run_bench_policy(arguments: argparse.Namespace) -> None:
         options["offload_optimizer"] = algorithm.offload_optimizer
         options["micro_batch"] = algorithm.micro_batch_size or 8
         options["acting_batch"] = max(1, config.slots.workers) * config.slots.slots_per_worker
-    write_result(arguments.json, build.attribute("policies.bench:dry_run")(arguments.preset, **options))
+    write_result(arguments.json, build.attribute("benchmarks.policy.nano:dry_run")(arguments.preset, **options))

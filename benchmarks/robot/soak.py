@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.robot.gate import Judge
+from benchmarks.robot.people import CONSOLE, MoodyPolicy, Person
 from real import limits as limit_files
 from real.acting import ActingConfig
-from real.bench.gate import Judge
-from real.bench.people import CONSOLE, MoodyPolicy, Person
 from real.body import BodyConfig
 from real.episodes import Plan
 from real.journal import OPEN, SUFFIX, read, recover

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.learning.learn import bench_runs, require_level
 from vla_rl import build
 from vla_rl import config as configs
 from vla_rl.asked import ChecksPolicy
 from vla_rl.checkpoint import load_policy
 from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError, TrainingDiverged
-from vla_rl.evaluation.bench_learn import bench_runs, require_level
 from vla_rl.files import CONFIG, check_checkpoint, existing_checkpoint, read_json
 from vla_rl.reporting.metrics import METRICS_FILE, read_metrics
 from vla_rl.run.pipeline import plan, run_pipeline

@@ -19,11 +19,11 @@ from typing import Any
 
 from torch import Tensor
 
+from benchmarks.learning.learn import EQUAL_WORK, hardware, in_turns, made, make_start, mean_of, rl_records, side_config
 from vla_rl.algorithms.ppo import PPO
 from vla_rl.algorithms.settings import PPOConfig
 from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation.bench_learn import EQUAL_WORK, hardware, in_turns, made, make_start, mean_of, rl_records, side_config
 from vla_rl.reporting.machine import versions
 from vla_rl.run.pipeline import run_pipeline
 from vla_rl.types import RolloutBatch
@@ -31,7 +31,7 @@ from vla_rl.types import RolloutBatch
 DEFAULT = (
     "run=toy", "cluster=ray", "cluster.rollouts=2", "slots.workers=4", "slots.slots_per_worker=1",
     "rollout.serve_fraction=0.25", "rl.episodes_per_iteration=32", "rl.guard=off", "env.step_seconds=0.05",
-    "env.step_tail=2.0", "algorithm.learning_rate=0", "algorithm.type=vla_rl.evaluation.bench_overlap:Paced",
+    "env.step_tail=2.0", "algorithm.learning_rate=0", "algorithm.type=benchmarks.learning.overlap:Paced",
 )  # fmt: skip
 SIDES = {"turns": ("cluster.mode=sync",), "overlapped": ("cluster.mode=async", "cluster.max_staleness=2")}
 _EDGE = 3  # iterations at either end of a run that do not count

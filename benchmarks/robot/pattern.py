@@ -1,4 +1,4 @@
-"""A camera without a device: a picture with a moving bar, at its rate. ``cameras.NAME=real.bench.pattern:Pattern``."""
+"""A camera without a device: a picture with a moving bar, at its rate. ``cameras.NAME=benchmarks.robot.pattern:Pattern``."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Operator:
 def driver(socket: str, world: str, log: Path, *more: str) -> subprocess.Popen:
     """The scripted policy in a process of its own; or a hand, or a console, as ``more`` says."""
     scale = FULL if "--hand" in more else 1.0
-    command = [sys.executable, "-m", "real.bench.driver", socket, "20", *(str(x / scale) for x in MOVES[world]), *more]
+    command = [sys.executable, "-m", "benchmarks.robot.driver", socket, "20", *(str(x / scale) for x in MOVES[world]), *more]
     with open(log, "wb") as out:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
     while not log.read_bytes().startswith(b"ready"):

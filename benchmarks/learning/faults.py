@@ -36,10 +36,10 @@ from typing import Any
 
 from torch import Tensor
 
+from benchmarks.learning.learn import hardware, made, rl_records
 from vla_rl import build
 from vla_rl.config import compose
 from vla_rl.errors import UserError
-from vla_rl.evaluation.bench_learn import hardware, made, rl_records
 from vla_rl.evaluation.statistics import difference_interval, wilson_interval
 from vla_rl.files import read_json
 from vla_rl.reporting.machine import process_tree, versions
@@ -95,7 +95,7 @@ def bench_faults(
 ) -> dict[str, Any]:
     """Train with and without ``kills`` of ``kinds`` (one that is named twice is twice as frequent; none: all that the run
     has); tells each, returns a JSON-ready dict. Raises `UserError` where a run does not go on or fails."""
-    given = [*DEFAULT, *overrides, "reward.type=vla_rl.evaluation.bench_faults:Counted"]
+    given = [*DEFAULT, *overrides, "reward.type=benchmarks.learning.faults:Counted"]
     config = compose(given)
     absent = {kind for kind, count in (("inference", config.cluster.inference), ("rank", config.cluster.learners),
                                        ("simulator", config.slots.workers)) if not count}  # fmt: skip

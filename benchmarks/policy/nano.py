@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from policies.denoising.bench import bench_heads
+from benchmarks.policy.denoising import bench_heads
+from benchmarks.policy.openvla import bench_decoding, bench_training
 from policies.nano_vla import NanoVLA, preset
 from policies.openvla import OpenVLAConfig
-from policies.openvla.bench import bench_decoding, bench_training
 from vla_rl.errors import ConfigError
 from vla_rl.types import CameraSpec, EmbodimentSpec, Observation
 
@@ -67,7 +67,7 @@ def bench_policy(
 ) -> dict[str, Any]:
     """Measure the preset with config ``changes`` applied; returns a JSON-ready dict and prints a table.
 
-    Presets "openvla-nano" and "openvla-7b" are OpenVLA with random weights (`policies.openvla.bench`), others a NanoVLA.
+    Presets "openvla-nano" and "openvla-7b" are OpenVLA with random weights (`benchmarks.policy.openvla`), others a NanoVLA.
 
     Latencies are milliseconds per call of `act` (sampled, seeded, host to host), given as 50th, 95th and 99th
     percentile over ``repeats`` calls. An update is imitation loss, backward and AdamW. ``camera_size`` is in pixels.

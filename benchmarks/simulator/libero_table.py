@@ -1,4 +1,4 @@
-"""The figures of `sim.libero.bench` as ratios, and as a table."""
+"""The figures of `benchmarks.simulator.libero` as ratios, and as a table."""
 
 from __future__ import annotations
 

@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from sim import shaders
-from sim.bench import memory_mb
-from sim.bench_ways import (
+from benchmarks.simulator.tabletop import memory_mb
+from benchmarks.simulator.ways import (
     SLOTS,
     Asked,
     InTurn,
@@ -29,6 +28,7 @@ from sim.bench_ways import (
     picture,
     slot_memory,
 )
+from sim import shaders
 from sim.dualarm.settings import DualArmConfig
 from sim.dualarm.simulator import MAX_STEP, DualArmSimulator
 from vla_rl.errors import ConfigError

@@ -1,4 +1,4 @@
-"""From a key in the console's page to the first human command, in a real browser: ``python -m real.bench.browser``.
+"""From a key in the console's page to the first human command, in a real browser: ``python -m benchmarks.robot.browser``.
 
 Needs Chromium on the path and the package playwright, which drives it. Counted from before the key is handed to the browser,
 so that what playwright needs for that is in the figure.
@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from real.bench.report import with_cameras
-from real.bench.trials import driver
+from benchmarks.robot.report import with_cameras
+from benchmarks.robot.trials import driver
 from real.body import Body, BodyConfig
 from real.link import Client
 from real.messages import State

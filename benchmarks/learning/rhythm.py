@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.learning.learn import hardware, in_turns, made, make_start, rl_records
 from vla_rl import config as configs
 from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation.bench_learn import hardware, in_turns, made, make_start, rl_records
 from vla_rl.learning.figures import mean_figures
 from vla_rl.reporting.machine import versions
 from vla_rl.reporting.metrics import METRICS_FILE, read_metrics

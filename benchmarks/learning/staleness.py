@@ -28,9 +28,9 @@ from typing import Any
 
 from torch import Tensor
 
+from benchmarks.learning.learn import hardware, made
 from vla_rl.config import RunConfig, compose, with_run
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation.bench_learn import hardware, made
 from vla_rl.interfaces import Collector
 from vla_rl.reporting.machine import versions
 from vla_rl.reporting.metrics import METRICS_FILE, MetricsLogger, read_metrics

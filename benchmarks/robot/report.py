@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from real.bench.gate import CONTROLLERS, adversarial
-from real.bench.trials import Operator, driver, trial
+from benchmarks.robot.gate import CONTROLLERS, adversarial
+from benchmarks.robot.trials import Operator, driver, trial
 from real.body import Body, BodyConfig
 from real.cameras.process import CameraConfig
 from real.link import Client
@@ -120,7 +120,7 @@ def lateness(config: BodyConfig, seconds: float, busy: int) -> dict[str, Any]:
 
 def with_cameras(config: BodyConfig, count: int) -> BodyConfig:
     """``count`` cameras of 640 × 480 at 30 Hz beside the arm."""
-    pattern = CameraConfig("real.bench.pattern:Pattern", 480, 640, {"hz": 30.0})
+    pattern = CameraConfig("benchmarks.robot.pattern:Pattern", 480, 640, {"hz": 30.0})
     return dataclasses.replace(config, cameras={f"side{i}": pattern for i in range(count)})
 
 
@@ -129,7 +129,7 @@ def _show(body: Body) -> Path:
     file = body.run / "ages.json"
     asked = body.write_config("console", {"socket": body.socket, "console": {"port": 0}})
     url = body.process("console", "real.console.process", [asked], may_end=True).split()[1]
-    body.process("viewer", "real.bench.viewer", [url, str(file)], may_end=True)
+    body.process("viewer", "benchmarks.robot.viewer", [url, str(file)], may_end=True)
     return file
 
 

@@ -25,8 +25,19 @@ from typing import Any
 
 import numpy as np
 
-from sim.bench import memory_mb
-from sim.bench_ways import SLOTS, Asked, InTurn, Plan, Threads, Way, bench, measure, memory_over_resets, slot_memory
+from benchmarks.simulator.tabletop import memory_mb
+from benchmarks.simulator.ways import (
+    SLOTS,
+    Asked,
+    InTurn,
+    Plan,
+    Threads,
+    Way,
+    bench,
+    measure,
+    memory_over_resets,
+    slot_memory,
+)
 from sim.robotwin.branches import MAIN, PATHS, close, detect
 from sim.robotwin.settings import RoboTwinConfig
 from sim.robotwin.simulator import RoboTwinSimulator

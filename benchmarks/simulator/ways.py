@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sim.bench import measure_pool, memory_mb
+from benchmarks.simulator.tabletop import measure_pool, memory_mb
 from sim.calls import Calls, check_machine
 from vla_rl.errors import ConfigError
 from vla_rl.specs import EpisodeSpec

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.learning.learn import hardware, made
+from benchmarks.learning.replay import Sizes, robot, synthetic_episodes
 from vla_rl import build
 from vla_rl.asked import ActorOptions, asked
 from vla_rl.config import RunConfig, compose, with_run
-from vla_rl.data.bench_replay import Sizes, robot, synthetic_episodes
 from vla_rl.data.demonstrations import short_statistics
 from vla_rl.data.lerobot_writer import feature_statistics
 from vla_rl.data.replay import ONLINE, Replay
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation.bench_learn import hardware, made
 from vla_rl.interfaces import AlgorithmContext
 from vla_rl.reporting.machine import versions
 from vla_rl.types import Transitions

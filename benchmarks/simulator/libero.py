@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from sim.bench import Stopwatch, measure_pool, memory_mb
+from benchmarks.simulator.libero_table import BOTH, VARIANTS, ratios, table
+from benchmarks.simulator.tabletop import Stopwatch, measure_pool, memory_mb
 from sim.libero import package
-from sim.libero.bench_table import BOTH, VARIANTS, ratios, table
 from sim.libero.plain import PlainEnv, bind_context
 from sim.libero.settings import LiberoConfig
 from sim.libero.simulator import LiberoSimulator

@@ -26,12 +26,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.learning.learn import hardware, made
 from vla_rl import build
 from vla_rl import config as configs
 from vla_rl.data.demonstrations import short_statistics
 from vla_rl.data.lerobot_writer import feature_statistics
 from vla_rl.errors import ConfigError, UserError
-from vla_rl.evaluation.bench_learn import hardware, made
 from vla_rl.reporting.machine import versions
 from vla_rl.robot import session as sessions
 from vla_rl.robot.policy import load, make_decide

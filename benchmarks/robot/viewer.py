@@ -1,4 +1,4 @@
-"""A page that only watches: ``python -m real.bench.viewer URL FILE`` writes on SIGTERM how old each picture was (s).
+"""A page that only watches: ``python -m benchmarks.robot.viewer URL FILE`` writes on SIGTERM how old each picture was (s).
 
 It answers as the page's scripts do, so that it is sent as much; nothing is decoded or drawn.
 """
