@@ -1,8 +1,9 @@
 """A policy that always wants the same: ``python -m benchmarks.robot.driver SOCKET HZ ACTION...``.
 
-The simplest client there is. It sends ten rows ahead, again after every fifth, for whatever epoch is current; every second
-one turns round, where ``--sway`` is given. With ``--hand`` it is a person's device instead, which takes control by force once
-a policy moves the arm, and wants the same (ACTION as shares of full deflection); with ``--console`` a console that only lives.
+The simplest client there is. It sends ten rows ahead, again after every fifth, for whatever epoch is current; every
+second one turns round, where ``--sway`` is given. With ``--hand`` it is a person's device instead, which takes control by
+force once a policy moves the arm, and wants the same (ACTION as shares of full deflection); with ``--console`` a console
+that only lives.
 """
 
 from __future__ import annotations
