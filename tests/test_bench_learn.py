@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.learning import methods
 from benchmarks.learning import update as bench_update
-from benchmarks.learning.learn import PARTS, against_text, bench_runs, compared, learning_of, run_text, split_overrides
+from benchmarks.learning.runs import PARTS, against_text, bench_runs, compared, learning_of, run_text, split_overrides
 from vla_rl import cli
 from vla_rl.config import compose
 from vla_rl.errors import ConfigError, TrainingDiverged

@@ -42,7 +42,7 @@ SYSTEM = "not every operating system has it"
 VERSIONS = "not every version of that library has it"
 KINDS = "that library's classes tell themselves apart by it"
 PROBES = {
-    "benchmarks/learning/learn.py:getloadavg": SYSTEM,
+    "benchmarks/learning/runs.py:getloadavg": SYSTEM,
     "vla_rl/reporting/machine.py:sched_getaffinity": SYSTEM,
     "vla_rl/storage.py:renameat2": SYSTEM,
     "sim/pool.py:memfd_create": SYSTEM,

@@ -36,7 +36,7 @@ from typing import Any
 
 from torch import Tensor
 
-from benchmarks.learning.learn import hardware, made, rl_records
+from benchmarks.learning.runs import hardware, made, rl_records
 from vla_rl import build
 from vla_rl.config import compose
 from vla_rl.errors import UserError

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.learning.learn import bench_runs, require_level
+from benchmarks.learning.runs import bench_runs, require_level
 from vla_rl import build
 from vla_rl import config as configs
 from vla_rl.asked import ChecksPolicy

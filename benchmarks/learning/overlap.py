@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from benchmarks.learning.learn import EQUAL_WORK, hardware, in_turns, made, make_start, mean_of, rl_records, side_config
+from benchmarks.learning.runs import EQUAL_WORK, hardware, in_turns, made, make_start, mean_of, rl_records, side_config
 from vla_rl.algorithms.ppo import PPO
 from vla_rl.algorithms.settings import PPOConfig
 from vla_rl.config import RunConfig

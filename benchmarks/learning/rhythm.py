@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.learning.learn import hardware, in_turns, made, make_start, rl_records
+from benchmarks.learning.runs import hardware, in_turns, made, make_start, rl_records
 from vla_rl import config as configs
 from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError

@@ -28,7 +28,7 @@ from typing import Any
 
 from torch import Tensor
 
-from benchmarks.learning.learn import hardware, made
+from benchmarks.learning.runs import hardware, made
 from vla_rl.config import RunConfig, compose, with_run
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import Collector

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.learning.learn import hardware, made
+from benchmarks.learning.runs import hardware, made
 from benchmarks.learning.replay import Sizes, robot, synthetic_episodes
 from vla_rl import build
 from vla_rl.asked import ActorOptions, asked
