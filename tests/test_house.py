@@ -30,8 +30,6 @@ LONG_CLASSES = {
 }
 MANY_PARAMETERS = {
     "sim/tabletop/controller.py:_torques": KERNEL,
-    "benchmarks/policy/nano.py:bench_policy": OPTIONS,
-    "benchmarks/policy/denoising.py:bench_heads": OPTIONS,
     "sim/libero/backend.py:TaskScene.__init__": "a scene is what its simulator's options make of a task",
     "vla_rl/algorithms/advantages.py:grpo_advantages": OPTIONS,
 }
@@ -42,7 +40,7 @@ SYSTEM = "not every operating system has it"
 VERSIONS = "not every version of that library has it"
 KINDS = "that library's classes tell themselves apart by it"
 PROBES = {
-    "benchmarks/learning/runs.py:getloadavg": SYSTEM,
+    "benchmarks/measuring.py:getloadavg": SYSTEM,
     "vla_rl/reporting/machine.py:sched_getaffinity": SYSTEM,
     "vla_rl/storage.py:renameat2": SYSTEM,
     "sim/pool.py:memfd_create": SYSTEM,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 
 import pytest
 from real_helpers import LIMITS
@@ -21,7 +22,8 @@ def short(tmp_path, kinds: list[str], monkeypatch, minutes: float = 0.3):
     """(the document, what was said) of a soak whose faults are ``kinds`` in turn."""
     told: list[str] = []
     monkeypatch.setattr(soak.Soak, "fill", lambda self: self.bag.extend(kinds[::-1]) if not self.bag else None)
-    return soak.bench_soak("fake", FAKE, minutes, 3.0, 0, told.append, tmp_path), told
+    monkeypatch.setattr(soak, "say", told.append)
+    return soak.measure("fake", FAKE, minutes, math.inf, 3.0, 0, tmp_path), told
 
 
 @pytest.mark.slow

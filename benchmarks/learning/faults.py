@@ -36,13 +36,14 @@ from typing import Any
 
 from torch import Tensor
 
-from benchmarks.learning.runs import hardware, made, rl_records
+from benchmarks.learning.runs import rl_records
+from benchmarks.measuring import say
 from vla_rl import build
 from vla_rl.config import compose
 from vla_rl.errors import UserError
 from vla_rl.evaluation.statistics import difference_interval, wilson_interval
 from vla_rl.files import read_json
-from vla_rl.reporting.machine import process_tree, versions
+from vla_rl.reporting.machine import process_tree
 from vla_rl.reporting.metrics import write_json
 from vla_rl.run.pipeline import run_pipeline
 from vla_rl.storage import load_state
@@ -90,11 +91,9 @@ class Counted:
         self.ids = list(state["ids"])
 
 
-def bench_faults(
-    overrides: Sequence[str], *, kills: int = 24, kinds: Sequence[str] = (), seed: int = 0
-) -> dict[str, Any]:
+def measure(overrides: Sequence[str], kills: int = 24, kinds: Sequence[str] = (), seed: int = 0) -> dict[str, Any]:
     """Train with and without ``kills`` of ``kinds`` (one that is named twice is twice as frequent; none: all that the run
-    has); tells each, returns a JSON-ready dict. Raises `UserError` where a run does not go on or fails."""
+    has); tells each. Raises `UserError` where a run does not go on or fails."""
     given = [*DEFAULT, *overrides, "reward.type=benchmarks.learning.faults:Counted"]
     config = compose(given)
     absent = {kind for kind, count in (("inference", config.cluster.inference), ("rank", config.cluster.learners),
@@ -106,7 +105,6 @@ def bench_faults(
     if kills > (room := (config.rl.iterations - 2) // 2):
         raise UserError(f"--kills {kills}: rl.iterations={config.rl.iterations} has room for {room}, one in two iterations; "
                         f"give rl.iterations={2 * kills + 2} or fewer kills")  # fmt: skip
-    began = made("faults", [*overrides, "--kills", str(kills), "--kinds", *kinds, "--seed", str(seed)])
     expected = config.rl.iterations * config.rl.episodes_per_iteration
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="vla-rl-faults-") as name:
@@ -120,12 +118,8 @@ def bench_faults(
             done = soak.run(order, config.rl.iterations, config.rl.episodes_per_iteration)
             found[side] = done | {"seconds": time.perf_counter() - started} | _accounts(Path(name) / side, expected)
     a, b = found["killed"], found["calm"]
-    document = {
-        **began, "hardware": hardware(versions()), "overrides": given, **found,
-        "difference": difference_interval(a["successes"], a["episodes"], b["successes"], b["episodes"]),
-    }  # fmt: skip
-    print(faults_text(document))
-    return document
+    difference = difference_interval(a["successes"], a["episodes"], b["successes"], b["episodes"])
+    return {"overrides": given, **found, "difference": difference}
 
 
 def _order(kinds: Sequence[str], count: int, seed: int) -> list[str]:
@@ -229,7 +223,7 @@ class _Soak:
         else:
             os.kill(self._random.choice(found), signal.SIGKILL)
         self._kills.append({"kind": kind, "when": when})
-        print(f"kill {when}: {kind}", flush=True)
+        say(f"kill {when}: {kind}")
 
     def _candidates(self, kind: str) -> list[int]:
         if kind == "driver":
@@ -302,8 +296,7 @@ def _command(pid: int) -> str:
         return ""
 
 
-def faults_text(document: Mapping[str, Any]) -> str:
-    """The result of `bench_faults`."""
+def text(document: Mapping[str, Any]) -> str:
     lines = []
     for side in ("calm", "killed"):
         d = document[side]

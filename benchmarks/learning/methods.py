@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.learning.runs import bench_runs, require_level
+from benchmarks.learning import runs as made_runs
+from benchmarks.learning.runs import require_level
+from benchmarks.measuring import say
 from vla_rl import build
 from vla_rl import config as configs
 from vla_rl.asked import ChecksPolicy
@@ -47,17 +49,11 @@ METHODS = {
 }
 
 
-def bench_methods(
-    start: Path,
-    methods: Sequence[str],
-    overrides: Sequence[str] = (),
-    *,
-    seeds: Sequence[int] = (0,),
-    level: float = 0.8,
-    out: Path = Path("outputs/bench_learn"),
+def measure(
+    start: Path, methods: Sequence[str], overrides: Sequence[str] = (), *, seeds: Sequence[int], level: float, out: Path,
     figure: Path | None = None,
-) -> dict[str, Any]:
-    """Run every method with every seed from the policy ``start``, then `bench_runs`; the same call resumes.
+) -> dict[str, Any]:  # fmt: skip
+    """Run every method with every seed from the policy ``start``, then read the runs; the same call resumes.
 
     The runs lie in ``out``/METHOD/seed_N. Each takes its quickstart's preset, or with ``run=NAME`` among the overrides that
     run with the method's algorithm. A run that diverges does not keep the others. Raises `UserError` before the first run
@@ -71,15 +67,14 @@ def bench_methods(
         print(f"demonstrations: {runs[0].dataset}")
     diverged: dict[str, str] = {}
     for number, config in enumerate(runs, 1):
-        print(f"{config.name} ({number} of {len(runs)})", flush=True)
+        say(f"{config.name} ({number} of {len(runs)})")
         try:
             run_pipeline(config)
         except TrainingDiverged as error:
             diverged[str(config.run_dir)] = str(error)
-            print(f"{config.run_dir} diverged: {error}", flush=True)
+            say(f"{config.run_dir} diverged: {error}")
     begun = [c.run_dir for c in runs if any(r["phase"] == "rl" for r in read_metrics(c.run_dir / METRICS_FILE))]
-    words = ["--start", str(start), "--methods", ",".join(methods), "--seeds", *map(str, seeds), *overrides]
-    return bench_runs(begun, level, figure, words) | {"start": str(start), "diverged": diverged}
+    return made_runs.measure(begun, level, figure) | {"start": str(start), "diverged": diverged}
 
 
 def method_runs(

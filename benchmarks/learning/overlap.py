@@ -19,12 +19,14 @@ from typing import Any
 
 from torch import Tensor
 
-from benchmarks.learning.runs import EQUAL_WORK, hardware, in_turns, made, make_start, mean_of, rl_records, side_config
+from benchmarks.learning.against import EQUAL_WORK, make_start, side_config
+from benchmarks.learning.runs import rl_records
+from benchmarks.measuring import in_turns, over_rounds, table
 from vla_rl.algorithms.ppo import PPO
 from vla_rl.algorithms.settings import PPOConfig
 from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError
-from vla_rl.reporting.machine import versions
+from vla_rl.learning.figures import mean_figures
 from vla_rl.run.pipeline import run_pipeline
 from vla_rl.types import RolloutBatch
 
@@ -59,19 +61,13 @@ class Paced(PPO):
         return super().update(batch, rewards)
 
 
-def bench_overlap(overrides: Sequence[str], *, iterations: int = 20, rounds: int = 2) -> dict[str, Any]:
-    """Both sides in turns; prints a table and returns everything, JSON-ready.
-
-    ``iterations`` count, of each side in each of ``rounds``. Raises `ConfigError` for fewer than one of either, and for
-    overrides of what it sets itself: cluster, mode, staleness, learner.
-    """
-    if iterations < 1 or rounds < 1:
-        raise ConfigError(f"bench overlap needs --iterations >= 1 and --rounds >= 1, got {iterations} and {rounds}")
+def measure(overrides: Sequence[str], iterations: int, rounds: int) -> dict[str, Any]:
+    """Both sides in turns. ``iterations`` count, of each side in each of ``rounds``. Raises `ConfigError` for overrides of
+    what it sets itself: cluster, mode, staleness, learner."""
     fixed = ("cluster=", "cluster.mode=", "cluster.max_staleness=")
     if other := [word for word in overrides if word.startswith(fixed) and word != "cluster=ray"]:
         raise ConfigError(f"{other[0]}: bench overlap compares cluster.mode=sync and async of cluster=ray; leave it out")
     given = [*DEFAULT, *overrides]
-    began = made("overlap", [*overrides, "--iterations", str(iterations), "--rounds", str(rounds)])
     measured: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
     with tempfile.TemporaryDirectory(prefix="vla-rl-overlap-") as name:
         trial = side_config([*given, *SIDES["turns"]], Path(name), "trial")
@@ -87,12 +83,10 @@ def bench_overlap(overrides: Sequence[str], *, iterations: int = 20, rounds: int
             config.rl.iterations, config.algorithm.update_seconds = iterations + 2 * _EDGE, seconds
             rows = rl_records(run_pipeline(config))
             measured[side].append(figures_of(rows[_EDGE - 1], rows[_EDGE:-_EDGE]))
-    document = {
-        **began, "hardware": hardware(versions()), "overrides": given, "sides": {s: list(w) for s, w in SIDES.items()},
-        "start": start, "iterations": iterations, "update_seconds": seconds, "rounds": measured, **compared(measured),
+    return {
+        "overrides": given, "sides": {s: list(w) for s, w in SIDES.items()}, "start": start, "iterations": iterations,
+        "update_seconds": seconds, "rounds": measured, **compared(measured),
     }  # fmt: skip
-    print(overlap_text(document))
-    return document
 
 
 def _as_long_as_rollouts(config: RunConfig) -> float:
@@ -115,24 +109,19 @@ def figures_of(before: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> 
 
 
 def compared(measured: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:
-    """Overlapped over turns in episodes a second: mean over the rounds and their range; whether both did the same work."""
-    turns, overlapped = (measured[side] for side in SIDES)
-    ratios = [b["episodes_per_second"] / a["episodes_per_second"] for a, b in zip(turns, overlapped)]
-    work = [sum(row["control_steps"] for row in rows) for rows in (turns, overlapped)]
-    equal = abs(work[1] / work[0] - 1.0) <= EQUAL_WORK
-    return {"ratio": sum(ratios) / len(ratios), "low": min(ratios), "high": max(ratios), "equal_work": equal}
+    """Overlapped over turns in episodes a second: of the means, and the range of rounds; whether both did the same work."""
+    names = ("episodes_per_second", "control_steps")
+    rates, steps = ([[row[name] for row in measured[side]] for side in SIDES] for name in names)
+    return {**over_rounds(*rates), "equal_work": abs(sum(steps[1]) / sum(steps[0]) - 1.0) <= EQUAL_WORK}
 
 
-def overlap_text(document: Mapping[str, Any]) -> str:
-    """`bench_overlap` as a table."""
-    sides = {name: mean_of(rows) for name, rows in document["rounds"].items()}
-    lines = [
+def text(document: Mapping[str, Any]) -> str:
+    sides = {name: mean_figures(rows) for name, rows in document["rounds"].items()}
+    rows = [("", *sides)]
+    rows += [(key.replace("_", " "), *(f"{figures[key]:.2f}" for figures in sides.values())) for key in sides["turns"]]
+    return (
         f"{len(document['rounds']['turns'])} rounds of {document['iterations']} iterations a side; simulated: control steps "
-        f"and {document['update_seconds']:g} s of each update",
-        f"{'':<22} " + " ".join(f"{side:>10}" for side in sides),
-    ]
-    for key in sides["turns"]:
-        lines.append(f"{key.replace('_', ' '):<22} " + " ".join(f"{figures[key]:>10.2f}" for figures in sides.values()))
-    lines.append(f"overlapped / turns: {document['ratio']:.2f} times the episodes a second ({document['low']:.2f} to "
-                 f"{document['high']:.2f}), at {'equal' if document['equal_work'] else 'UNEQUAL'} work")  # fmt: skip
-    return "\n".join(lines)
+        f"and {document['update_seconds']:g} s of each update\n{table(rows)}\n"
+        f"overlapped / turns: {document['ratio']:.2f} times the episodes a second ({document['low']:.2f} to "
+        f"{document['high']:.2f}), at {'equal' if document['equal_work'] else 'UNEQUAL'} work"
+    )

@@ -7,14 +7,16 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.measuring import Took, table, take_turns, timed
 from vla_rl.data.replay import Replay
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.types import CameraSpec, EmbodimentSpec, EpisodeSpec, Observation, Trajectory
@@ -49,22 +51,24 @@ class Sizes:
         return self.cameras * self.size * self.size * 3
 
 
-def bench_replay(sizes: Sizes, *, folder: Path | None = None, rounds: int = 3, batches: int = 10) -> dict[str, Any]:
-    """Write, open and draw from synthetic episodes; prints a table, returns a JSON-ready dict. One thread.
+def measure(
+    steps: int, size: int, cameras: int, chunk: int, folder: Path | None = None, rounds: int = 3, batches: int = 10
+) -> dict[str, Any]:
+    """Write, open and draw from synthetic episodes, with one thread.
 
     ``folder``: where a temporary folder may be made (default: the system's place for them). Each way of drawing gets
     ``rounds`` turns of ``batches`` batches; the median counts. Raises `UserError` where the disk has no room.
     """
-    threads = torch.get_num_threads()
+    sizes, threads = Sizes(steps, size, cameras, chunk), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with tempfile.TemporaryDirectory(prefix="bench_replay", dir=folder) as place:
-            return _measure(sizes, Path(place) / "replay", rounds, batches)
+            return _measured(sizes, Path(place) / "replay", rounds, batches)
     finally:
         torch.set_num_threads(threads)
 
 
-def _measure(sizes: Sizes, folder: Path, rounds: int, batches: int) -> dict[str, Any]:
+def _measured(sizes: Sizes, folder: Path, rounds: int, batches: int) -> dict[str, Any]:
     needed, free = sizes.decisions * sizes.frame_bytes * 1.1 + 1e8, shutil.disk_usage(folder.parent).free
     if needed > free:
         raise UserError(
@@ -90,14 +94,13 @@ def _measure(sizes: Sizes, folder: Path, rounds: int, batches: int) -> dict[str,
     del mapped
     if (direct := _opened(folder, 0)).reads_directly:
         generator = torch.Generator().manual_seed(2)
-        result["images"]["disk_direct"] = _speed([_timed(lambda: direct.draw(BATCH, generator)) for _ in range(3 * batches)])
+        result["images"]["disk_direct"] = _speed([timed(direct.draw, BATCH, generator) for _ in range(3 * batches)])
     if hasattr(os, "posix_fadvise"):
         result["images"]["disk_uncached"] = _uncached(folder, batches)
     for speeds in (result["images"], result["no_images"]):
         for speed in speeds.values():
             speed["ratio"] = speed["per_second"] / speeds["tuples"]["per_second"]
     result["bytes_ratio"] = sizes.decisions * Tuples.row_bytes(sizes) / size
-    _print(result)
     return result
 
 
@@ -114,20 +117,14 @@ def _race(sizes: Sizes, disk: Replay, rows: int, rounds: int, batches: int) -> t
     tuples, memory = Tuples(sizes, rows), Replay()
     write_episodes(memory, sizes, rows)
     generator = torch.Generator().manual_seed(0)
-    ways: dict[str, Callable[[bool], Any]] = {
+    draws: dict[str, Callable[[bool], Any]] = {
         "tuples": lambda images: tuples.draw(BATCH, generator, images),
         "ram": lambda images: memory.draw(BATCH, generator, images=images),
         "disk": lambda images: disk.draw(BATCH, generator, images=images),
     }
-    times: dict[bool, dict[str, list[tuple[float, float]]]] = {images: {w: [] for w in ways} for images in (True, False)}
-    for turn in range(rounds + 1):
-        for images in (True, False):
-            for name, draw in ways.items():
-                for _ in range(batches):
-                    took = _timed(lambda draw=draw, images=images: draw(images))  # type: ignore[misc]
-                    if turn:  # the first one warms up
-                        times[images][name].append(took)
-    with_images, without = ({name: _speed(took) for name, took in each.items()} for each in times.values())
+    calls = {(images, way): partial(draw, images) for images in (True, False) for way, draw in draws.items()}
+    took = take_turns(calls, rounds, batches)
+    with_images, without = ({way: _speed(took[images, way]) for way in draws} for images in (True, False))
     return with_images, without
 
 
@@ -140,21 +137,14 @@ def _uncached(folder: Path, batches: int) -> dict[str, float]:
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(file)
         replay = _opened(folder, float("inf"))
-        times.append(_timed(lambda replay=replay: replay.draw(BATCH, generator)))  # type: ignore[misc]
+        times.append(timed(replay.draw, BATCH, generator))
         del replay  # its map would keep the pages
     return _speed(times)
 
 
-def _timed(call: Callable[[], Any]) -> tuple[float, float]:
-    """Seconds by the clock, and seconds of work."""
-    clock, work = time.perf_counter(), time.process_time()
-    call()
-    return time.perf_counter() - clock, time.process_time() - work
-
-
-def _speed(times: list[tuple[float, float]]) -> dict[str, float]:
+def _speed(took: Sequence[Took]) -> dict[str, float]:
     """Batches per second, and per second of work: what a core of one's own gives where nothing waits for the disk."""
-    clock, work = (statistics.median(column) for column in zip(*times))
+    clock, work = (statistics.median(column) for column in zip(*took))
     return {"per_second": 1.0 / clock, "per_cpu_second": 1.0 / work}
 
 
@@ -242,25 +232,23 @@ def _rows_in_ram(sizes: Sizes) -> int:
     return max(BATCH, int(0.5 * free / (Tuples.row_bytes(sizes) * 1.6)))
 
 
-def _print(r: dict[str, Any]) -> None:
+def text(r: Mapping[str, Any]) -> str:
     w, every = r["written"], "every step" if r["chunk"] == 1 else f"every {r['chunk']} steps"
-    print(f"{r['steps']} control steps, {r['cameras']} cameras of {r['pixels']} px, a frame {every}; one core")
-    speed = f"{w['decisions_per_second']:.0f} decisions/s ({w['bytes_per_second'] / 1e6:.0f} MB/s, each episode synced)"
-    print(f"written: {speed}; opened again in {r['opened_seconds']:.2f} s")
-    print(
-        f"{w['bytes'] / 1e9:.2f} GB; 1 million steps: {w['bytes_for_1_million_steps'] / 1e9:.1f} GB on disk, as tuples "
-        f"{r['bytes_ratio']:.2f} times that in RAM"
-    )
     ways = {
         "tuples": f"tuples in RAM ({r['rows_in_ram']} rows)", "ram": f"replay in RAM ({r['rows_in_ram']} rows)",
         "disk": "replay on disk, mapped", "disk_uncached": "replay on disk, mapped, not in the cache",
         "disk_direct": "replay on disk, read past the cache",
     }  # fmt: skip
-    print(f"batches of {r['batch']:<29}{'a second':>10}{'CPU second':>12}{'':>8}{'no images':>13}{'CPU second':>12}")
-    for way, text in ways.items():
-        cells = ""
-        for speeds in (r["images"], r["no_images"]):
-            if way in speeds:
-                s = speeds[way]
-                cells += f"{s['per_second']:>10.1f}{s['per_cpu_second']:>12.1f}  {'(' + format(s['ratio'], '.2f') + 'x)':<9}"
-        print(f"{text:<40}{cells}".rstrip())
+    rows = [(f"batches of {r['batch']}", "a second", "CPU second", "", "no images", "CPU second", "")]
+    for way, name in ways.items():
+        cells = []
+        for speed in (speeds[way] for speeds in (r["images"], r["no_images"]) if way in speeds):
+            cells += [f"{speed['per_second']:.1f}", f"{speed['per_cpu_second']:.1f}", f"({speed['ratio']:.2f}x)"]
+        rows += [(name, *cells)] if cells else []
+    return (
+        f"{r['steps']} control steps, {r['cameras']} cameras of {r['pixels']} px, a frame {every}; one core\n"
+        f"written: {w['decisions_per_second']:.0f} decisions/s ({w['bytes_per_second'] / 1e6:.0f} MB/s, each synced); "
+        f"opened again in {r['opened_seconds']:.2f} s\n"
+        f"{w['bytes'] / 1e9:.2f} GB; 1 million steps: {w['bytes_for_1_million_steps'] / 1e9:.1f} GB on disk, as tuples "
+        f"{r['bytes_ratio']:.2f} times that in RAM\n{table(rows)}"
+    )

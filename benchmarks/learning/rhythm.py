@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.learning.runs import hardware, in_turns, made, make_start, rl_records
+from benchmarks.learning.against import make_start
+from benchmarks.learning.runs import rl_records
+from benchmarks.measuring import in_turns, over_rounds, table
 from vla_rl import config as configs
 from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError
 from vla_rl.learning.figures import mean_figures
-from vla_rl.reporting.machine import versions
 from vla_rl.reporting.metrics import METRICS_FILE, read_metrics
 from vla_rl.run import preflight
 from vla_rl.run.pipeline import run_pipeline
@@ -26,14 +27,12 @@ _TRIAL = 3  # iterations of the run that finds the pace
 _FEWEST = 1e-3  # seconds
 
 
-def bench_rhythm(overrides: Sequence[str], *, iterations: int = 20, rounds: int = 2, balance: bool = True) -> dict[str, Any]:
-    """Measure both rhythms of a config in turns, print a table, and return everything, JSON-ready.
+def measure(overrides: Sequence[str], iterations: int, rounds: int, as_given: bool) -> dict[str, Any]:
+    """Both rhythms of a config in turns.
 
-    With ``balance`` ``algorithm.updates_per_decision`` is chosen so that by turns updating takes as long as collecting does,
-    where doing both at once can gain most. Raises `ConfigError` for an algorithm without a replay.
+    Unless ``as_given``, ``algorithm.updates_per_decision`` is chosen so that by turns updating takes as long as collecting
+    does, where doing both at once can gain most. Raises `ConfigError` for an algorithm without a replay.
     """
-    words = [*overrides, "--iterations", str(iterations), "--rounds", str(rounds), *([] if balance else ["--as-given"])]
-    began = made("rhythm", words)
     with tempfile.TemporaryDirectory(prefix="vla_rl_rhythm_") as folder:
         preflight.check_run(configs.compose([*overrides, "rl.rhythm=concurrent"]))
         plain = _config(overrides, folder, "trial", "alternate")
@@ -42,21 +41,19 @@ def bench_rhythm(overrides: Sequence[str], *, iterations: int = 20, rounds: int 
         shown = plain.run_dir / "dataset"
         plain.dataset = plain.dataset or (str(shown.resolve()) if shown.exists() else "")
         given = plain.algorithm.updates_per_decision
-        pace = _even_pace(plain, given) if balance else given
+        pace = given if as_given else _even_pace(plain, given)
         measured: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
         for side, number in in_turns(SIDES, rounds):
             config = _config(overrides, folder, f"{side}_{number}", side)
             config.checkpoint, config.dataset = plain.checkpoint, plain.dataset
             config.algorithm.updates_per_decision, config.rl.iterations = pace, iterations
             measured[side].append(figures_of(run_pipeline(config), side))
-    document = {
-        **began, "hardware": hardware(versions()), "start": start, "iterations": iterations, "rounds": rounds,
-        "threads": preflight.threads(plain), "updates_per_decision": pace, "balanced": balance,
+    return {
+        "start": start, "iterations": iterations, "rounds": rounds, "threads": preflight.threads(plain),
+        "updates_per_decision": pace, "balanced": not as_given,
         "sides": {side: {"mean": mean_figures(rows), "rounds": rows} for side, rows in measured.items()},
         **compared(measured),
     }  # fmt: skip
-    print(rhythm_text(document))
-    return document
 
 
 def _config(overrides: Sequence[str], folder: str, name: str, rhythm: str) -> RunConfig:
@@ -104,29 +101,24 @@ def figures_of(run: Path, side: str) -> dict[str, float]:
 
 def compared(measured: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:
     """Concurrent over alternate in environment steps a second, and in the updates that went with each decision."""
-    turns, both = (measured[side] for side in SIDES)
-    rate, ratio = "control_steps_per_second", "updates_per_decision"
-    of_rounds = [b[rate] / a[rate] for a, b in zip(turns, both)]
-    a, b = mean_figures(turns), mean_figures(both)
-    return {
-        "ratio": b[rate] / a[rate], "low": min(of_rounds), "high": max(of_rounds), "update_ratio": b[ratio] / a[ratio],
-    }  # fmt: skip
+    steps, updates = (
+        over_rounds(*([row[key] for row in measured[side]] for side in SIDES))
+        for key in ("control_steps_per_second", "updates_per_decision")
+    )
+    return {**steps, "update_ratio": updates["ratio"]}
 
 
-def rhythm_text(document: Mapping[str, Any]) -> str:
-    """`bench_rhythm` as a table."""
+def text(document: Mapping[str, Any]) -> str:
     a, b = (document["sides"][side]["mean"] for side in SIDES)
-    lines = [f"{document['rounds']} rounds of {document['iterations']} iterations a side, from {document['start']}",
-             f"{'':<28} {'alternate':>10} {'concurrent':>10}"]  # fmt: skip
+    rows = [("", *SIDES)]
     for name in ("control_steps", "updates", "updates_per_decision", "seconds", "control_steps_per_second"):
-        lines.append(f"{name.replace('_', ' '):<28} {a[name]:>10.1f} {b[name]:>10.1f}")
-    lines.append(
+        rows.append((name.replace("_", " "), f"{a[name]:.1f}", f"{b[name]:.1f}"))
+    return (
+        f"{document['rounds']} rounds of {document['iterations']} iterations a side, from {document['start']}\n"
+        f"{table(rows)}\n"
         f"by turns: {a['collect_seconds']:.1f} s collecting, {a['update_seconds']:.1f} s updating; at once: the learner had "
         f"nothing to do {b['learner_wait_share']:.0%} of its time, the actor waited {b['actor_wait_share']:.0%} of its, "
-        f"episodes were {b['staleness']:.1f} versions old, the last updates took {b['finish_seconds']:.1f} s"
-    )
-    lines.append(
+        f"episodes were {b['staleness']:.1f} versions old, the last updates took {b['finish_seconds']:.1f} s\n"
         f"concurrent / alternate: {document['ratio']:.2f} in control steps a second ({document['low']:.2f} to "
         f"{document['high']:.2f}), at {document['update_ratio']:.3f} times the updates per decision"
     )
-    return "\n".join(lines)

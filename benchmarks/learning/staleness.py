@@ -28,11 +28,10 @@ from typing import Any
 
 from torch import Tensor
 
-from benchmarks.learning.runs import hardware, made
+from benchmarks.measuring import say, table
 from vla_rl.config import RunConfig, compose, with_run
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import Collector
-from vla_rl.reporting.machine import versions
 from vla_rl.reporting.metrics import METRICS_FILE, MetricsLogger, read_metrics
 from vla_rl.reporting.progress import Progress
 from vla_rl.run.context import Run, evaluate_held_out
@@ -96,14 +95,8 @@ class Cell:
         return self.successes / self.episodes
 
 
-def bench_staleness(
-    overrides: Sequence[str],
-    *,
-    lags: Sequence[int] = (0, 8),
-    ways: Sequence[str] = tuple(WAYS),
-    seeds: Sequence[int] = (0, 1, 2),
-) -> dict[str, Any]:
-    """Train every way at every lag with every seed; prints a line for each and a table, returns a JSON-ready dict.
+def measure(overrides: Sequence[str], lags: Sequence[int], ways: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
+    """Train every way at every lag with every seed; prints a line for each.
 
     Fresh episodes (lag 0) are learned from in the first way alone: there the ways differ by rounding. Raises `ConfigError`
     where the config's algorithm has no such ways or no SFT comes before it.
@@ -113,25 +106,22 @@ def bench_staleness(
     configs = {way: compose([*given, *WAYS[way]]) for way in ways}  # a wrong one is named before hours of work
     if not {"sft", "rl"} <= set(configs[ways[0]].phases):
         raise ConfigError(f"phases={configs[ways[0]].phases}: this benchmark trains SFT and then RL, name a run with both")
-    words = [*overrides, "--lags", *map(str, lags), "--ways", *ways, "--seeds", *map(str, seeds)]
-    began, starts, cells = made("staleness", words), {}, []
+    starts, cells = {}, []
     with tempfile.TemporaryDirectory(prefix="vla-rl-bench-") as name:
         for seed in seeds:
             own = [*given, f"seed={seed}", f"output_dir={name}", "wandb.mode=off"]
             start = _start(compose([*own, f"name=start_{seed}"]))
             starts[seed] = start.successes / start.episodes
-            print(f"seed {seed}: SFT {starts[seed]:.0%} of {start.episodes} held-out episodes", flush=True)
+            say(f"seed {seed}: SFT {starts[seed]:.0%} of {start.episodes} held-out episodes")
             for lag, way in cases:
                 config = compose([*own, *WAYS[way], f"name=lag_{lag}_{way}_{seed}"])
                 config.checkpoint = str(Path(name) / f"start_{seed}" / "checkpoints" / "sft")
                 cells.append(_train(config, lag, way))
-                print(f"  lag {lag}, {way}: {cells[-1].success:.0%} ({cells[-1].seconds:.0f} s)", flush=True)
-    document = {
-        **began, "hardware": hardware(versions()), "overrides": given, "iterations": configs[ways[0]].rl.iterations,
-        "start": starts, "cells": [asdict(cell) | {"success": cell.success} for cell in cells], "table": table(cells),
+                say(f"  lag {lag}, {way}: {cells[-1].success:.0%} ({cells[-1].seconds:.0f} s)")
+    return {
+        "overrides": given, "iterations": configs[ways[0]].rl.iterations, "start": starts,
+        "cells": [asdict(cell) | {"success": cell.success} for cell in cells], "table": means(cells),
     }  # fmt: skip
-    print(staleness_text(document))
-    return document
 
 
 def _start(config: RunConfig) -> Any:
@@ -160,7 +150,7 @@ def _train(config: RunConfig, lag: int, way: str) -> Cell:
     return Cell(lag, way, config.seed, result.successes, result.episodes, kl, time.perf_counter() - started)
 
 
-def table(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+def means(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     """A row for each lag and way, in the cells' order: the success of each seed, its mean, the mean KL."""
     rows = []
     for lag, way in dict.fromkeys((cell.lag, cell.way) for cell in cells):
@@ -174,15 +164,12 @@ def table(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     return rows
 
 
-def staleness_text(document: Mapping[str, Any]) -> str:
-    """The table of `bench_staleness`."""
+def text(document: Mapping[str, Any]) -> str:
     start = ", ".join(f"{value:.0%}" for value in document["start"].values())
-    lines = [
-        f"{' '.join(document['overrides'])}: {document['iterations']} iterations from SFT ({start}); held-out success",
-        f"{'lag':>3}  {'way':<9} {'mean':>5}  {'seeds':<{5 * len(document['start'])}} KL(acted, learner)",
-    ]
+    rows = [("lag", "way", "mean", "seeds", "KL(acted, learner)")]
     for row in document["table"]:
         seeds = " ".join(f"{value:>4.0%}" for value in row["success"])
         kl = "–" if row["behavior_kl"] is None else f"{row['behavior_kl']:.3f}"
-        lines.append(f"{row['lag']:>3}  {row['way']:<9} {row['mean']:>5.0%}  {seeds} {kl:>8}")
-    return "\n".join(lines)
+        rows.append((str(row["lag"]), row["way"], f"{row['mean']:.0%}", seeds, kl))
+    words = " ".join(document["overrides"])
+    return f"{words}: {document['iterations']} iterations from SFT ({start}); held-out success\n{table(rows)}"

@@ -6,15 +6,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.learning.runs import hardware, made
 from benchmarks.learning.replay import Sizes, robot, synthetic_episodes
+from benchmarks.measuring import take_turns
 from vla_rl import build
 from vla_rl.asked import ActorOptions, asked
 from vla_rl.config import RunConfig, compose, with_run
@@ -23,7 +22,6 @@ from vla_rl.data.lerobot_writer import feature_statistics
 from vla_rl.data.replay import ONLINE, Replay
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import AlgorithmContext
-from vla_rl.reporting.machine import versions
 from vla_rl.types import Transitions
 
 DEFAULT = "run=residual_quickstart"
@@ -32,16 +30,10 @@ DEFAULT = "run=residual_quickstart"
 WAYS = KEPT, ENCODED, PICTURES = ("kept", "encoded", "pictures")
 
 
-def bench_update(
-    overrides: Sequence[str],
-    *,
-    batch: int = 256,
-    size: int = 84,
-    rounds: int = 3,
-    updates: int = 10,
-    decisions: int = 2000,
+def measure(
+    overrides: Sequence[str], batch: int, size: int, rounds: int = 3, updates: int = 10, decisions: int = 2000
 ) -> dict[str, Any]:
-    """Milliseconds of an update of critics and actor at ``batch`` decisions, drawing included; prints and returns them.
+    """Milliseconds of an update of critics and actor at ``batch`` decisions, drawing included.
 
     The policy is the config's, untrained, the replay holds synthetic episodes of ``decisions`` (two cameras of ``size``
     pixels). All `WAYS` make ``rounds`` turns of ``updates``; medians count. Raises `ConfigError` where the config's actor
@@ -50,29 +42,23 @@ def bench_update(
     config = compose([*with_run(overrides, (DEFAULT,)), f"algorithm.batch_size={batch}"])
     if config.actor_type in ("none", "own"):
         raise ConfigError(f"actor={config.actor_type} reads no kept features: name a run with residual, direct or steered")
-    document = made("update", [*overrides, "--batch", str(batch), "--size", str(size)])
     algorithm, replay, base = learner_on_noise(config, size, decisions)
     learners = {KEPT: algorithm, ENCODED: algorithm}
     if PICTURES in asked(config.actor, ActorOptions).can_see:
         learners[PICTURES] = _learner(config, base, PICTURES)
     generator = torch.Generator().manual_seed(0)
-    times: dict[str, list[float]] = {way: [] for way in learners}
-    for turn in range(rounds + 1):
-        for way, algorithm in learners.items():
-            draw = drawing(replay, base, way, generator)
-            seconds = [_seconds(functools.partial(algorithm.update, draw)) for _ in range(updates)]
-            times[way] += seconds if turn else []  # the first turn warms up
-    milliseconds = {way: 1000 * statistics.median(found) for way, found in times.items()}
-    document |= {
-        "hardware": hardware(versions()), "threads": torch.get_num_threads(), "overrides": list(overrides), "batch": batch,
-        "pixels": size, "milliseconds": milliseconds, "ratio": milliseconds[ENCODED] / milliseconds[KEPT],
+    calls = {
+        way: functools.partial(learner.update, drawing(replay, base, way, generator)) for way, learner in learners.items()
+    }
+    took = take_turns(calls, rounds, updates)
+    milliseconds = {way: 1e3 * statistics.median(each.wall for each in found) for way, found in took.items()}
+    return {
+        "threads": torch.get_num_threads(), "overrides": list(overrides), "batch": batch, "pixels": size,
+        "milliseconds": milliseconds, "ratio": milliseconds[ENCODED] / milliseconds[KEPT],
     }  # fmt: skip
-    print(update_text(document))
-    return document
 
 
-def update_text(document: Mapping[str, Any]) -> str:
-    """The line of `bench_update`."""
+def text(document: Mapping[str, Any]) -> str:
     kept, encoded, pictures = (document["milliseconds"].get(way) for way in WAYS)
     own = "" if pictures is None else f", {pictures:.0f} ms with eyes of its own"
     return (
@@ -118,9 +104,3 @@ def drawing(replay: Replay, base: Any, way: str, generator: torch.Generator) -> 
         return dataclasses.replace(found, extra=found.extra | now, next_extra=found.next_extra | later)
 
     return draw
-
-
-def _seconds(call: Callable[[], Any]) -> float:
-    started = time.perf_counter()
-    call()
-    return time.perf_counter() - started

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.measuring import milliseconds, table, take_turns
+from benchmarks.policy.inputs import bench_observation
 from policies.denoising.policy import DenoisingVLA, DenoisingVLAConfig
 from policies.nano_vla import NanoVLA, preset
 from policies.trunk.noise import counter_normals
@@ -37,9 +37,8 @@ def plain_act(policy: DenoisingVLA, observation: Observation, first_noise: Tenso
     return policy.denormalize(x[:, 0])
 
 
-def bench_heads(
+def measure(
     embodiment: EmbodimentSpec,
-    make_observation: Callable[[EmbodimentSpec, int], Observation],
     preset_name: str = "nano",
     *,
     batch_sizes: Sequence[int] = (1, 8, 64),
@@ -47,14 +46,12 @@ def bench_heads(
     steps: int = 10,
     device: str = "cpu",
     compiled: bool = False,
-    verbose: bool = True,
 ) -> dict[str, Any]:
     """Measure the token head, a flow teacher with ``steps`` steps, its one-step student and the plain teacher.
 
-    ``make_observation(embodiment, batch)`` makes the inputs. Variants take turns in short bursts within each repeat, so that
-    a change of the machine's load falls on all alike. ``compiled`` adds all three with ``policy.compile=true``; outputs must
-    be equal to those without. Returns a JSON-ready dict: milliseconds as percentiles, ``control_hz`` (the control steps per
-    second that decisions at the median latency can serve), and the ratios to the teacher.
+    Variants take turns in short bursts within each repeat, whose first call, with cold caches, does not count. ``compiled``
+    adds all three with ``policy.compile=true``; outputs must be equal to those without. Milliseconds are percentiles,
+    ``control_hz`` is the control steps per second that decisions at the median latency can serve.
     """
     base = preset(preset_name)
     shared = {name: getattr(base, name) for name in DenoisingVLAConfig.__dataclass_fields__ if hasattr(base, name)}
@@ -68,7 +65,7 @@ def bench_heads(
     size = sum(p.numel() for p in teacher.expert.parameters())
     result: dict[str, Any] = {"steps": steps, "expert_parameters": size, "batches": {}}
     for batch in batch_sizes:
-        observation, seeds = make_observation(embodiment, batch), list(range(batch))
+        observation, seeds = bench_observation(embodiment, batch), list(range(batch))
         noise = counter_normals(seeds, h * a).view(batch, 1, h, a).to(device)
         with torch.inference_mode():
             cache, _ = teacher.encode(observation)
@@ -91,8 +88,9 @@ def bench_heads(
         with torch.inference_mode():
             for one, other in [("plain teacher", "teacher"), *((f"{name}, compiled", name) for name in fast)]:
                 _check_same(one, calls[one](), calls[other]())
-            times = _alternate(calls, repeats)
-        rows = {name: _latency(seconds, h) for name, seconds in times.items()}
+            took = take_turns(calls, repeats, _BURST, cold=1)
+        rows = {name: milliseconds(each.wall for each in found) for name, found in took.items()}
+        rows = {name: {**levels, "control_hz": h * 1e3 / levels["p50"]} for name, levels in rows.items()}
         result["batches"][str(batch)] = {
             "latency_ms": rows,
             "teacher_over_student": _ratio(rows, "teacher", "student"),
@@ -100,8 +98,6 @@ def bench_heads(
             "plain_over_teacher": _ratio(rows, "plain teacher", "teacher"),
             "over_compiled": {name: _ratio(rows, name, f"{name}, compiled") for name in fast},
         }
-    if verbose:
-        _print(result)
     return result
 
 
@@ -116,12 +112,6 @@ def _compiled(policy: Any) -> Any:
     return fast
 
 
-def _latency(seconds: Sequence[float], control_steps: int) -> dict[str, float]:
-    """Percentiles in milliseconds, and the control steps per second that decisions at the median can serve."""
-    p50, p95, p99 = np.percentile(seconds, (50, 95, 99)) * 1e3
-    return {"p50": p50, "p95": p95, "p99": p99, "control_hz": control_steps * 1e3 / p50}
-
-
 def _check_same(name: str, actions: Tensor, expected: Tensor) -> None:
     """Raises AssertionError where actions differ; of tokens one in a thousand may, sampled at the very edge of a bin."""
     same = torch.isclose(actions, expected, rtol=1e-3, atol=1e-4).double().mean()
@@ -129,35 +119,21 @@ def _check_same(name: str, actions: Tensor, expected: Tensor) -> None:
         raise AssertionError(f"{name}: only {same:.2%} of the actions equal those of its other form")
 
 
-def _alternate(calls: dict[str, Decision], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each call. Variants take turns in bursts; the first call of one, with cold caches, is not counted."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for repeat in range(repeats + 1):
-        for name, call in calls.items():
-            for counted in range(_BURST + 1):
-                started = time.perf_counter()
-                call().cpu()  # waits for a GPU
-                if repeat and counted:  # the first round warms up
-                    times[name].append(time.perf_counter() - started)
-    return times
-
-
 def _ratio(rows: dict[str, dict[str, float]], slow: str, fast: str) -> float:
     return rows[slow]["p50"] / rows[fast]["p50"]
 
 
-def _print(result: dict[str, Any]) -> None:
-    print(f"denoising heads: {result['steps']} steps, {result['expert_parameters'] / 1e6:.2f} M parameters in the expert")
-    print(f"{'batch':>7} {'head':<20} {'p50 ms':>9} {'p95 ms':>9} {'p99 ms':>9} {'control Hz':>11}")
+def text(result: Mapping[str, Any]) -> str:
+    lines = [f"denoising heads: {result['steps']} steps, {result['expert_parameters'] / 1e6:.2f} M parameters in the expert"]
+    rows = [("batch", "head", "p50 ms", "p95 ms", "p99 ms", "control Hz")]
     for batch, measured in result["batches"].items():
         for name, row in measured["latency_ms"].items():
-            print(
-                f"{batch:>7} {name:<20} {row['p50']:>9.2f} {row['p95']:>9.2f} {row['p99']:>9.2f} {row['control_hz']:>11.0f}"
-            )
-        print(
-            f"{'':>7} student against teacher: {measured['teacher_over_student']:.1f} times less per decision, "
+            rows.append((batch, name, *(f"{row[p]:.2f}" for p in ("p50", "p95", "p99")), f"{row['control_hz']:.0f}"))
+        lines.append(
+            f"batch {batch}: student against teacher: {measured['teacher_over_student']:.1f} times less per decision, "
             f"{measured['teacher_head_over_student_head']:.1f} times less in the head; prefix once instead of at every "
             f"step: {measured['plain_over_teacher']:.1f} times less"
         )
         if gains := measured["over_compiled"]:
-            print(f"{'':>7} compiled: " + ", ".join(f"{name} {gain:.2f} times less" for name, gain in gains.items()))
+            lines[-1] += "; compiled: " + ", ".join(f"{name} {gain:.2f} times less" for name, gain in gains.items())
+    return "\n".join([lines[0], table(rows), *lines[1:]])

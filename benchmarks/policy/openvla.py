@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
+from benchmarks.measuring import table, take_turns
+from benchmarks.policy.inputs import bench_embodiment, bench_observation
 from policies.normalization import VectorStats
 from policies.openvla.config import OpenVLAConfig
 from policies.openvla.model import stock_llama
 from policies.openvla.policy import OpenVLA
 from policies.openvla.tokens import STOP_ID
+from vla_rl.errors import ConfigError
 from vla_rl.types import EmbodimentSpec, Observation
 
 if TYPE_CHECKING:
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
 
 # Dense bfloat16 multiplications and additions a second, from the vendor's data sheets.
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
-MakeObservation = Callable[[EmbodimentSpec, int], Observation]
 
 
 def random_policy(embodiment: EmbodimentSpec, architecture: str, device: str, **options: Any) -> OpenVLA:
@@ -89,16 +90,24 @@ def tokens_without_reuse(policy: OpenVLA, llama: LlamaForCausalLM, observation: 
     return torch.stack(tokens, dim=1)
 
 
-def bench_decoding(
-    embodiment: EmbodimentSpec,
-    make_observation: MakeObservation,
-    architecture: str = "nano",
-    *,
-    batch_sizes: Sequence[int] = (1, 8, 32),
-    repeats: int = 5,
+def measure(architecture: str, *, device: str = "cpu") -> dict[str, Any]:
+    """OpenVLA with random weights: decoding, and, on a GPU, training. The 7B size needs one."""
+    cuda = device.startswith("cuda")
+    if architecture == "7b" and not cuda:
+        raise ConfigError(
+            f"--preset openvla-7b on device {device}: 7.5 billion weights need a GPU. Use --device cuda, or --dry-run for "
+            "its memory"
+        )
+    embodiment = bench_embodiment(256 if architecture == "7b" else 84)
+    document: dict[str, Any] = {"device": torch.cuda.get_device_name() if cuda else "cpu"}
+    document["decoding"] = decoding(embodiment, architecture, device=device)
+    return document | ({"training": training(embodiment, architecture, device=device)} if cuda else {})
+
+
+def decoding(
+    embodiment: EmbodimentSpec, architecture: str = "nano", *, batch_sizes: Sequence[int] = (1, 8, 32), repeats: int = 5,
     device: str = "cpu",
-    verbose: bool = True,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Seconds a decision of autoregressive (7 tokens, one control step) and parallel decoding (56 tokens, eight steps).
 
     Two plain forms of the autoregressive one: "no_reuse" runs the whole sequence through the language model for every token;
@@ -110,7 +119,7 @@ def bench_decoding(
     llama = stock_llama(one_step.language_model)
     result: dict[str, Any] = {"architecture": architecture, "parameters": one_step.num_parameters(), "batches": {}}
     for batch in batch_sizes:
-        observation = make_observation(embodiment, batch)
+        observation = bench_observation(embodiment, batch)
         tokens: dict[str, torch.Tensor] = {}
 
         def cached(o: Observation = observation, kept: dict = tokens) -> None:
@@ -126,39 +135,18 @@ def bench_decoding(
             parallel.act(o, deterministic=True).chunk.actions.cpu()
 
         calls: dict[str, Callable[[], None]] = {"cached": cached, "no_reuse": again, "one_row": rows, "parallel": at_once}
-        seconds = take_turns(calls, repeats)
-        row: dict[str, Any] = {f"{name}_ms": float(np.median(times) * 1e3) for name, times in seconds.items()}
+        with torch.inference_mode():
+            took = take_turns(calls, repeats)
+        row: dict[str, Any] = {f"{name}_ms": 1e3 * statistics.median(t.wall for t in found) for name, found in took.items()}
         row["equal"] = all(torch.equal(tokens["cached"], tokens[name]) for name in ("no_reuse", "one_row"))
         row |= {f"ratio_{name}": row[f"{name}_ms"] / row["cached_ms"] for name in ("no_reuse", "one_row")}
         row["decisions_per_second"] = {n: batch / row[f"{n}_ms"] * 1e3 for n in ("cached", "parallel")}
         result["batches"][str(batch)] = row
-    if verbose:
-        _print(result)
     return result
 
 
-def take_turns(calls: dict[str, Callable[[], None]], repeats: int) -> dict[str, np.ndarray]:
-    """Seconds of each call, in rounds, so that a change of the machine's load falls on all alike; one round warms up."""
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    with torch.inference_mode():
-        for i in range(repeats + 1):
-            for name, call in calls.items():
-                started = time.perf_counter()
-                call()
-                if i:
-                    seconds[name].append(time.perf_counter() - started)
-    return {name: np.array(times) for name, times in seconds.items()}
-
-
-def bench_training(
-    embodiment: EmbodimentSpec,
-    make_observation: MakeObservation,
-    architecture: str = "7b",
-    *,
-    batch: int = 8,
-    updates: int = 5,
-    device: str = "cuda",
-    verbose: bool = True,
+def training(
+    embodiment: EmbodimentSpec, architecture: str = "7b", *, batch: int = 8, updates: int = 5, device: str = "cuda"
 ) -> dict[str, Any]:
     """Tokens/s and model FLOPs utilisation of one RL update (evaluate, backward, AdamW), full and with LoRA of rank 32.
 
@@ -168,22 +156,21 @@ def bench_training(
     result: dict[str, Any] = {}
     for kind, options in (("lora", {"lora_rank": 32}), ("full", {})):
         policy = random_policy(embodiment, architecture, device, chunk_length=8, gradient_checkpointing=True, **options)
-        observation = make_observation(embodiment, batch)
+        observation = bench_observation(embodiment, batch)
         with torch.inference_mode():
             stored = policy.act(observation, seeds=range(batch)).replay
         replay = {name: tensor.clone() for name, tensor in stored.items()}
         optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=1e-6, fused=True)
-        times = []
-        for i in range(updates + 1):
-            started = time.perf_counter()
+
+        def update(observation: Observation = observation, replay: dict = replay, policy: OpenVLA = policy,
+                   optimizer: Any = optimizer) -> None:  # fmt: skip
             loss = -policy.evaluate(observation, replay).log_prob.mean()
             loss.backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             float(loss.detach())  # waits for a GPU
-            if i:
-                times.append(time.perf_counter() - started)
-        seconds = float(np.median(times))
+
+        seconds = statistics.median(took.wall for took in take_turns({"": update}, updates)[""])
         prefix = policy._prefix(observation).x.shape[1]
         tokens = batch * (prefix + policy.action_tokens + 1)
         vision_tokens = batch * len(policy.cameras) * policy.vision_backbone.patches
@@ -194,20 +181,20 @@ def bench_training(
         peak = next((v for n, v in PEAK_FLOPS.items() if device != "cpu" and n in torch.cuda.get_device_name()), None)
         row["utilisation"] = None if peak is None else flops / seconds / peak
         result[kind] = row
-        if verbose:
-            share = "" if peak is None else f", {row['utilisation']:.0%} of the GPU's peak"
-            print(f"{kind} update of {batch}: {seconds * 1e3:.0f} ms, {row['tokens_per_second']:.0f} tokens/s{share}")
-        del policy, optimizer
+        del policy, optimizer, update
     return result
 
 
-def _print(result: dict[str, Any]) -> None:
-    print(f"OpenVLA {result['architecture']}, {result['parameters'] / 1e6:.1f} M random weights: ms a decision")
-    print(
-        f"{'batch':>7} {'cached':>9} {'no reuse':>9} {'ratio':>6} {'one row':>9} {'ratio':>6} {'parallel':>9}  same tokens"
-    )
+def text(document: Mapping[str, Any]) -> str:
+    result = document["decoding"]
+    rows = [("batch", "cached", "no reuse", "ratio", "one row", "ratio", "parallel", "same tokens")]
     for batch, row in result["batches"].items():
-        print(
-            f"{batch:>7} {row['cached_ms']:>9.1f} {row['no_reuse_ms']:>9.1f} {row['ratio_no_reuse']:>6.2f} "
-            f"{row['one_row_ms']:>9.1f} {row['ratio_one_row']:>6.2f} {row['parallel_ms']:>9.1f}  {row['equal']}"
-        )
+        cells = [f"{row[f'{name}_ms']:.1f}" for name in ("cached", "no_reuse", "one_row", "parallel")]
+        ratios = [f"{row[f'ratio_{name}']:.2f}" for name in ("no_reuse", "one_row")]
+        rows.append((batch, *cells[:2], ratios[0], cells[2], ratios[1], cells[3], str(row["equal"])))
+    head = f"OpenVLA {result['architecture']}, {result['parameters'] / 1e6:.1f} M random weights: ms a decision"
+    lines = [head, table(rows)]
+    for kind, row in document.get("training", {}).items():
+        share = "" if row["utilisation"] is None else f", {row['utilisation']:.0%} of the GPU's peak"
+        lines.append(f"{kind} update: {row['seconds'] * 1e3:.0f} ms, {row['tokens_per_second']:.0f} tokens/s{share}")
+    return "\n".join(lines)

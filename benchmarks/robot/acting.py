@@ -19,20 +19,23 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.learning.learn import hardware, made
+from benchmarks.measuring import table
+from real.acting import KINDS
+from real.journal import journals, read
+from real.lockstep import Lockstep
+from real.robots.world import PointWorld
 from vla_rl import build
 from vla_rl import config as configs
 from vla_rl.data.demonstrations import short_statistics
 from vla_rl.data.lerobot_writer import feature_statistics
 from vla_rl.errors import ConfigError, UserError
-from vla_rl.reporting.machine import versions
 from vla_rl.robot import session as sessions
 from vla_rl.robot.policy import load, make_decide
 from vla_rl.robot.session import Asked
@@ -45,10 +48,8 @@ _SIDE, _STEP = 0.1, 0.012  # m: where the toy policy goes to, and how far in a c
 _UPDATES, _ROWS = 400, 64
 
 
-def bench_acting(overrides: Sequence[str], *, episodes: int = 5, thinking: float = 0.12, seed: int = 0) -> dict[str, Any]:
-    """Measure every way of acting, print a table, and return everything, JSON-ready. ``overrides`` are those of ``vla-rl
-    robot run``. Raises `ConfigError`."""
-    began = made("acting", [*overrides, "--episodes", str(episodes), "--thinking", str(thinking), "--seed", str(seed)])
+def measure(overrides: Sequence[str], episodes: int, thinking: float, seed: int) -> dict[str, Any]:
+    """Every way of acting. ``overrides`` are those of ``vla-rl robot run``. Raises `ConfigError`."""
     named = any(o.startswith("checkpoint=") for o in overrides)
     if not 0 <= thinking <= 1:
         raise ConfigError(f"--thinking {thinking}: seconds, from 0 to 1")
@@ -57,20 +58,16 @@ def bench_acting(overrides: Sequence[str], *, episodes: int = 5, thinking: float
     settings = compose([*([] if named else _POINT), *overrides])
     policy = None if named else toy_policy(seed)
     rows = {}
-    for kind in build.attribute("real.acting:KINDS"):
+    for kind in KINDS:
         settings.robot.acting = kind
         torch.manual_seed(seed)
         rows[kind] = _measure(settings, policy, episodes, thinking)
-    document = {
-        **began, "hardware": hardware(versions()), "episodes": episodes, "thinking_s": thinking, "seed": seed, "acting": rows
-    }  # fmt: skip
-    print(acting_text(document))
-    return document
+    return {"episodes": episodes, "thinking_s": thinking, "seed": seed, "acting": rows}
 
 
 def toy_policy(seed: int) -> Any:
     """The flow policy of the point robot that goes left or right."""
-    spec: EmbodimentSpec = build.attribute("real.robots.world:PointWorld")().embodiment
+    spec = PointWorld().embodiment
     config = configs.compose([*_POLICY, "checkpoint=none"])
     draw = np.random.default_rng(seed)
     h, n = config.policy.chunk_length, 2048
@@ -104,7 +101,7 @@ def toy_policy(seed: int) -> Any:
 def _measure(settings: SessionSettings, policy: Any, episodes: int, thinking: float) -> dict[str, Any]:
     """Of one way of acting; why not, where the policy cannot."""
     with tempfile.TemporaryDirectory(prefix="vla_rl_acting_") as folder:
-        session = build.attribute("real.lockstep:Lockstep")(folder, sessions.body_config(settings), thinking)
+        session = Lockstep(folder, sessions.body_config(settings), thinking)
         try:
             spec, acting = session.robot.embodiment, settings.robot.acting
             if policy is not None:
@@ -121,8 +118,7 @@ def _measure(settings: SessionSettings, policy: Any, episodes: int, thinking: fl
             session.close()
         if done.problem:
             raise UserError(done.problem)
-        read = build.attribute("real.journal:read")
-        found = [seams(read(path, pictures=False), spec) for path in build.attribute("real.journal:journals")(folder)]
+        found = [seams(read(path, pictures=False), spec) for path in journals(folder)]
     rows = {name: np.concatenate([f[name] for f in found]) for name in ("seam", "within", "prefix", "late", "seconds")}
     good = None if policy is not None else sum(bool(o.success) for o in done.outcomes) / len(done.outcomes)
     figures = {name: float(rows[name].mean()) if len(rows[name]) else 0.0 for name in ("seam", "within", "prefix", "late")}
@@ -157,17 +153,14 @@ def seams(episode: Any, spec: EmbodimentSpec) -> dict[str, np.ndarray]:
     }  # fmt: skip
 
 
-def acting_text(document: dict[str, Any]) -> str:
-    """The table."""
-    lines = [f"a decision takes {1e3 * document['thinking_s']:.0f} ms; {document['episodes']} episodes each"]
-    lines.append(f"{'acting':<14}{'seam':>8}{'within':>8}{'prefix':>8}{'late':>6}{'steps/s':>9}{'decisions':>11}{'success':>9}")
+def text(document: Mapping[str, Any]) -> str:
+    rows = [("acting", "seam", "within", "prefix", "late", "steps/s", "decisions", "success")]
     for kind, row in document["acting"].items():
         if "refused" in row:
-            lines.append(f"{kind:<14}{row['refused']}")
             continue
-        prefix = f"{row['prefix']:8.3f}" if row["late"] else f"{'-':>8}"
-        lines.append(
-            f"{kind:<14}{row['seam']:8.3f}{row['within']:8.3f}{prefix}{row['late']:6.1f}{row['steps_per_s']:9.1f}"
-            f"{row['decisions']:11d}" + (f"{'-':>9}" if row["success"] is None else f"{row['success']:9.0%}")
-        )
-    return "\n".join(lines)
+        jumps = [f"{row[name]:.3f}" if name != "prefix" or row["late"] else "-" for name in ("seam", "within", "prefix")]
+        success = "-" if row["success"] is None else f"{row['success']:.0%}"
+        rows.append((kind, *jumps, f"{row['late']:.1f}", f"{row['steps_per_s']:.1f}", str(row["decisions"]), success))
+    refused = [f"{kind}: {row['refused']}" for kind, row in document["acting"].items() if "refused" in row]
+    head = f"a decision takes {1e3 * document['thinking_s']:.0f} ms; {document['episodes']} episodes each"
+    return "\n".join([head, table(rows), *refused])

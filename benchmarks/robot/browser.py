@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.measuring import milliseconds
 from benchmarks.robot.report import with_cameras
 from benchmarks.robot.trials import driver
 from real.body import Body, BodyConfig
@@ -70,10 +71,7 @@ def takeover(limits: Path, trials: int, cameras: int = 2) -> dict[str, Any]:
             policy.kill()
             policy.wait()
             watcher.close()
-    ms = 1e3 * np.array(waits)
-    levels = (("p50", 0.5), ("p95", 0.95), ("max", 1.0))
-    return {"trials": trials, "key_to_command_ms": {k: float(np.quantile(ms, q)) for k, q in levels},
-            "load": os.getloadavg()[0]}  # fmt: skip
+    return {"trials": trials, "key_to_command_ms": milliseconds(waits, (50, 95, 100)), "load": os.getloadavg()[0]}
 
 
 def _pressed(page: Any, watcher: Client) -> float:

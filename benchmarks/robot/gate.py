@@ -17,6 +17,8 @@ from real.robots.faults import Defects
 from real.robots.protocol import Measured
 from real.robots.simulated import SimulatedRobot
 from real.rotations import from_vector, multiply
+from vla_rl.errors import ConfigError
+from vla_rl.paths import config_dir
 
 DT = 0.01
 OVER = 1.05  # of a speed, beyond which a sample counts
@@ -27,11 +29,20 @@ KINDS = (
 _LONG, _LONGEST = ("one way", "square", "stretched", "flips"), 25  # of these one in ten is asked for up to so many ticks
 _WAVES = ("chirp", "spiral")  # change every tick
 _ABSURD = (-300.0, -6.0, 0.0, 3.0, 9.0, 150.0, 300.0)  # decades
+SMALL: dict[str, dict[str, Any]] = {"tabletop": {"cameras": ["agentview"], "camera_size": 84}}  # options of a world
 # {world: {controller: options of the world}} that `vla-rl bench robot` tries
 CONTROLLERS: dict[str, dict[str, dict[str, Any]]] = {
     "fake": {"impedance": {}, "following": {"gain": 0.0}, "joints": {"joints": True}},
     "tabletop": {name: {"controller": name} for name in ("osc_position", "osc_pose")},
 }
+
+
+def limits_of(world: str, given: Path | None) -> Path:
+    """``--limits``, or the world's own."""
+    names = {"fake": "fake_point", "tabletop": "tabletop"}
+    if given is None and world not in names:
+        raise ConfigError(f"--world {world} needs --limits; those of {', '.join(names)} are known")
+    return (given or config_dir() / "limits" / f"{names[world]}.yaml").resolve()
 
 
 def adversarial(world: Any, limits_file: Path, actions: int, seed: int, each: int = 80) -> dict[str, Any]:

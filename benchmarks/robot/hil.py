@@ -8,8 +8,7 @@ updates as that made.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.measuring import say
 from vla_rl.data.replay import DEMONSTRATIONS, INTERVENTIONS, Replay
 from vla_rl.errors import ConfigError
 from vla_rl.files import check_checkpoint, write_whole
@@ -41,53 +41,48 @@ METHODS = {
 }
 
 
-@dataclass(frozen=True)
-class Effort:
-    """Episodes of each method, and the ``judged`` held-out ones ``every`` so many of them."""
-
-    episodes: int
-    every: int
-    judged: int
-
-
-def bench_hil(
-    start: Path, methods: Sequence[str], overrides: Sequence[str], effort: Effort, *, out: Path,
-    figure: Path | None = None, say: Callable[[str], None] = print,
+def measure(
+    overrides: Sequence[str], start: Path, methods: str, episodes: int, every: int, judge: int, out: Path,
+    figure: Path | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Run each method (one that was interrupted goes on), print a table, and return everything, JSON-ready.
+    """Run each of ``methods`` (one that was interrupted goes on) for ``episodes``, judged on ``judge`` held-out ones
+    ``every`` so many.
 
     Raises `ConfigError` for a method that there is not, or one whose data come from one that was left out.
     """
-    unknown = [name for name in methods if name not in METHODS]
-    if unknown or not methods:
+    names = [name for name in methods.split(",") if name]
+    unknown = [name for name in names if name not in METHODS]
+    if unknown or not names:
         raise ConfigError(f"--methods has {unknown[0] if unknown else 'none'!r}: choose among {', '.join(METHODS)}")
-    if CLONED in methods and SOURCE not in methods and not (out / SOURCE / METRICS_FILE).exists():
+    if CLONED in names and SOURCE not in names and not (out / SOURCE / METRICS_FILE).exists():
         raise ConfigError(f"--methods has {CLONED}, which imitates the human data of {SOURCE}: name that too")
     rows = []
-    for name in sorted(methods, key=lambda name: name == CLONED):
+    for name in sorted(names, key=lambda name: name == CLONED):
         watched = "operator=stuck" in METHODS[name]
         chosen = [*METHODS[name], *(o for o in overrides if watched or not o.startswith("operator"))]
         learning = compose(
-            str(start), out / name, chosen, episodes=effort.episodes, console=False, lockstep=True,
-            evaluate=effort.judged, every=effort.every,
+            str(start), out / name, chosen, episodes=episodes, console=False, lockstep=True,
+            evaluate=judge, every=every,
         )  # fmt: skip
         say(f"{name}:")
         if name == CLONED:
-            _clone(learning, out / SOURCE, say)
+            _clone(learning, out / SOURCE)
         else:
             learn(learning, say)
         rows.append(read_method(name, out / (SOURCE if name == CLONED else name), out / name))
-    document = {
-        "bench": "hil", "start": str(start), "overrides": list(overrides), **asdict(effort), "methods": rows,
-        "versions": versions(),
-    }  # fmt: skip
-    say(table(rows))
     if figure is not None:
         write_figure(figure, rows)
-    return document
+    return {
+        "bench": "hil", "start": str(start), "overrides": list(overrides), "episodes": episodes, "every": every,
+        "judged": judge, "methods": rows, "versions": versions(),
+    }  # fmt: skip
 
 
-def _clone(learning: Learning, source: Path, say: Callable[[str], None]) -> None:
+def text(document: Mapping[str, Any]) -> str:
+    return table(document["methods"])
+
+
+def _clone(learning: Learning, source: Path) -> None:
     """Train a new actor on what people did in ``source``, and judge it."""
     if any(row["phase"] == "judged" for row in read_metrics(learning.folder / METRICS_FILE)):
         return

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.robot.gate import CONTROLLERS, adversarial
+from benchmarks.measuring import milliseconds, table
+from benchmarks.robot.gate import CONTROLLERS, SMALL, adversarial, limits_of
 from benchmarks.robot.trials import Operator, driver, trial
 from real.body import Body, BodyConfig
 from real.cameras.process import CameraConfig
@@ -31,15 +33,21 @@ VICTIMS = (
 TARGETS = {"killed": (0.170, 0.300, 0.055), "frozen": (0.170, 0.300, 0.055)}
 
 
-def bench_robot(world: str, limits: Path, options: dict[str, Any], real_time: int = 0) -> dict[str, Any]:
-    """``options``: trials per victim (0: none), actions against the gate, seconds of lateness and takeovers (0: neither),
-    beside it busy processes, and cameras of 640 × 480 that are recorded and shown in a console with a viewer."""
-    small = {"cameras": ["agentview"], "camera_size": 84} if world == "tabletop" else {}
+def measure(
+    world: str, limits: Path | None, trials: int, steps: int, seconds: float, busy: int, cameras: int, real_time: int
+) -> dict[str, Any]:
+    """``trials`` per victim (0: none), ``steps`` actions against the gate, ``seconds`` of lateness and takeovers (0:
+    neither), beside it ``busy`` processes, and ``cameras`` of 640 × 480 that are recorded and shown in a console with a
+    viewer."""
+    small, file = SMALL.get(world, {}), limits_of(world, limits)
     config = BodyConfig(
-        limits=str(limits.resolve()), world=world, options=small, real_time=real_time,
+        limits=str(file), world=world, options=small, real_time=real_time,
         supervisor={"required": ["guard", "console", "recorder"]},
     )  # fmt: skip
-    document: dict[str, Any] = {"world": world, "real_time": real_time, "cores": len(os.sched_getaffinity(0)), **options}
+    document: dict[str, Any] = {
+        "world": world, "real_time": real_time, "cores": len(os.sched_getaffinity(0)), "trials": trials, "actions": steps,
+        "seconds": seconds, "busy": busy, "cameras": cameras,
+    }  # fmt: skip
     document["load_at_start"] = os.getloadavg()[0]
     rng = np.random.default_rng(0)
     free = dataclasses.replace(config, supervisor={"required": ["guard", "recorder"]})  # whoever has control counts anyway
@@ -47,20 +55,42 @@ def bench_robot(world: str, limits: Path, options: dict[str, Any], real_time: in
     rows = [
         trial(v, how, bodies.get(v, config), float(rng.uniform(0.4, 0.7)))
         for v, how in VICTIMS
-        for _ in range(options["trials"])
+        for _ in range(trials)
     ]
     document["trials_by_victim"] = [
         _summary(v, how, [r for r in rows if (r.victim, r.how) == (v, how)]) for v, how in VICTIMS
     ]
     document["trials_all"] = [dataclasses.asdict(r) for r in rows]
-    if options["seconds"]:
-        document["lateness"] = lateness(with_cameras(config, options["cameras"]), options["seconds"], options["busy"])
-        document["takeover"] = takeover(config, max(3, options["trials"]))
+    if seconds:
+        document["lateness"] = lateness(with_cameras(config, cameras), seconds, busy)
+        document["takeover"] = takeover(config, max(3, trials))
     document["gate"] = {
-        name: adversarial(make_world(world, small | given), _of(limits, given), options["actions"], seed=0)
+        name: adversarial(make_world(world, small | given), _of(file, given), steps, seed=0)
         for name, given in CONTROLLERS.get(world, {"its own": {}}).items()
     }
     return document
+
+
+def text(document: Mapping[str, Any]) -> str:
+    """Of the trials the worst, for they are limits."""
+    rows = [("killed or frozen", "trials", "within", "holds after", "at rest after", "distance")]
+    for row in document["trials_by_victim"]:
+        if row["trials"]:
+            times = (f"{1e3 * row[key]['max']:.0f} ms" for key in ("hold_s", "rest_s"))
+            within = (str(row["trials"]), str(row["within_targets"]))
+            rows.append((f"{row['victim']} {row['how']}", *within, *times, f"{row['distance_m']['max']:.3f} m"))
+    lines = [table(rows)] if len(rows) > 1 else []
+    if "takeover" in document:
+        lines.append(f"a device's key to the first human command: {_levels(document['takeover']['key_to_command_ms'])}")
+    if ages := document.get("lateness", {}).get("picture_age_ms"):
+        lines.append(f"age of pictures in a viewer: {_levels(ages)}")
+    for name, gate in document["gate"].items():
+        lines.append(f"gate, {name}: {gate['violations']} violations in {gate['actions']} actions ({gate['trips']} pauses)")
+    return "\n".join(lines)
+
+
+def _levels(figures: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.0f} ms" for name, value in figures.items())
 
 
 def _of(limits: Path, given: dict[str, Any]) -> Path:
@@ -113,8 +143,7 @@ def lateness(config: BodyConfig, seconds: float, busy: int) -> dict[str, Any]:
                 process.wait()
     figures = {"seconds": seconds, "busy": busy, "load": os.getloadavg()[0], "cpu_share": shares}
     if ages:
-        levels = (("p50", 0.5), ("p95", 0.95), ("max", 1.0))
-        figures |= {"pictures": len(ages), "picture_age_ms": {k: 1e3 * float(np.quantile(ages, q)) for k, q in levels}}
+        figures |= {"pictures": len(ages), "picture_age_ms": milliseconds(ages, (50, 95, 100))}
     return report | figures
 
 
@@ -169,8 +198,7 @@ def takeover(config: BodyConfig, trials: int) -> dict[str, Any]:
             policy.wait()
             device.close()
             operator.client.close()
-    ms = [1e3 * w for w in waits]
-    figures = {"p50": float(np.median(ms)), "p99": float(np.quantile(ms, 0.99)), "max": max(ms)}
+    figures = milliseconds(waits, (50, 99, 100))
     return {"trials": trials, "key_to_command_ms": figures, "policy_steps_after": policy_after, "load": os.getloadavg()[0]}
 
 

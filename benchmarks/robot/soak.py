@@ -14,14 +14,15 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.robot.gate import Judge
+from benchmarks.measuring import say, table
+from benchmarks.robot.gate import SMALL, Judge, limits_of
 from benchmarks.robot.people import CONSOLE, MoodyPolicy, Person
 from real import limits as limit_files
 from real.acting import ActingConfig
@@ -34,6 +35,7 @@ from real.tasks import Task
 from real.teleop.coached import WorldExpert
 from real.teleop.scripted import OperatorConfig, ScriptedOperator, Stuck
 from real.verify import check
+from vla_rl.errors import ConfigError
 
 Range = tuple[float, float]
 
@@ -91,10 +93,8 @@ class Struck:
 class Soak:
     """``minutes`` of virtual time, a fault every ``every`` seconds."""
 
-    def __init__(
-        self, config: BodyConfig, folder: Path, minutes: float, every: float, seed: int, say: Callable[[str], None]
-    ):
-        self.config, self.folder, self.seconds, self.every, self.say = config, folder, 60.0 * minutes, every, say
+    def __init__(self, config: BodyConfig, folder: Path, minutes: float, every: float, seed: int):
+        self.config, self.folder, self.seconds, self.every = config, folder, 60.0 * minutes, every
         self.rng = np.random.default_rng(seed)
         self.struck: list[Struck] = []
         self.problems: list[str] = []
@@ -117,7 +117,7 @@ class Soak:
             finally:
                 self.past += session.lockstep.now
                 session.close()
-            self.say(
+            say(
                 f"{self.past / 60:.1f} of {self.seconds / 60:.0f} min, {len(self.struck)} faults, "
                 f"{self.counts['episodes']} episodes, {len(self.problems)} problems, {time.perf_counter() - began:.0f} s"
             )
@@ -370,32 +370,30 @@ class _Session:
 
     def _problem(self, text: str) -> None:
         self.soak.problems.append(text)
-        self.soak.say(f"problem: {text}")
+        say(f"problem: {text}")
 
 
-def bench_soak(
-    world: str, limits: Path, minutes: float, every: float, seed: int, say: Callable[[str], None] = print,
-    folder: Path | None = None, wall: float = math.inf,
-) -> dict[str, Any]:  # fmt: skip
-    """What happened, for people and as JSON. ``folder`` keeps what is wrong; else it is a temporary one. After ``wall``
-    minutes on the wall's clock it ends earlier."""
-    options = {"tasks": ["lift_cube"], "cameras": ["agentview"], "camera_size": 84} if world == "tabletop" else {}
-    cameras = options.get("cameras", ["front"])
+def measure(
+    world: str, limits: Path | None, minutes: float, wall: float, every: float, seed: int, keep: Path | None
+) -> dict[str, Any]:
+    """``keep``: a folder that keeps what is wrong; else it is a temporary one. After ``wall`` minutes on the wall's clock it
+    ends earlier."""
+    if not (minutes > 0 and every > 0):
+        raise ConfigError(f"--minutes {minutes:g} --every {every:g}: give more than 0")
+    file = limits_of(world, limits)
+    options = {"tasks": ["lift_cube"], **SMALL[world]} if world in SMALL else {}
     config = BodyConfig(
-        limits=str(limits.resolve()), world=world, options=options, defects=DEFECTS | {"seed": seed}, camera_hz=20.0,
-        supervisor={"required": ["guard", "recorder"], "cameras": cameras},
+        limits=str(file), world=world, options=options, defects=DEFECTS | {"seed": seed}, camera_hz=20.0,
+        supervisor={"required": ["guard", "recorder"], "cameras": options.get("cameras", ["front"])},
     )  # fmt: skip
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="soak") as place:
-        soak = Soak(config, folder or Path(place), minutes, every, seed, say)
+        soak = Soak(config, keep or Path(place), minutes, every, seed)
         soak.until = began + 60.0 * wall
         soak.run()
         soak.look(soak.past)
         soak.conclude()
-    document = _document(soak) | {"world": world, "seed": seed, "every_s": every, "wall_s": time.perf_counter() - began}
-    for line in table(document):
-        say(line)
-    return document
+    return _document(soak) | {"world": world, "seed": seed, "every_s": every, "wall_s": time.perf_counter() - began}
 
 
 def _document(soak: Soak) -> dict[str, Any]:
@@ -422,24 +420,23 @@ def _document(soak: Soak) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def table(document: dict[str, Any]) -> list[str]:
-    """The lines that are printed."""
-    lines = [f"{'fault':16} {'struck':>6} {'stopped':>7}  until motion went on"]
+def text(document: Mapping[str, Any]) -> str:
+    rows = [("fault", "struck", "stopped", "until motion went on")]
     for row in document["faults"]:
         took = row["moved_on_s"]
-        text = f"median {took['median']:.1f} s, at most {took['max']:.1f} s" if took else ""
-        lines.append(f"{row['kind']:16} {row['count']:6} {row['stopped']:7}  {text}")
-    c, own = document["counts"], document["limits"]["own"]["violations"]
-    memory = document["memory"]
-    mib = " / ".join(f"{memory[name]['rss_bytes'] / 2**20:.1f}" for name in ("start", "middle", "end"))
-    files = " / ".join(str(memory[name]["open_files"]) for name in ("start", "middle", "end"))
-    return [
-        *lines,
+        shown = f"median {took['median']:.1f} s, at most {took['max']:.1f} s" if took else ""
+        rows.append((row["kind"], str(row["count"]), str(row["stopped"]), shown))
+    c, own, pushed = (document["counts"], *(document["limits"][name]["violations"] for name in ("own", "pushed")))
+    memory = [document["memory"][name] for name in ("start", "middle", "end")]
+    mib = " / ".join(f"{each['rss_bytes'] / 2**20:.1f}" for each in memory)
+    files = " / ".join(str(each["open_files"]) for each in memory)
+    return "\n".join([
+        table(rows),
         f"{document['virtual_minutes']:.0f} virtual minutes in {document['wall_s'] / 60:.1f}, {document['sessions']} "
         f"sessions, longest standstill {document['longest_standstill_s']:.1f} s",
         f"{c['episodes']} episodes ({c['recovered']} recovered), {c['records']} records, {c['lost']} lost",
         f"limits exceeded in the simulator's own log: {sum(own.values())} ({own}); while it was pushed or without power: "
-        f"{sum(document['limits']['pushed']['violations'].values())}",
+        f"{sum(pushed.values())}",
         f"memory at start / middle / end {mib} MiB, open files {files}",
         f"{len(document['problems'])} problems",
-    ]
+    ])  # fmt: skip

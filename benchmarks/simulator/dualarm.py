@@ -14,20 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.simulator.tabletop import memory_mb
-from benchmarks.simulator.ways import (
-    SLOTS,
-    Asked,
-    InTurn,
-    Plan,
-    Threads,
-    Way,
-    bench,
-    measure,
-    memory_over_resets,
-    picture,
-    slot_memory,
-)
+from benchmarks.measuring import memory_mb
+from benchmarks.simulator import ways
+from benchmarks.simulator.ways import SLOTS, Asked, InTurn, Plan, Threads, Way, picture
 from sim import shaders
 from sim.dualarm.settings import DualArmConfig
 from sim.dualarm.simulator import MAX_STEP, DualArmSimulator
@@ -56,7 +45,7 @@ class Env:
         self._simulator.close()
 
 
-def bench_dualarm(
+def measure(
     config: DualArmConfig,
     chunk: int = 25,
     steps: int = 50,
@@ -64,11 +53,14 @@ def bench_dualarm(
     resets: int = RESETS,
     python: str = "",
 ) -> dict[str, Any]:
-    """Measure, print a table, and return the figures. ``steps`` control steps per slot and round."""
+    """``steps`` control steps per slot and round."""
     if not config.pictured:
         raise ConfigError("env.observe=state shows no pictures, and the benchmark compares them: set env.observe=pictures")
     factory = functools.partial(DualArmSimulator, config)
-    return bench(factory, Asked(config, chunk, steps, resets), (measured, own_packs), workers, python)
+    return ways.bench(factory, Asked(config, chunk, steps, resets), (measured, own_packs), workers, python)
+
+
+text = ways.text
 
 
 def measured(_: Any, asked: Asked) -> dict[str, Any]:
@@ -81,9 +73,9 @@ def measured(_: Any, asked: Asked) -> dict[str, Any]:
         name: functools.partial(Threads, functools.partial(Env, asked.config, stride))
         for name, stride in (("objects in threads, a picture a chunk", 0), ("objects in threads, a picture an action", 1))
     }
-    sizes = slot_memory(others, plan, simulator)
-    document = measure(InTurn(simulator), others, plan) | {"more": more, "plan": plan, "mb_per_slot": sizes}
-    return document | {"resets": asked.resets, "mb_over_resets": memory_over_resets(plan, simulator, asked.resets)}
+    sizes = ways.slot_memory(others, plan, simulator)
+    document = ways.measure(InTurn(simulator), others, plan) | {"more": more, "plan": plan, "mb_per_slot": sizes}
+    return document | {"resets": asked.resets, "mb_over_resets": ways.memory_over_resets(plan, simulator, asked.resets)}
 
 
 def planned(asked: Asked) -> Plan:
@@ -99,7 +91,7 @@ def planned(asked: Asked) -> Plan:
 
 def own_packs(_: Any, asked: Asked) -> dict[str, Any]:
     """The first picture of this process where SAPIEN's shader packs are taken as they are."""
-    shaders.without_table = lambda text: text
+    shaders.without_table = lambda source: source
     return {"more": {"s CPU to it with SAPIEN's own shader packs": _first_picture(asked.config)[1]}}
 
 

@@ -20,8 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.simulator.libero_table import BOTH, VARIANTS, ratios, table
-from benchmarks.simulator.tabletop import Stopwatch, measure_pool, memory_mb
+from benchmarks.measuring import Stopwatch, memory_mb, timed
+from benchmarks.simulator import libero_table
+from benchmarks.simulator.libero_table import BOTH, VARIANTS, ratios
+from benchmarks.simulator.pool import measure_pool
 from sim.libero import package
 from sim.libero.plain import PlainEnv, bind_context
 from sim.libero.settings import LiberoConfig
@@ -48,7 +50,7 @@ class Recorded:
     actions: np.ndarray
 
 
-def bench_libero(
+def measure(
     suite: str = "libero_spatial",
     tasks: Sequence[str] = ("0",),
     chunk: int = 8,
@@ -58,7 +60,7 @@ def bench_libero(
     rounds: int = ROUNDS,
     look: str | None = None,
 ) -> dict[str, Any]:
-    """Measure, print a table, and return the figures. Both looks are measured: raises `ConfigError` for a ``look``.
+    """Both looks are measured: raises `ConfigError` for a ``look``.
 
     ``steps`` control steps per task and measurement; ``workers``: sizes of the process pool to measure (empty: none).
     Times are milliseconds per control step unless they are per reset; memory is MB (10^6 bytes).
@@ -108,9 +110,10 @@ def bench_libero(
     factory = functools.partial(LiberoSimulator, LiberoConfig(**options))
     document["pool"] = {str(n): measure_pool(factory, replays, chunk, n, rounds=1) for n in workers}
     document["ms_per_step_lerobot_processes"] = {str(n): lerobot_processes(n, options, episodes[0]) for n in workers}
-    document["ratios"] = ratios(document)
-    print(table(document))
-    return document
+    return document | {"ratios": ratios(document)}
+
+
+text = libero_table.text
 
 
 def record(task_id: str, steps: int) -> list[Recorded]:
@@ -191,7 +194,7 @@ def run_plain(envs: dict[str, Any], episodes: Sequence[Recorded]) -> float:
     for item in episodes:
         env = envs[item.episode.task_id]
         env.reset(item.episode.init_state_id)
-        seconds += _timed(_steps, env, item)
+        seconds += _seconds(_steps, env, item)
     return seconds
 
 
@@ -200,7 +203,7 @@ def run_ours(simulator: LiberoSimulator, episodes: Sequence[Recorded], chunk: in
     seconds = 0.0
     for item in episodes:
         simulator.start(0, item.episode)
-        seconds += _timed(_chunks, simulator, 0, item.actions, chunk)
+        seconds += _seconds(_chunks, simulator, 0, item.actions, chunk)
     return seconds
 
 
@@ -225,10 +228,10 @@ def control_cost(
     for name, observable in env.plain.env._observables.items():
         if name.endswith("_image"):
             observable._sensor = _Blind()
-    result = {"robosuite": _timed(_steps, env.plain, item)}
+    result = {"robosuite": _seconds(_steps, env.plain, item)}
     for name, simulator in (("exact", exact), ("fast", fast)):
         simulator.start(0, item.episode)
-        result[name] = _timed(_unseen, simulator, item.actions)
+        result[name] = _seconds(_unseen, simulator, item.actions)
     result["mj_step"] = _physics(exact, item)
     return {f"ms_{name}": 1e3 * seconds / len(item.actions) for name, seconds in result.items()}
 
@@ -278,7 +281,7 @@ def limit(simulator: LiberoSimulator, episodes: Sequence[Recorded], chunk: int) 
 def _look(simulator: LiberoSimulator, looks: int = 5) -> float:
     """Seconds of one look at slot 0 with every camera."""
     s = simulator.slot(0)
-    return _timed(lambda: [s.scene.world.render(s.seen.qpos, s.snapshot.edits, True) for _ in range(looks)]) / looks
+    return _seconds(lambda: [s.scene.world.render(s.seen.qpos, s.snapshot.edits, True) for _ in range(looks)]) / looks
 
 
 def resets(
@@ -297,11 +300,11 @@ def resets(
     specs = [EpisodeSpec(task, n, split="held_out") for n in range(begin, begin + RESETS)]
 
     def median(start: Callable[[Any], Any], items: Sequence[Any]) -> float:
-        return 1e3 * float(np.median([_timed(start, item) for item in items]))
+        return 1e3 * float(np.median([_seconds(start, item) for item in items]))
 
     result = {
         "lerobot": median(lerobot[task].reset, range(begin, begin + RESETS // 2)),
-        "rebuilding": 1e3 * _timed(rebuilding[task].reset, begin, True),
+        "rebuilding": 1e3 * _seconds(rebuilding[task].reset, begin, True),
     }
     for name, simulator in (("ours", exact), ("light", light)):
         result[name] = median(functools.partial(simulator.start, 0), specs)
@@ -320,9 +323,9 @@ def task_change(exact: LiberoSimulator, size: int) -> dict[str, float]:
     suite = exact.config.suite
     simulator = LiberoSimulator(LiberoConfig(suite=suite, tasks=["0", "1"], camera_size=size, assets=exact.config.assets))
     names = [task.task_id for task in simulator.tasks]
-    first = {name: _timed(simulator.start, 0, EpisodeSpec(name, 0, split="held_out")) for name in names}
+    first = {name: _seconds(simulator.start, 0, EpisodeSpec(name, 0, split="held_out")) for name in names}
     fresh, cached = (
-        [_timed(simulator.start, 0, EpisodeSpec(name, n, split="held_out")) for n in (1, 2) for name in names]
+        [_seconds(simulator.start, 0, EpisodeSpec(name, n, split="held_out")) for n in (1, 2) for name in names]
         for _ in range(2)
     )
     simulator.close()
@@ -330,7 +333,7 @@ def task_change(exact: LiberoSimulator, size: int) -> dict[str, float]:
     env = LerobotEnv(exact, names[1], size)
     env.reset(0)
     theirs = time.perf_counter() - start
-    again = [_timed(env.reset, n) for n in (1, 2)]
+    again = [_seconds(env.reset, n) for n in (1, 2)]
     env.close()
     return {
         "lerobot builds": 1e3 * theirs, "ours builds": 1e3 * max(first.values()), "lerobot": 1e3 * float(np.median(again)),
@@ -363,7 +366,7 @@ def _step_lerobot(conn: Any, options: dict[str, Any], item: Recorded) -> None:
     env.reset(item.episode.init_state_id)
     conn.send("ready")
     conn.recv()
-    conn.send(_timed(_steps, env, item))
+    conn.send(_seconds(_steps, env, item))
     env.close()
 
 
@@ -419,7 +422,5 @@ def compare(exact: LiberoSimulator, fast: LiberoSimulator, item: Recorded, chunk
     }
 
 
-def _timed(function: Callable[..., Any], *arguments: Any) -> float:
-    start = time.perf_counter()
-    function(*arguments)
-    return time.perf_counter() - start
+def _seconds(function: Callable[..., Any], *arguments: Any) -> float:
+    return timed(function, *arguments).wall

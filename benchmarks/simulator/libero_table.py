@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+from benchmarks.measuring import table
 
 BOTH = ["agentview", "robot0_eye_in_hand"]
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -51,29 +54,25 @@ def ratios(document: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def table(document: dict[str, Any]) -> str:
-    """The figures as plain text."""
-    ms, r = document["ms_per_step"], document["ratios"]
+def text(document: Mapping[str, Any]) -> str:
+    r, processes = document["ratios"], document["ms_per_step_lerobot_processes"]
+    rows = [("stepping", "ms/step", "steps/s", "x lerobot", "wanted", "x rebuild", "of limit", "x lerobot at chunks of")]
+    for name, value in document["ms_per_step"].items():
+        row = [name, f"{value:.2f}", f"{1e3 / value:.1f}"]
+        if name in VARIANTS:
+            row += [f"{r['against_lerobot'][name]:.1f}", f"{WANTED[name]:.0f}" if name in WANTED else ""]
+            row += [f"{r['against_rebuilding'][name]:.1f}", f"{r['share_of_limit'][name]:.0%}"]
+            row.append("   ".join(f"{n}: {times:.1f}" for n, times in r["against_lerobot_by_chunk"][name].items()))
+        rows.append(row)
+    for n, figures in document["pool"].items():
+        row = [f"exact, {n} workers", f"{figures['ms_per_step']:.2f}", f"{figures['steps_per_second']:.1f}"]
+        against = f"scaling {r['pool_scaling'][n]:.2f}, against {n} lerobot processes ({processes[n]:.2f} ms/step)"
+        rows.append([*row, f"{r['pool_against_as_many_lerobots'][n]:.1f}", "", "", "", against])
     lines = [
         f"{', '.join(document['tasks'])} · chunk {document['chunk']} · {len(BOTH)} cameras of {document['camera_size']} px "
         f"(rebuilding: {document['rebuilding_camera_size']}) · {document['gl']} · {document['cpus']} CPUs",
-        f"{'stepping':30s}{'ms/step':>10s}{'steps/s':>10s}{'x lerobot':>11s}{'wanted':>8s}{'x rebuild':>11s}"
-        f"{'of limit':>10s}   x lerobot at chunks of",
+        table(rows),
     ]
-    for name, value in ms.items():
-        line = f"{name:30s}{value:10.2f}{1e3 / value:10.1f}"
-        if name in VARIANTS:
-            wanted = f"{WANTED[name]:.0f}" if name in WANTED else ""
-            line += f"{r['against_lerobot'][name]:11.1f}{wanted:>8s}{r['against_rebuilding'][name]:11.1f}"
-            line += f"{r['share_of_limit'][name]:10.0%}"
-            line += "".join(f"   {n}: {value:.1f}" for n, value in r["against_lerobot_by_chunk"][name].items())
-        lines.append(line)
-    for n, figures in document["pool"].items():
-        lines.append(
-            f"{f'exact, {n} workers':30s}{figures['ms_per_step']:10.2f}{figures['steps_per_second']:10.1f}"
-            f"{r['pool_against_as_many_lerobots'][n]:11.1f}{'':8s}{'':11s}   scaling {r['pool_scaling'][n]:.2f}, against "
-            f"{n} lerobot processes ({document['ms_per_step_lerobot_processes'][n]:.2f} ms/step)"
-        )
     control = document["control"]
     lines.append(
         f"without pictures, ms/step: robosuite {control['ms_robosuite']:.2f}, exact {control['ms_exact']:.2f} "

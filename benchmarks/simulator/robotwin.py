@@ -25,19 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.simulator.tabletop import memory_mb
-from benchmarks.simulator.ways import (
-    SLOTS,
-    Asked,
-    InTurn,
-    Plan,
-    Threads,
-    Way,
-    bench,
-    measure,
-    memory_over_resets,
-    slot_memory,
-)
+from benchmarks.measuring import memory_mb
+from benchmarks.simulator import ways
+from benchmarks.simulator.ways import SLOTS, Asked, InTurn, Plan, Threads, Way
 from sim.robotwin.branches import MAIN, PATHS, close, detect
 from sim.robotwin.settings import RoboTwinConfig
 from sim.robotwin.simulator import RoboTwinSimulator
@@ -132,7 +122,7 @@ class Otherwise(InTurn):
             self.simulator.one_path ^= True
 
 
-def bench_robotwin(
+def measure(
     config: RoboTwinConfig,
     chunk: int = 25,
     steps: int = 50,
@@ -140,8 +130,8 @@ def bench_robotwin(
     resets: int = RESETS,
     python: str = "",
 ) -> dict[str, Any]:
-    """Measure, print a table, and return the figures. ``steps`` actions per slot and round, of the first task that is
-    configured, with its time limit off. `UserError` for RLinf_support without RLinf's env."""
+    """``steps`` actions per slot and round, of the first task that is configured, with its time limit off. `UserError` for
+    RLinf_support without RLinf's env."""
     if config.control != "qpos":
         raise ConfigError(f"bench sim --suite robotwin steps with joint targets, not env.control={config.control}: set qpos")
     branch = detect(config.root).name
@@ -153,7 +143,10 @@ def bench_robotwin(
     config = dataclasses.replace(config, tasks=config.tasks[:1], cameras=config.cameras[:1], horizon=_NO_LIMIT)
     factory = functools.partial(RoboTwinSimulator, config)
     functions = (measured, alone) if branch == MAIN else (measured,)
-    return bench(factory, Asked(config, chunk, steps, resets), functions, workers, python)
+    return ways.bench(factory, Asked(config, chunk, steps, resets), functions, workers, python)
+
+
+text = ways.text
 
 
 def measured(_: Any, asked: Asked) -> dict[str, Any]:
@@ -164,9 +157,9 @@ def measured(_: Any, asked: Asked) -> dict[str, Any]:
         more = {f"MB of the process with {SLOTS} slots": memory_mb()}
         main = simulator.checkout.branch.name == MAIN
         others = _ways_of_main(simulator) if main else _ways_of_rlinf(simulator)
-        sizes = slot_memory({} if main else others, plan, simulator)  # a process a slot there, see `alone`
-        document = measure(InTurn(simulator), others, plan) | {"more": more, "plan": plan, "mb_per_slot": sizes}
-        return document | {"resets": asked.resets, "mb_over_resets": memory_over_resets(plan, simulator, asked.resets)}
+        sizes = ways.slot_memory({} if main else others, plan, simulator)  # a process a slot there, see `alone`
+        document = ways.measure(InTurn(simulator), others, plan) | {"more": more, "plan": plan, "mb_per_slot": sizes}
+        return document | {"resets": asked.resets, "mb_over_resets": ways.memory_over_resets(plan, simulator, asked.resets)}
 
 
 def alone(_: Any, asked: Asked) -> dict[str, Any]:

@@ -8,17 +8,16 @@ camera observations at every control step; ours renders once per chunk. Pixels a
 from __future__ import annotations
 
 import functools
-import gc
-import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.measuring import Stopwatch, memory_mb, table
+from benchmarks.simulator.pool import measure_pool
 from sim.tabletop.simulator import TabletopConfig, TabletopSimulator
 from vla_rl.errors import ConfigError
 from vla_rl.specs import EpisodeSpec
@@ -30,24 +29,7 @@ _RESETS = 20
 _MAX_STATES = 100_000
 
 
-class Stopwatch:
-    """Seconds spent in wrapped functions, by name."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    def wrap(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            start = time.perf_counter()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
-
-        return timed
-
-
-def bench_tabletop(
+def measure(
     suite: str = "tabletop",
     tasks: Sequence[str] = ("lift_cube",),
     chunk: int = 8,
@@ -55,11 +37,8 @@ def bench_tabletop(
     steps: int = 160,
     look: str = "light",
     camera_size: int = 84,
-    json_file: str | Path | None = None,
 ) -> dict[str, Any]:
-    """Measure, print a table, and return the figures (written to ``json_file`` too, where given).
-
-    ``steps`` control steps per task and measurement; ``workers`` lists the sizes of the process pool to measure (empty:
+    """``steps`` control steps per task and measurement; ``workers`` lists the sizes of the process pool to measure (empty:
     none). Times are milliseconds per control step, memory is MB (10^6 bytes).
     """
     if chunk < 1 or steps < 1 or not tasks:
@@ -81,18 +60,14 @@ def bench_tabletop(
     for env in envs.values():
         env.close()
     document: dict[str, Any] = {
-        "suite": "tabletop", "tasks": list(tasks), "chunk": chunk, "steps": sum(len(a) for _, a in episodes),
+        "suite": suite, "tasks": list(tasks), "chunk": chunk, "steps": sum(len(a) for _, a in episodes),
         "look": look, "camera_size": camera_size, "cameras": list(config.cameras),
         "gl": os.environ.get("MUJOCO_GL", ""), "cpus": os.cpu_count(), "rounds": ROUNDS,
         "plain": plain_figures, "simulator": ours_figures, "pixels": pixels,
         "pool": {str(n): measure_pool(functools.partial(TabletopSimulator, config), episodes, chunk, n) for n in workers},
     }  # fmt: skip
     simulator.close()
-    document["ratios"] = ratios(document)
-    print(table(document))
-    if json_file is not None:
-        _write_json(Path(json_file), document)
-    return document
+    return document | {"ratios": ratios(document)}
 
 
 def record(simulator: TabletopSimulator, task: str, steps: int) -> Iterator[tuple[EpisodeSpec, np.ndarray]]:
@@ -303,58 +278,6 @@ def compare(simulator: TabletopSimulator, envs: dict[str, Any], episodes: Sequen
     }
 
 
-def measure_pool(
-    factory: Callable[[], Any], episodes: Sequence, chunk: int, workers: int, rounds: int = ROUNDS, python: str = ""
-) -> dict[str, float]:
-    """The process pool with ``workers`` workers of two slots each; every slot replays every episode, resets included.
-
-    Transport is the time in which workers waited for a request, per control step.
-    """
-    from sim.pool import ProcessPool
-
-    with ProcessPool(factory, workers, 2, python=python) as pool:
-        _replay(pool, episodes[:1], chunk)  # warm up: compile scenes and functions
-        timings = []
-        for _ in range(rounds):
-            busy, start = pool.busy_seconds, time.perf_counter()
-            count = _replay(pool, episodes, chunk)
-            seconds = time.perf_counter() - start
-            timings.append((seconds, max(0.0, seconds * workers - (pool.busy_seconds - busy))))
-    seconds, transport = min(timings)
-    return {
-        "steps_per_second": count / seconds,
-        "ms_per_step": 1e3 * seconds / count,
-        "ms_transport": 1e3 * transport / count,
-    }
-
-
-def _replay(pool: Any, episodes: Sequence, chunk: int) -> int:
-    """Run all episodes in every slot (resets included); returns the control steps executed."""
-    position = dict.fromkeys(range(pool.num_slots), (0, 0))
-    executed = 0
-    for slot in position:
-        pool.start(slot, episodes[0][0])
-    while position:
-        for event in pool.poll():
-            if event.error is not None:
-                raise RuntimeError(event.error)
-            index, at = position[event.slot]
-            if event.step is not None:
-                executed += event.step.executed
-                at += event.step.executed
-                if event.step.terminated or event.step.truncated or at >= len(episodes[index][1]):
-                    index, at = index + 1, 0
-                    if index == len(episodes):
-                        del position[event.slot]
-                        continue
-                    position[event.slot] = (index, 0)
-                    pool.start(event.slot, episodes[index][0])
-                    continue
-            position[event.slot] = (index, at)
-            pool.step(event.slot, episodes[index][1][at : at + chunk])
-    return executed
-
-
 def ratios(document: dict[str, Any]) -> dict[str, float]:
     """How many times faster, or smaller, than robosuite's plain stepping."""
     plain, ours = document["plain"], document["simulator"]
@@ -368,41 +291,23 @@ def ratios(document: dict[str, Any]) -> dict[str, float]:
     return result
 
 
-def table(document: dict[str, Any]) -> str:
-    """The figures as plain text."""
-    plain, ours, pools = document["plain"], document["simulator"], document["pool"]
+def text(document: Mapping[str, Any]) -> str:
+    plain, ours, pools, times = document["plain"], document["simulator"], document["pool"], document["ratios"]
     columns = {"robosuite": plain, "simulator": ours} | {f"pool x{n}": pool for n, pool in pools.items()}
-    rows = {
+    keys = {
         "control steps/s": "steps_per_second", "ms per control step": "ms_per_step", "  physics": "ms_physics",
         "  control": "ms_control", "  rendering": "ms_rendering", "  transport": "ms_transport",
         "ms per reset": "ms_reset", "MB per further slot": "mb_per_slot",
     }  # fmt: skip
-    lines = [
-        f"{', '.join(document['tasks'])} · chunk {document['chunk']} · {document['look']} look · "
-        f"{len(document['cameras'])} cameras of {document['camera_size']} px · {document['cpus']} CPUs",
-        f"{'':22s}" + "".join(f"{name:>12s}" for name in columns),
-    ]
-    for label, key in rows.items():
-        values = [f"{column[key]:12.2f}" if key in column else f"{'':12s}" for column in columns.values()]
-        lines.append(f"{label:22s}" + "".join(values))
-    speed = [document["ratios"]["steps_per_second"]]
-    speed += [document["ratios"][f"steps_per_second_pool_{n}"] for n in pools]
-    lines.append(f"{'times robosuite':22s}{1.0:12.2f}" + "".join(f"{value:12.2f}" for value in speed))
+    rows = [("", *columns)]
+    for label, key in keys.items():
+        rows.append((label, *(f"{column[key]:.2f}" if key in column else "" for column in columns.values())))
+    speed = [1.0, times["steps_per_second"], *(times[f"steps_per_second_pool_{n}"] for n in pools)]
+    rows.append(("times robosuite", *(f"{value:.2f}" for value in speed)))
     pixels = document["pixels"]
-    lines.append(
+    return (
+        f"{', '.join(document['tasks'])} · chunk {document['chunk']} · {document['look']} look · "
+        f"{len(document['cameras'])} cameras of {document['camera_size']} px · {document['cpus']} CPUs\n{table(rows)}\n"
         f"pixels identical at {pixels['identical']} of {pixels['decisions']} decisions (largest difference "
         f"{pixels['largest_pixel_difference']} of 255, of joint states {pixels['largest_qpos_difference']:.1e})"
     )
-    return "\n".join(lines)
-
-
-def memory_mb() -> float:
-    """Proportional memory of this process in MB, after a garbage collection."""
-    gc.collect()
-    with open("/proc/self/smaps_rollup", encoding="ascii") as lines:
-        return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024 / 1e6
-
-
-def _write_json(path: Path, document: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

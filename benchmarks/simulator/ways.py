@@ -7,14 +7,15 @@ threads wait for each other does not either.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from benchmarks.simulator.tabletop import measure_pool, memory_mb
+from benchmarks.measuring import memory_mb, table
+from benchmarks.simulator.pool import measure_pool
 from sim.calls import Calls, check_machine
 from vla_rl.errors import ConfigError
 from vla_rl.specs import EpisodeSpec
@@ -172,8 +173,8 @@ def bench(
     workers: Sequence[int] = (),
     python: str = "",
 ) -> dict[str, Any]:
-    """Call each of ``measured`` in a process of its own, under ``python``; then the pool; print a table and return the
-    figures. The first one's have the ``plan``, of each ``more`` is shown below the table."""
+    """Call each of ``measured`` in a process of its own, under ``python``; then the pool. The first one's figures have the
+    ``plan``, of each ``more`` is shown below the table."""
     check_machine(asked.config, python)
     documents = []
     for function in measured:
@@ -191,29 +192,25 @@ def bench(
         key: {name: value / document[key][OURS] for name, value in document[key].items() if name != OURS}
         for key in ("ms_per_step", "ms_reset")
     }
-    print(table(document))
     return document
 
 
-def table(document: dict[str, Any]) -> str:
-    """The figures as plain text."""
-    r, at = document["ratios"], document["mb_over_resets"]
-    lines = [
-        f"{', '.join(document['tasks'])} · chunk {document['chunk']} · {document['slots']} slots · {document['conditions']}",
-        f"{'CPU time':46s}{'ms/step':>9s}{'x ours':>8s}{'ms/reset':>10s}{'x ours':>8s}{'MB/slot':>9s}   pictures as ours",
-    ]
+def text(document: Mapping[str, Any]) -> str:
+    ratios = document["ratios"]
+    rows = [("CPU time", "ms/step", "x ours", "ms/reset", "x ours", "MB/slot", "pictures as ours")]
     for name, ms in document["ms_per_step"].items():
-        ours = name == OURS
-        cells = ["" if ours else f"{r[key][name]:.2f}" for key in ("ms_per_step", "ms_reset")]
-        same = "" if ours else f"   {document['identical'][name]} of {document['decisions']}"
-        size = f"{document['mb_per_slot'][name]:.1f}" if name in document["mb_per_slot"] else ""
-        lines.append(f"{name:46s}{ms:9.2f}{cells[0]:>8s}{document['ms_reset'][name]:10.1f}{cells[1]:>8s}{size:>9s}{same}")
+        ours, size = name == OURS, document["mb_per_slot"].get(name)
+        step, reset = ("" if ours else f"{ratios[key][name]:.2f}" for key in ("ms_per_step", "ms_reset"))
+        same = "" if ours else f"{document['identical'][name]} of {document['decisions']}"
+        shown = "" if size is None else f"{size:.1f}"
+        rows.append((name, f"{ms:.2f}", step, f"{document['ms_reset'][name]:.1f}", reset, shown, same))
     steps, reset, most = WANTED.values()
-    lines.append(f"wanted: {steps:g} x the steps, {reset:g} x the resets, at most {most:g} MB a slot")
-    lines += [f"{name}: {value:.2f}" for name, value in document["more"].items()]
-    lines.append(f"MB over {document['resets']} resets: {', '.join(f'{mb:.0f}' for mb in at)}")
-    lines += [
-        f"pool of {n}, two slots each, resets included: {figures['steps_per_second']:.0f} steps/s"
-        for n, figures in document["pool"].items()
-    ]
-    return "\n".join(lines)
+    return "\n".join([
+        f"{', '.join(document['tasks'])} · chunk {document['chunk']} · {document['slots']} slots · {document['conditions']}",
+        table(rows),
+        f"wanted: {steps:g} x the steps, {reset:g} x the resets, at most {most:g} MB a slot",
+        *(f"{name}: {value:.2f}" for name, value in document["more"].items()),
+        f"MB over {document['resets']} resets: {', '.join(f'{mb:.0f}' for mb in document['mb_over_resets'])}",
+        *(f"pool of {n}, two slots each, resets included: {figures['steps_per_second']:.0f} steps/s"
+          for n, figures in document["pool"].items()),
+    ])  # fmt: skip

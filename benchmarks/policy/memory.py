@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,19 +32,6 @@ class MemoryEstimate:
     acting: int
     device: int
     host: int
-
-    def table(self) -> str:
-        """One line a purpose, in GB (1e9 bytes)."""
-        rows = (
-            ("weights", self.weights, f"{self.parameters / 1e6:,.0f} M parameters"),
-            ("gradients", self.gradients, f"{self.trained / 1e6:,.1f} M parameters are trained"),
-            ("optimiser", self.optimizer, "float32 moments, and float32 copies of low-precision weights"),
-            ("activations", self.activations, f"one micro batch of sequences of {self.sequence} tokens"),
-            ("acting", self.acting, "keys, values and one layer; not at the same time as activations"),
-            ("on the device", self.device, "training step"),
-            ("in main memory", self.host, "besides what the process itself needs"),
-        )
-        return "\n".join(f"{name:>15} {size / _GB:>9.2f} GB  {remark}" for name, size, remark in rows)
 
 
 def skeleton(config: OpenVLAConfig, embodiment: EmbodimentSpec, kind: type[OpenVLABase] = OpenVLA) -> OpenVLABase:
@@ -103,14 +91,16 @@ def estimate(
     )  # fmt: skip
 
 
-def dry_run(config: OpenVLAConfig, embodiment: EmbodimentSpec, verbose: bool = True, **options: Any) -> dict[str, Any]:
-    """`estimate` as a JSON-ready dict, printed as a table beside what the GPU here has."""
-    found = estimate(config, embodiment, **options)
-    result = {**vars(found)}
-    if verbose:
-        print(found.table())
-    if torch.cuda.is_available():
-        result["device_memory"] = torch.cuda.get_device_properties(0).total_memory
-        if verbose:
-            print(f"{torch.cuda.get_device_name()} has {result['device_memory'] / _GB:.0f} GB")
-    return result
+def text(found: Mapping[str, Any]) -> str:
+    """One line a purpose, in GB (1e9 bytes); and what the GPU here has."""
+    rows = (
+        ("weights", "weights", f"{found['parameters'] / 1e6:,.0f} M parameters"),
+        ("gradients", "gradients", f"{found['trained'] / 1e6:,.1f} M parameters are trained"),
+        ("optimiser", "optimizer", "float32 moments, and float32 copies of low-precision weights"),
+        ("activations", "activations", f"one micro batch of sequences of {found['sequence']} tokens"),
+        ("acting", "acting", "keys, values and one layer; not at the same time as activations"),
+        ("on the device", "device", "training step"),
+        ("in main memory", "host", "besides what the process itself needs"),
+        ("the GPU here", "device_memory", "in all"),
+    )
+    return "\n".join(f"{name:>15} {found[key] / _GB:>9.2f} GB  {remark}" for name, key, remark in rows if key in found)
