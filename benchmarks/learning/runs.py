@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from benchmarks.learning.curves import side_by_side, write_figure
 from vla_rl import config as configs
 from vla_rl.asked import CriticWarmup
 from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError, UserError
-from benchmarks.learning.curves import side_by_side, write_figure
 from vla_rl.evaluation.outcome import EvaluationResult
 from vla_rl.files import read_json
 from vla_rl.reporting.machine import versions

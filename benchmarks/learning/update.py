@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.learning.runs import hardware, made
 from benchmarks.learning.replay import Sizes, robot, synthetic_episodes
+from benchmarks.learning.runs import hardware, made
 from vla_rl import build
 from vla_rl.asked import ActorOptions, asked
 from vla_rl.config import RunConfig, compose, with_run
