@@ -145,6 +145,12 @@ class Judge:
         self._socket.close()
 
 
+def inject(address: str, name: str, seconds: float, value: float = 0.0) -> None:
+    """Let a defect of `real.robots.faults.FAULTS` strike the simulated arm at ``address`` now. Raises `RobotLost`."""
+    with _open(address) as link:
+        link.send(msgpack.packb(["inject", name, seconds, value]))
+
+
 def stop_arm(address: str) -> None:
     """A guard's way: connect, stop, wait until the arm's process says that it was. Raises `RobotLost` where that is gone,
     and OSError where it does not say so within `STOP_S`: call it again."""
