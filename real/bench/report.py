@@ -18,7 +18,7 @@ import numpy as np
 from real.bench import sessions
 from real.bench.gate import CONTROLLERS, adversarial
 from real.bench.trials import Operator, driver, trial
-from real.body import Body, BodyConfig
+from real.body import Body, BodyConfig, StartError
 from real.cameras.process import CameraConfig
 from real.link import Client
 from real.messages import Input, Lease, State
@@ -69,20 +69,27 @@ def _struck(
     own = {"cameras": config.options.get("cameras", ["front"])}
     pictures = dataclasses.replace(config, camera_hz=20.0, supervisor=config.supervisor | own)
     bodies = {"camera": with_cameras(config, 1), "operator": free, "picture": pictures}
-    rng, rows, learners = np.random.default_rng(0), [], []
+    rng, rows, learners, failed = np.random.default_rng(0), [], [], 0
     asked = [(v, how) for v, how in (*VICTIMS, *LEARNER) if not options["victims"] or v in options["victims"]]
     for victim, how in asked * options["trials"]:
-        delay = float(rng.uniform(0.4, 0.7))
-        if victim == "learner":
-            learners.append(sessions.learner_trial(how, starts[victim], delay))
-        elif victim == "launcher":
-            rows.append(sessions.launcher_trial(how, starts[victim], delay))
-        else:
-            rows.append(trial(victim, how, bodies.get(victim, config), delay))
-        say(str(learners[-1] if victim == "learner" else rows[-1]))
+        delay, row = float(rng.uniform(0.4, 0.7)), None
+        while row is None:
+            try:
+                row = (
+                    sessions.learner_trial(how, starts[victim], delay) if victim == "learner"
+                    else sessions.launcher_trial(how, starts[victim], delay) if victim == "launcher"
+                    else trial(victim, how, bodies.get(victim, config), delay)
+                )  # fmt: skip
+            except StartError as error:
+                failed += 1
+                if failed > options["trials"]:
+                    raise
+                say(f"once more, since {error}")
+        (learners if victim == "learner" else rows).append(row)
+        say(str(row))
     done = [(pair, [r for r in rows if (r.victim, r.how) == pair]) for pair in asked if pair not in LEARNER]
     return {
-        "trials_by_victim": [_summary(*pair, found) for pair, found in done],
+        "not_started": failed, "trials_by_victim": [_summary(*pair, found) for pair, found in done],
         "trials_of_learners": [sessions.summary(how, [r for r in learners if r.how == how]) for _, how in LEARNER],
         "trials_all": [dataclasses.asdict(r) for r in rows],
     }

@@ -195,5 +195,5 @@ def _limits(values: dict[str, Any]) -> Limits:
     def box(x: Any) -> Box | None:
         return Box(tuple(x["low"]), tuple(x["high"])) if x else None
 
-    tuples = {name: tuple(values[name]) for name in ("joint_low", "joint_high")}
+    tuples = {name: tuple(value) for name, value in values.items() if name.startswith("joint_") and isinstance(value, list)}
     return Limits(**values | tuples | {"box": box(values["box"]), "keep_out": tuple(box(b) for b in values["keep_out"])})
