@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from vla_rl.data.replay import Replay
+from vla_rl.devices import free_memory_bytes
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.types import CameraSpec, EmbodimentSpec, EpisodeSpec, Observation, Trajectory
 
@@ -234,11 +235,7 @@ def _episode(sizes: Sizes, pool: list[torch.Tensor], start: int, t: int) -> Traj
 
 def _rows_in_ram(sizes: Sizes) -> int:
     """How many decisions the plain form and the replay may hold in RAM side by side: in half of what is free."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():  # counts what the system's cache would give back
-        lines = dict(line.split(":", 1) for line in meminfo.read_text(encoding="utf-8").splitlines())
-        free = int(lines["MemAvailable"].split()[0]) * 1024
+    free = free_memory_bytes() or os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return max(BATCH, int(0.5 * free / (Tuples.row_bytes(sizes) * 1.6)))
 
 

@@ -9,14 +9,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.robot import sessions
 from benchmarks.robot.gate import CONTROLLERS, adversarial
 from benchmarks.robot.trials import Operator, driver, trial
-from real.body import Body, BodyConfig
+from real.body import Body, BodyConfig, StartError
 from real.cameras.process import CameraConfig
 from real.link import Client
 from real.messages import Input, Lease, State
@@ -25,15 +27,22 @@ from real.named import make_world
 VICTIMS = (
     ("policy", "killed"), ("policy", "frozen"), ("teleop", "killed"), ("teleop", "frozen"), ("console", "killed"),
     ("console", "frozen"), ("operator", "killed"), ("recorder", "killed"), ("recorder", "frozen"), ("supervisor", "killed"),
-    ("supervisor", "frozen"), ("camera", "killed"), ("camera", "frozen"),
+    ("supervisor", "frozen"), ("guard", "killed"), ("guard", "frozen"), ("camera", "killed"), ("camera", "frozen"),
+    ("picture", "killed"), ("picture", "frozen"), ("launcher", "killed"), ("launcher", "frozen"),
 )  # fmt: skip
+LEARNER = ("learner", "killed"), ("learner", "frozen")
 # what is aimed at: (hold begins, at rest) in seconds, metres
 TARGETS = {"killed": (0.170, 0.300, 0.055), "frozen": (0.170, 0.300, 0.055)}
 
 
-def bench_robot(world: str, limits: Path, options: dict[str, Any], real_time: int = 0) -> dict[str, Any]:
-    """``options``: trials per victim (0: none), actions against the gate, seconds of lateness and takeovers (0: neither),
-    beside it busy processes, and cameras of 640 × 480 that are recorded and shown in a console with a viewer."""
+def bench_robot(
+    world: str, limits: Path, options: dict[str, Any], real_time: int = 0, starts: dict[str, Path] | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:  # fmt: skip
+    """``options``: trials per victim (0: none), of which ``victims`` (empty: all), actions against the gate, seconds of
+    lateness and takeovers (0: neither), beside it busy processes, and cameras of 640 × 480 that are recorded and shown in a
+    console with a viewer. ``starts`` are checkpoints of the point robot, for the sessions whose "launcher" or "learner" is
+    the victim. ``say`` is told each trial."""
     small = {"cameras": ["agentview"], "camera_size": 84} if world == "tabletop" else {}
     config = BodyConfig(
         limits=str(limits.resolve()), world=world, options=small, real_time=real_time,
@@ -41,18 +50,7 @@ def bench_robot(world: str, limits: Path, options: dict[str, Any], real_time: in
     )  # fmt: skip
     document: dict[str, Any] = {"world": world, "real_time": real_time, "cores": len(os.sched_getaffinity(0)), **options}
     document["load_at_start"] = os.getloadavg()[0]
-    rng = np.random.default_rng(0)
-    free = dataclasses.replace(config, supervisor={"required": ["guard", "recorder"]})  # whoever has control counts anyway
-    bodies = {"camera": with_cameras(config, 1), "operator": free}
-    rows = [
-        trial(v, how, bodies.get(v, config), float(rng.uniform(0.4, 0.7)))
-        for v, how in VICTIMS
-        for _ in range(options["trials"])
-    ]
-    document["trials_by_victim"] = [
-        _summary(v, how, [r for r in rows if (r.victim, r.how) == (v, how)]) for v, how in VICTIMS
-    ]
-    document["trials_all"] = [dataclasses.asdict(r) for r in rows]
+    document |= _struck(config, options, starts or {}, say)
     if options["seconds"]:
         document["lateness"] = lateness(with_cameras(config, options["cameras"]), options["seconds"], options["busy"])
         document["takeover"] = takeover(config, max(3, options["trials"]))
@@ -61,6 +59,40 @@ def bench_robot(world: str, limits: Path, options: dict[str, Any], real_time: in
         for name, given in CONTROLLERS.get(world, {"its own": {}}).items()
     }
     return document
+
+
+def _struck(
+    config: BodyConfig, options: dict[str, Any], starts: dict[str, Path], say: Callable[[str], None]
+) -> dict[str, Any]:
+    """The trials, and what they come to by victim. They take turns, so that a busy minute is no victim's alone."""
+    free = dataclasses.replace(config, supervisor={"required": ["guard", "recorder"]})  # whoever has control counts anyway
+    own = {"cameras": config.options.get("cameras", ["front"])}
+    pictures = dataclasses.replace(config, camera_hz=20.0, supervisor=config.supervisor | own)
+    bodies = {"camera": with_cameras(config, 1), "operator": free, "picture": pictures}
+    rng, rows, learners, failed = np.random.default_rng(0), [], [], 0
+    asked = [(v, how) for v, how in (*VICTIMS, *LEARNER) if not options["victims"] or v in options["victims"]]
+    for victim, how in asked * options["trials"]:
+        delay, row = float(rng.uniform(0.4, 0.7)), None
+        while row is None:
+            try:
+                row = (
+                    sessions.learner_trial(how, starts[victim], delay) if victim == "learner"
+                    else sessions.launcher_trial(how, starts[victim], delay) if victim == "launcher"
+                    else trial(victim, how, bodies.get(victim, config), delay)
+                )  # fmt: skip
+            except StartError as error:
+                failed += 1
+                if failed > options["trials"]:
+                    raise
+                say(f"once more, since {error}")
+        (learners if victim == "learner" else rows).append(row)
+        say(str(row))
+    done = [(pair, [r for r in rows if (r.victim, r.how) == pair]) for pair in asked if pair not in LEARNER]
+    return {
+        "not_started": failed, "trials_by_victim": [_summary(*pair, found) for pair, found in done],
+        "trials_of_learners": [sessions.summary(how, [r for r in learners if r.how == how]) for _, how in LEARNER],
+        "trials_all": [dataclasses.asdict(r) for r in rows],
+    }
 
 
 def _of(limits: Path, given: dict[str, Any]) -> Path:
@@ -79,6 +111,7 @@ def _summary(victim: str, how: str, rows: list[Any]) -> dict[str, Any]:
         "hold_s": {"median": float(np.median([r.hold_s for r in rows])), "max": worst[0]},
         "rest_s": {"median": float(np.median([r.rest_s for r in rows])), "max": worst[1]},
         "distance_m": {"median": float(np.median([r.distance for r in rows])), "max": worst[2]},
+        "lost": sum(r.lost for r in rows), "unwritten": max(r.unwritten for r in rows),
         "load": float(np.mean([r.load for r in rows])),
     }  # fmt: skip
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import functools
+import math
+import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -124,6 +127,7 @@ def _add_robot(kinds: Any) -> None:
     robot.add_argument("--world", default="fake", help="fake or tabletop")
     robot.add_argument("--limits", type=Path, metavar="FILE", help="default: the world's own in configs/limits")
     robot.add_argument("--trials", type=int, default=3, help="of each kind of kill and freeze")
+    robot.add_argument("--victims", nargs="+", default=[], metavar="PROCESS", help="of those (default: all)")
     robot.add_argument("--steps", type=int, default=10_000, metavar="N", help="adversarial actions against the gate")
     robot.add_argument("--seconds", type=float, default=20.0, help="of measuring the loop's lateness")
     robot.add_argument("--busy", type=int, default=1, help="processes that compute meanwhile")
@@ -202,11 +206,34 @@ def run_bench_soak(arguments: argparse.Namespace) -> int:
 def run_bench_robot(arguments: argparse.Namespace) -> None:
     from vla_rl import build
 
-    given = {"trials": arguments.trials, "actions": arguments.steps, "seconds": arguments.seconds}
-    options = {**given, "busy": arguments.busy, "cameras": arguments.cameras}
-    bench = build.attribute("benchmarks.robot.report:bench_robot")
-    document = bench(arguments.world, _limits(arguments), options, real_time=arguments.real_time)
-    write_result(arguments.json, document)
+    a, report = arguments, "benchmarks.robot.report"
+    known = list(dict.fromkeys(v for v, _ in (*build.attribute(f"{report}:VICTIMS"), *build.attribute(f"{report}:LEARNER"))))
+    if unknown := [victim for victim in a.victims if victim not in known]:
+        raise ConfigError(f"--victims {unknown[0]}: use some of {', '.join(known)}")
+    options = {"trials": a.trials, "victims": a.victims, "actions": a.steps, "seconds": a.seconds}
+    options |= {"busy": a.busy, "cameras": a.cameras}
+    with tempfile.TemporaryDirectory(prefix="starts") as place:
+        starts = _starts(Path(place)) if a.trials else {}
+        say = functools.partial(print, flush=True, file=sys.stderr)
+        bench = build.attribute(f"{report}:bench_robot")
+        write_result(a.json, bench(a.world, _limits(a), options, real_time=a.real_time, starts=starts, say=say))
+
+
+def _starts(folder: Path) -> dict[str, Path]:
+    """Checkpoints of the point robot: one that moves its hand in a circle of 4 cm, and a small one to learn from."""
+    import torch
+
+    from vla_rl import build
+    from vla_rl.checkpoint import save_checkpoint
+    from vla_rl.robot.replay import Recorded
+
+    robot = build.attribute("real.robots.world:PointWorld")().embodiment
+    turns = torch.arange(2000) * 2 * math.pi / robot.control_hz
+    rows = torch.stack([0.048 * turns.cos(), 0.048 * turns.sin(), 0 * turns, -torch.ones_like(turns)], dim=1)
+    save_checkpoint(folder / "launcher", Recorded(robot, rows, [10] * 200))
+    small = build.attribute("policies.settings:SmallConfig")(chunk_length=4, hidden=[16])
+    save_checkpoint(folder / "learner", build.attribute("policies.small:SmallPolicy")(small, robot))
+    return {name: folder / name for name in ("launcher", "learner")}
 
 
 def run_bench_acting(arguments: argparse.Namespace) -> None:
