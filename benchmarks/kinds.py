@@ -182,6 +182,7 @@ KINDS: dict[str, Kind] = {
         {
             **_WORLD,
             "--trials": _count(3, "of each kind of kill and freeze"),
+            "--victims": {"nargs": "+", "default": [], "metavar": "PROCESS", "help": "of those (default: all)"},
             "--steps": _count(10_000, "adversarial actions against the gate", "N"),
             "--seconds": _number(20.0, "of measuring the loop's lateness"),
             "--busy": _count(1, "processes that compute meanwhile"),

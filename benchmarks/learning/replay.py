@@ -18,6 +18,7 @@ import torch
 
 from benchmarks.measuring import Took, table, take_turns, timed
 from vla_rl.data.replay import Replay
+from vla_rl.devices import free_memory_bytes
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.types import CameraSpec, EmbodimentSpec, EpisodeSpec, Observation, Trajectory
 
@@ -224,11 +225,7 @@ def _episode(sizes: Sizes, pool: list[torch.Tensor], start: int, t: int) -> Traj
 
 def _rows_in_ram(sizes: Sizes) -> int:
     """How many decisions the plain form and the replay may hold in RAM side by side: in half of what is free."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():  # counts what the system's cache would give back
-        lines = dict(line.split(":", 1) for line in meminfo.read_text(encoding="utf-8").splitlines())
-        free = int(lines["MemAvailable"].split()[0]) * 1024
+    free = free_memory_bytes() or os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return max(BATCH, int(0.5 * free / (Tuples.row_bytes(sizes) * 1.6)))
 
 
@@ -239,7 +236,7 @@ def text(r: Mapping[str, Any]) -> str:
         "disk": "replay on disk, mapped", "disk_uncached": "replay on disk, mapped, not in the cache",
         "disk_direct": "replay on disk, read past the cache",
     }  # fmt: skip
-    rows = [(f"batches of {r['batch']}", "a second", "CPU second", "", "no images", "CPU second", "")]
+    rows: list[Sequence[str]] = [(f"batches of {r['batch']}", "a second", "CPU second", "", "no images", "CPU second", "")]
     for way, name in ways.items():
         cells = []
         for speed in (speeds[way] for speeds in (r["images"], r["no_images"]) if way in speeds):

@@ -214,7 +214,7 @@ class Judge:
         """Of each speed: its largest, and the limit (None: there is none). Joints one by one."""
         limits = {name: getattr(self.limits, name) for name in (*self.speeds, "joint_speed")}
         found: dict[str, Any] = {**self.speeds, "joint_speed": self.joint_speeds.tolist()}
-        return {n: {"measured": found[n], "limit": x if math.isfinite(x) else None} for n, x in limits.items()}
+        return {n: {"measured": found[n], "limit": x if np.isfinite(x).all() else None} for n, x in limits.items()}
 
     def look(self, robot: SimulatedRobot) -> None:
         x, path = self.limits, robot.log.path
@@ -242,7 +242,7 @@ class Judge:
         self.kinds["joints"] += room < 0.0
         self.room = min(self.room, room)
         self.joint_speeds = np.maximum(self.joint_speeds, speeds) if self.joint_speeds.size else speeds
-        self.kinds["joint_speed"] += bool(np.max(speeds) > OVER * x.joint_speed)
+        self.kinds["joint_speed"] += bool((speeds > OVER * np.array(x.joint_speed)).any())
 
     def _fast(self, name: str, speed: float) -> None:
         self.speeds[name] = max(self.speeds[name], speed)

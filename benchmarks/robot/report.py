@@ -9,63 +9,56 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.measuring import milliseconds, table
+from benchmarks.measuring import milliseconds, say, table
+from benchmarks.robot import sessions
 from benchmarks.robot.gate import CONTROLLERS, SMALL, adversarial, limits_of
 from benchmarks.robot.trials import Operator, driver, trial
-from real.body import Body, BodyConfig
+from real.body import Body, BodyConfig, StartError
 from real.cameras.process import CameraConfig
 from real.link import Client
 from real.messages import Input, Lease, State
 from real.named import make_world
+from vla_rl.errors import ConfigError
 
 VICTIMS = (
     ("policy", "killed"), ("policy", "frozen"), ("teleop", "killed"), ("teleop", "frozen"), ("console", "killed"),
     ("console", "frozen"), ("operator", "killed"), ("recorder", "killed"), ("recorder", "frozen"), ("supervisor", "killed"),
-    ("supervisor", "frozen"), ("camera", "killed"), ("camera", "frozen"),
+    ("supervisor", "frozen"), ("guard", "killed"), ("guard", "frozen"), ("camera", "killed"), ("camera", "frozen"),
+    ("picture", "killed"), ("picture", "frozen"), ("launcher", "killed"), ("launcher", "frozen"),
 )  # fmt: skip
+LEARNER = ("learner", "killed"), ("learner", "frozen")
 # what is aimed at: (hold begins, at rest) in seconds, metres
 TARGETS = {"killed": (0.170, 0.300, 0.055), "frozen": (0.170, 0.300, 0.055)}
 
 
-def measure(
-    world: str, limits: Path | None, trials: int, steps: int, seconds: float, busy: int, cameras: int, real_time: int
-) -> dict[str, Any]:
-    """``trials`` per victim (0: none), ``steps`` actions against the gate, ``seconds`` of lateness and takeovers (0:
-    neither), beside it ``busy`` processes, and ``cameras`` of 640 × 480 that are recorded and shown in a console with a
-    viewer."""
+def measure(world: str, limits: Path | None, real_time: int, **options: Any) -> dict[str, Any]:
+    """``options``: ``trials`` per victim (0: none), of which ``victims`` (empty: all), ``steps`` actions against the gate,
+    ``seconds`` of lateness and takeovers (0: neither), beside it ``busy`` processes, and ``cameras`` of 640 × 480 that are
+    recorded and shown in a console with a viewer."""
+    known = list(dict.fromkeys(victim for victim, _ in (*VICTIMS, *LEARNER)))
+    if unknown := [victim for victim in options["victims"] if victim not in known]:
+        raise ConfigError(f"--victims {unknown[0]}: use some of {', '.join(known)}")
     small, file = SMALL.get(world, {}), limits_of(world, limits)
     config = BodyConfig(
         limits=str(file), world=world, options=small, real_time=real_time,
         supervisor={"required": ["guard", "console", "recorder"]},
     )  # fmt: skip
-    document: dict[str, Any] = {
-        "world": world, "real_time": real_time, "cores": len(os.sched_getaffinity(0)), "trials": trials, "actions": steps,
-        "seconds": seconds, "busy": busy, "cameras": cameras,
-    }  # fmt: skip
+    told = {"actions" if name == "steps" else name: value for name, value in options.items()}
+    document: dict[str, Any] = {"world": world, "real_time": real_time, "cores": len(os.sched_getaffinity(0)), **told}
     document["load_at_start"] = os.getloadavg()[0]
-    rng = np.random.default_rng(0)
-    free = dataclasses.replace(config, supervisor={"required": ["guard", "recorder"]})  # whoever has control counts anyway
-    bodies = {"camera": with_cameras(config, 1), "operator": free}
-    rows = [
-        trial(v, how, bodies.get(v, config), float(rng.uniform(0.4, 0.7)))
-        for v, how in VICTIMS
-        for _ in range(trials)
-    ]
-    document["trials_by_victim"] = [
-        _summary(v, how, [r for r in rows if (r.victim, r.how) == (v, how)]) for v, how in VICTIMS
-    ]
-    document["trials_all"] = [dataclasses.asdict(r) for r in rows]
-    if seconds:
-        document["lateness"] = lateness(with_cameras(config, cameras), seconds, busy)
-        document["takeover"] = takeover(config, max(3, trials))
+    with tempfile.TemporaryDirectory(prefix="starts") as place:
+        document |= _struck(config, options, sessions.starts(Path(place)) if options["trials"] else {})
+    if options["seconds"]:
+        document["lateness"] = lateness(with_cameras(config, options["cameras"]), options["seconds"], options["busy"])
+        document["takeover"] = takeover(config, max(3, options["trials"]))
     document["gate"] = {
-        name: adversarial(make_world(world, small | given), _of(file, given), steps, seed=0)
+        name: adversarial(make_world(world, small | given), _of(file, given), options["steps"], seed=0)
         for name, given in CONTROLLERS.get(world, {"its own": {}}).items()
     }
     return document
@@ -73,7 +66,7 @@ def measure(
 
 def text(document: Mapping[str, Any]) -> str:
     """Of the trials the worst, for they are limits."""
-    rows = [("killed or frozen", "trials", "within", "holds after", "at rest after", "distance")]
+    rows: list[Sequence[str]] = [("killed or frozen", "trials", "within", "holds after", "at rest after", "distance")]
     for row in document["trials_by_victim"]:
         if row["trials"]:
             times = (f"{1e3 * row[key]['max']:.0f} ms" for key in ("hold_s", "rest_s"))
@@ -93,6 +86,39 @@ def _levels(figures: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.0f} ms" for name, value in figures.items())
 
 
+def _struck(config: BodyConfig, options: dict[str, Any], starts: dict[str, Path]) -> dict[str, Any]:
+    """The trials, and what they come to by victim; ``starts``: `sessions.starts`, for the launcher's and the learner's. They
+    take turns, so that a busy minute is no victim's alone."""
+    free = dataclasses.replace(config, supervisor={"required": ["guard", "recorder"]})  # whoever has control counts anyway
+    own = {"cameras": config.options.get("cameras", ["front"])}
+    pictures = dataclasses.replace(config, camera_hz=20.0, supervisor=config.supervisor | own)
+    bodies = {"camera": with_cameras(config, 1), "operator": free, "picture": pictures}
+    rng, rows, learners, failed = np.random.default_rng(0), [], [], 0
+    asked = [(v, how) for v, how in (*VICTIMS, *LEARNER) if not options["victims"] or v in options["victims"]]
+    for victim, how in asked * options["trials"]:
+        delay, row = float(rng.uniform(0.4, 0.7)), None
+        while row is None:
+            try:
+                row = (
+                    sessions.learner_trial(how, starts[victim], delay) if victim == "learner"
+                    else sessions.launcher_trial(how, starts[victim], delay) if victim == "launcher"
+                    else trial(victim, how, bodies.get(victim, config), delay)
+                )  # fmt: skip
+            except StartError as error:
+                failed += 1
+                if failed > options["trials"]:
+                    raise
+                say(f"once more, since {error}")
+        (learners if victim == "learner" else rows).append(row)
+        say(str(row))
+    done = [(pair, [r for r in rows if (r.victim, r.how) == pair]) for pair in asked if pair not in LEARNER]
+    return {
+        "not_started": failed, "trials_by_victim": [_summary(*pair, found) for pair, found in done],
+        "trials_of_learners": [sessions.summary(how, [r for r in learners if r.how == how]) for _, how in LEARNER],
+        "trials_all": [dataclasses.asdict(r) for r in rows],
+    }
+
+
 def _of(limits: Path, given: dict[str, Any]) -> Path:
     """A world that is commanded by joints has a file of limits of its own, beside the other."""
     return limits.with_name(f"{limits.stem}_joints{limits.suffix}") if given.get("joints") else limits
@@ -109,6 +135,7 @@ def _summary(victim: str, how: str, rows: list[Any]) -> dict[str, Any]:
         "hold_s": {"median": float(np.median([r.hold_s for r in rows])), "max": worst[0]},
         "rest_s": {"median": float(np.median([r.rest_s for r in rows])), "max": worst[1]},
         "distance_m": {"median": float(np.median([r.distance for r in rows])), "max": worst[2]},
+        "lost": sum(r.lost for r in rows), "unwritten": max(r.unwritten for r in rows),
         "load": float(np.mean([r.load for r in rows])),
     }  # fmt: skip
 

@@ -18,19 +18,25 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.robot.kept import Kept, unrecorded
 from real.body import Body, BodyConfig, StartError
 from real.link import Client
 from real.messages import Event, Lease, Message, Notice, State
+from real.robots.remote import inject
 from real.robots.server import read_log
 
 AT_REST = 0.01  # m/s
 FULL = 0.05  # metres a control step of a device's full deflection, in both worlds
+TRIES = 4  # of a trial in which a pause of a busy machine had stopped the arm before the signal
+DEFECTS = {"killed": "camera_lost", "frozen": "camera_freeze"}  # of a simulated arm's own cameras
 MOVES = {"fake": (-0.048, 0.0, 0.0, -1.0), "tabletop": (0.0, 0.041, 0.0, -1.0)}  # about 0.25 m/s each
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Seconds and metres from the signal on. ``speed`` is the arm's at that moment; ``load`` the machine's average."""
+    """Seconds and metres from the signal on. ``speed`` is the arm's at that moment; ``load`` the machine's average. ``lost``
+    counts acknowledged records that the journal lacks after it, and holes in it; ``unwritten`` the ticks that had been
+    announced, which a recorder took with it."""
 
     victim: str
     how: str
@@ -39,6 +45,8 @@ class Trial:
     rest_s: float
     distance: float
     load: float
+    lost: int = 0
+    unwritten: int = 0
 
 
 class Operator:
@@ -48,6 +56,7 @@ class Operator:
         self.client = Client(socket, role)
         self.state: State | None = None
         self.seen: list[Message] = []
+        self.announced: list[tuple[float, int]] = []  # stamp and number of every tick
 
     def watch(self, seconds: float) -> None:
         """Read, and renew the lease, for so long."""
@@ -59,6 +68,7 @@ class Operator:
             message = self.client.receive(min(0.02, max(end - now, 0.001)))
             if isinstance(message, State):
                 self.state = message
+                self.announced.append((message.stamp, message.tick))
             elif message is not None:
                 self.seen.append(message)
 
@@ -104,9 +114,16 @@ def driver(socket: str, world: str, log: Path, *more: str) -> subprocess.Popen:
 
 
 def trial(victim: str, how: str, config: BodyConfig, delay: float, folder: Path | None = None) -> Trial:
-    """``victim`` "policy", "teleop" (whose device then moves the arm), "console", "supervisor", "recorder", "camera" (of
-    ``config``), or "operator" (who has control, in this process) is "killed" or "frozen" ``delay`` seconds after the arm
-    was told to move."""
+    """``victim`` "policy", "teleop" (whose device then moves the arm), "console", "supervisor", "guard", "recorder",
+    "camera" (of ``config``), "picture" (those of a simulated arm's own cameras), or "operator" (who has control, in this
+    process) is "killed" or "frozen" ``delay`` seconds after the arm was told to move."""
+    for _ in range(TRIES):
+        if (found := _tried(victim, how, config, delay, folder)).speed > 5 * AT_REST:
+            break
+    return found
+
+
+def _tried(victim: str, how: str, config: BodyConfig, delay: float, folder: Path | None) -> Trial:
     with tempfile.TemporaryDirectory(prefix="trial", dir=folder) as place, Body(place, config) as body:
         own = {"policy": driver(body.socket, config.world, Path(place) / "driver.txt")}
         if victim == "console":
@@ -118,7 +135,8 @@ def trial(victim: str, how: str, config: BodyConfig, delay: float, folder: Path 
             operator.drive("HUMAN" if victim == "teleop" else "AUTO")
             operator.watch(delay)
             processes = {name.split("_")[0]: process for name, process in body.processes.items()}  # camera_side0
-            when = _strike(victim, how, processes | own, operator)
+            when = _strike(victim, how, processes | own, operator, body)
+            kept = Kept(body.folder / "journal")
             if victim == "operator":
                 time.sleep(1.2)  # its packets are not read any more either
             else:
@@ -131,16 +149,25 @@ def trial(victim: str, how: str, config: BodyConfig, delay: float, folder: Path 
                 process.kill()
                 process.wait()
             operator.client.close()
-    return Trial(victim, how, *_judged(log, when), os.getloadavg()[0])
+        body.close()
+        return Trial(victim, how, *judged(log, when), os.getloadavg()[0], *losses(victim, kept, operator, when))
 
 
-def _strike(victim: str, how: str, processes: dict[str, subprocess.Popen], operator: Operator) -> float:
-    if victim == "operator":  # this very process: its beats and its lease end
-        when = time.monotonic()
-        operator.client.close()
-        return when
+def losses(victim: str, kept: Kept, operator: Operator, when: float) -> tuple[int, int]:
+    """`Trial.lost` and `Trial.unwritten` of a session that has ended. Only a recorder may take what comes last with it."""
+    lost = kept.lost()
+    holes, last = unrecorded(kept.folder, [tick for stamp, tick in operator.announced if stamp <= when])
+    return (lost + holes, last) if victim == "recorder" else (lost + holes + last, 0)
+
+
+def _strike(victim: str, how: str, processes: dict[str, subprocess.Popen], operator: Operator, body: Body) -> float:
     when = time.monotonic()
-    processes[victim].send_signal(signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+    if victim == "operator":  # this very process: its beats and its lease end
+        operator.client.close()
+    elif victim == "picture":
+        inject(body.arm_socket, DEFECTS[how], 3600.0)
+    else:
+        processes[victim].send_signal(signal.SIGKILL if how == "killed" else signal.SIGSTOP)
     return when
 
 
@@ -151,7 +178,7 @@ def _wait(operator: Operator, seconds: float) -> None:
         time.sleep(seconds)
 
 
-def _judged(log: dict[str, list[tuple[float, Any]]], when: float) -> tuple[float, float, float, float]:
+def judged(log: dict[str, list[tuple[float, Any]]], when: float) -> tuple[float, float, float, float]:
     """Speed at the signal; then hold and rest (s) and distance (m) after it."""
     times = np.array([t for t, _ in log["path"]])
     places = np.array([p for _, p in log["path"]])

@@ -56,7 +56,7 @@ def ratios(document: dict[str, Any]) -> dict[str, Any]:
 
 def text(document: Mapping[str, Any]) -> str:
     r, processes = document["ratios"], document["ms_per_step_lerobot_processes"]
-    rows = [("stepping", "ms/step", "steps/s", "x lerobot", "wanted", "x rebuild", "of limit", "x lerobot at chunks of")]
+    rows = [["stepping", "ms/step", "steps/s", "x lerobot", "wanted", "x rebuild", "of limit", "x lerobot at chunks of"]]
     for name, value in document["ms_per_step"].items():
         row = [name, f"{value:.2f}", f"{1e3 / value:.1f}"]
         if name in VARIANTS:

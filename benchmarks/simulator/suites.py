@@ -39,7 +39,8 @@ def measure(
     if env not in SUITES:
         known = ", ".join(name for name, env in build.suites().items() if env in SUITES)
         raise ConfigError(f"--suite {suite} has no benchmark. Choose one of {known}")
-    own, chosen = SUITES[env], {"chunk": chunk, "steps": steps, "workers": workers}
+    own = SUITES[env]
+    chosen: dict[str, Any] = {"chunk": chunk, "steps": steps, "workers": workers}
     if own.overrides is None:
         if overrides:
             raise ConfigError(f"{overrides[0]}: the benchmark of {suite} takes no key=value")

@@ -204,11 +204,11 @@ def text(document: Mapping[str, Any]) -> str:
         same = "" if ours else f"{document['identical'][name]} of {document['decisions']}"
         shown = "" if size is None else f"{size:.1f}"
         rows.append((name, f"{ms:.2f}", step, f"{document['ms_reset'][name]:.1f}", reset, shown, same))
-    steps, reset, most = WANTED.values()
+    wanted_steps, wanted_reset, most = WANTED.values()
     return "\n".join([
         f"{', '.join(document['tasks'])} · chunk {document['chunk']} · {document['slots']} slots · {document['conditions']}",
         table(rows),
-        f"wanted: {steps:g} x the steps, {reset:g} x the resets, at most {most:g} MB a slot",
+        f"wanted: {wanted_steps:g} x the steps, {wanted_reset:g} x the resets, at most {most:g} MB a slot",
         *(f"{name}: {value:.2f}" for name, value in document["more"].items()),
         f"MB over {document['resets']} resets: {', '.join(f'{mb:.0f}' for mb in document['mb_over_resets'])}",
         *(f"pool of {n}, two slots each, resets included: {figures['steps_per_second']:.0f} steps/s"
