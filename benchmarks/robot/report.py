@@ -93,7 +93,9 @@ def _struck(config: BodyConfig, options: dict[str, Any], starts: dict[str, Path]
     own = {"cameras": config.options.get("cameras", ["front"])}
     pictures = dataclasses.replace(config, camera_hz=20.0, supervisor=config.supervisor | own)
     bodies = {"camera": with_cameras(config, 1), "operator": free, "picture": pictures}
-    rng, rows, learners, failed = np.random.default_rng(0), [], [], 0
+    rng, failed = np.random.default_rng(0), 0
+    rows: list[Any] = []
+    learners: list[Any] = []
     asked = [(v, how) for v, how in (*VICTIMS, *LEARNER) if not options["victims"] or v in options["victims"]]
     for victim, how in asked * options["trials"]:
         delay, row = float(rng.uniform(0.4, 0.7)), None
