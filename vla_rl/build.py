@@ -65,7 +65,8 @@ class EnvEntry(Entry):
     ``collect`` runs one scripted demonstration, ``demonstrations`` reads those that others published, ``bench`` measures
     its speed (``vla-rl bench sim``; with ``bench_overrides`` it takes a config, which these and the user's make), ``check``
     tells `vla-rl doctor` (status, detail, fix) without importing the simulator. ``suites`` are names that ``--suite`` knows
-    besides the env's own; ``suite_overrides`` then set its config.
+    besides the env's own; ``suite_overrides`` then set its config. ``records``, a function of the run's config, opens one
+    that is a recording, in which no episode can be run.
     """
 
     collect: str = ""
@@ -75,6 +76,7 @@ class EnvEntry(Entry):
     check: str = ""
     suites: tuple[str, ...] = ()
     suite_overrides: tuple[str, ...] = ()
+    records: str = ""
 
 
 _OUR_PACKAGES = ("sim", "real", "policies", "reward_models")  # top-level names that others may have as well
@@ -165,6 +167,11 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             collect="sim.robotwin.collect:collect_episode",
             bench="sim.robotwin.bench:bench_robotwin",
             bench_overrides=(),
+        ),
+        "dataset": EnvEntry(
+            "vla_rl.run.recorded_env:RecordedEnv",
+            "vla_rl.data.settings:RecordingConfig",
+            records="vla_rl.run.recorded_env:open_recorded",
         ),
         "gym": EnvEntry("sim.gym:GymSimulator", "sim.gym:GymConfig", collect="sim.gym:collect_episode"),
         "toy": EnvEntry("sim.toy:ToyReach", "sim.toy:ToyConfig", collect="sim.toy:collect_episode"),

@@ -18,6 +18,8 @@ from vla_rl.data.lerobot_writer import feature_statistics
 from vla_rl.errors import ConfigError
 from vla_rl.types import EmbodimentSpec, Observation
 
+DRAWN_FROM = 3  # episodes of a task from which one is kept out, however small the share
+
 
 @dataclass(frozen=True)
 class DemonstrationEpisode:
@@ -160,16 +162,23 @@ class DemonstrationDataset:
         return out
 
     def split(
-        self, validation_episodes: int, largest_share: float = 0.2
+        self, validation_episodes: int, largest_share: float = 0.2, seed: int | None = None
     ) -> tuple[DemonstrationDataset, DemonstrationDataset | None]:
         """What to train on, and the last ``validation_episodes`` of each task, which are kept out (at most ``largest_share``
-        of the task's; None where that leaves none). Tasks are told apart by ``task_id``, else by instruction."""
+        of the task's; None where that leaves none). Tasks are told apart by ``task_id``, else by instruction.
+
+        With a ``seed`` they are drawn, and a task of `DRAWN_FROM` episodes or more gives one whatever its share.
+        """
         by_task: dict[str, list[int]] = {}
         for i, e in enumerate(self.episodes):
             by_task.setdefault(e.task_id or e.instruction, []).append(i)
         kept_out: set[int] = set()
-        for rows in by_task.values():
-            kept_out |= set(rows[len(rows) - min(validation_episodes, int(largest_share * len(rows))) :])
+        for number, rows in enumerate(by_task.values()):
+            share = int(largest_share * len(rows))
+            if seed is not None:
+                share = max(share, int(len(rows) >= DRAWN_FROM))
+                rows = np.random.default_rng([seed, number]).permutation(rows).tolist()
+            kept_out |= set(rows[len(rows) - min(validation_episodes, share) :])
         if not kept_out:
             return self, None
         whole = [torch.ones(e.length, dtype=torch.bool) for e in self.episodes]

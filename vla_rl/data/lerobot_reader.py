@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,12 +99,22 @@ def load_demonstrations(
         whole = [torch.ones(e.length, dtype=torch.bool) for e in rows.episodes]
         actions = torch.from_numpy(rows.vectors[ACTION_KEY].astype(np.float32))
         keep = whole if choose is None else choose(rows.episodes, actions)
-        dataset = _without_pictures(rows, spec, actions, chunk_length)
-        if choose is not None:
-            dataset = dataset.subset(keep)
-        masks = [np.zeros(len(m), bool) if k is None else k.numpy() for k, m in zip(keep, whole, strict=True)]
-        dataset.images = pictures(path, info, spec.cameras, keys, rows, np.flatnonzero(np.concatenate(masks)))
+        dataset = assembled(path, info, spec, keys, rows, keep, chunk_length)
     dataset.notes = tuple(finding.line() for finding in report.warnings)
+    return dataset
+
+
+def assembled(
+    path: Path, info: Mapping[str, Any], spec: EmbodimentSpec, keys: Mapping[str, str], rows: LeRobotRows,
+    keep: Sequence[Tensor | None], chunk_length: int,
+) -> DemonstrationDataset:  # fmt: skip
+    """The control steps that ``keep`` marks (as `Choose`), with their pictures; ``keys`` {camera: feature}."""
+    actions = torch.from_numpy(rows.vectors[ACTION_KEY].astype(np.float32))
+    dataset = _without_pictures(rows, spec, actions, chunk_length)
+    if not all(mask is not None and bool(mask.all()) for mask in keep):
+        dataset = dataset.subset(keep)
+    masks = [np.zeros(e.length, bool) if k is None else k.numpy() for k, e in zip(keep, rows.episodes, strict=True)]
+    dataset.images = pictures(path, info, spec.cameras, keys, rows, np.flatnonzero(np.concatenate(masks)))
     return dataset
 
 
@@ -132,14 +142,19 @@ def check_dataset(
     path = Path(path)
     info, _, keys, rows, report = _checked(path, embodiment, None, texts)
     with damage(path):
-        for key in keys.values():
-            if info["features"][key]["dtype"] == "video":
-                for file in {_video_file(path, info, row, key) for row in rows.meta}:
-                    require_file(file)
+        require_videos(path, info, keys.values(), rows)
     report.require()
     if not failures:
         successes(rows.episodes)
     return report
+
+
+def require_videos(path: Path, info: Mapping[str, Any], keys: Iterable[str], rows: LeRobotRows) -> None:
+    """Raise `DatasetError` where the file of a video feature among ``keys`` is missing."""
+    for key in keys:
+        if info["features"][key]["dtype"] == "video":
+            for file in {_video_file(path, info, row, key) for row in rows.meta}:
+                require_file(file)
 
 
 def _checked(

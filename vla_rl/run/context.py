@@ -29,6 +29,7 @@ from vla_rl.reporting.progress import Progress
 from vla_rl.rewards.tools import leave_out
 from vla_rl.rollout.engine import RolloutEngine
 from vla_rl.run.opening import acting_policy, open_env, select_tasks
+from vla_rl.run.recorded_env import RecordedEnv
 from vla_rl.types import TaskSpec
 
 REWARD_FOLDER, LEARNER_FOLDER = "reward", "learner"
@@ -155,12 +156,17 @@ def split_demonstrations(
     if policy is not None:
         shown.chunk_length = policy.chunk_length
     kept = shown if base_part else shown.without_base()
+    if isinstance(run.env, RecordedEnv):  # the last ones of a sitting are not like the others
+        return kept.split(run.config.sft.validation_episodes, 0.2, run.config.seed)
     return kept.split(run.config.sft.validation_episodes, 1.0 if collected else 0.2)
 
 
 def demonstrations(run: Run, failures: bool = False) -> DemonstrationDataset:
     """What was collected, or ``dataset``, which may be in a form its benchmark published; what failed only if asked for."""
     c, embodiment = run.config, run.env.embodiment
+    if isinstance(run.env, RecordedEnv):
+        tasks = [task.task_id for task in run.train_tasks]
+        return run.env.recording.demonstrations(c.policy.chunk_length, tasks, failures)
     form = build.env_entry(c.env_type).demonstrations
     if not c.dataset or not form:
         folder = Path(c.dataset) if c.dataset else run.dir / "dataset"
