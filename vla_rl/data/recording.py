@@ -84,8 +84,7 @@ def keys_of(path: Path, info: Mapping[str, Any], rename: Mapping[str, str], came
     if missing := [name for name in cameras if name not in shown]:
         raise DatasetError(
             f"env.cameras has {missing[0]!r}, and {path} has {', '.join(shown) or 'none'}: name those, or give one that "
-            "name "
-            f"with 'env.rename={{KEY: {missing[0]}}}' (its keys: {', '.join(shown.values()) or 'none'})"
+            f"name with 'env.rename={{KEY: {missing[0]}}}' (its keys: {', '.join(shown.values()) or 'none'})"
         )
     return Keys(vectors, {name: shown[name] for name in (cameras or shown)})
 
@@ -173,8 +172,7 @@ def known_robot(path: Path, config: RecordingConfig, keys: Keys) -> EmbodimentSp
     if missing := [c.name for c in used if c.name not in keys.cameras]:
         raise DatasetError(
             f"{path} has the cameras {', '.join(keys.cameras) or '(none)'}, and the robot {spec.name} has {missing[0]!r}: "
-            "say "
-            f"which it is with 'env.rename={{KEY: {missing[0]}}}', or leave it out with env.cameras=[...]"
+            f"say which it is with 'env.rename={{KEY: {missing[0]}}}', or leave it out with env.cameras=[...]"
         )
     changed: dict[str, Any] = {} if used == spec.cameras else {"cameras": used, "mirror": None}
     told = {word: value for word in ("name", "frame", "rotation", "gripper") if (value := getattr(config, word))}
@@ -294,8 +292,7 @@ def stride_of(path: Path, spec: EmbodimentSpec, wanted: float, goals: bool) -> i
     if stride > 1 and not (goals or set(spec.action_names) <= set(spec.proprio_names)):
         raise ConfigError(
             f"{wanted:g} of {hz:g} Hz leaves out {stride - 1} of {stride} actions, which is right for goals and loses "
-            "moves or "
-            "speeds, and nothing says which these are: set env.goals=true if each says where to go, or "
+            "moves or speeds, and nothing says which these are: set env.goals=true if each says where to go, or "
             f"env.control_hz={hz:g}"
         )
     return stride

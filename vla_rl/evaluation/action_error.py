@@ -169,8 +169,7 @@ def verdict(found: dict[str, Any]) -> str:
     of = f"{better} of {len(found['episodes'])} held-out episodes"
     text = (
         f"its actions are off by {own:.2f} of their spread, and the best simple guess ({GUESSES[best]}) by {guess:.2f}; "
-        "it is "
-        f"nearer in {of}"
+        f"it is nearer in {of}"
     )
     if own >= guess:
         return (

@@ -15,9 +15,8 @@ _GUESSES = {"hold": "go where the robot is", "repeat": "repeat the action before
 _MOST_TRACES = 14
 _LEAD = (
     "How far the most likely actions are from those of demonstrations, in the action's own units, beside what one could "
-    "guess "
-    "without looking. It is no success rate: what the policy does once it has left the demonstrated states is not seen "
-    "here. "
+    "guess without looking. It is no success rate: what the policy does once it has left the demonstrated states is not "
+    "seen here. "
 )
 
 

@@ -86,21 +86,19 @@ def check_recording(config: RunConfig) -> None:
         usable = ",".join(name for name in config.phases if PHASES[name].recorded)
         raise ConfigError(
             f"phases has {running[0]}, which runs episodes, and env=dataset is a recording without a simulator: use "
-            "run=sft, "
-            f"or phases=[{usable}] (with eval_actions: errors of actions on episodes that were kept out)"
+            f"run=sft, or phases=[{usable}] (with eval_actions: errors of actions on episodes that were kept out)"
         )
     asks = {"rl.iterations": config.rl.iterations} if "rl" in config.phases else {}
     if "offline" in config.phases:
         asks |= {"offline.start_episodes": config.offline.start_episodes, "offline.episodes": config.offline.episodes}
     for key, value in asks.items():
         if value:
-            raise ConfigError(f"{key}={value} runs episodes, and env=dataset is a recording without a simulator: set
-            {key}=0")
+            raise ConfigError(f"{key}={value} runs episodes, and env=dataset is a recording, without any: set {key}=0")
     if "rl" in config.phases and not asked(config.algorithm, AlgorithmOptions).offline_updates:
         raise ConfigError(
             "phases has rl, and env=dataset has no episodes but those that were recorded: learn from them before the "
-            "first one "
-            "with an algorithm that can (algorithm=iql algorithm.offline_updates=5000 rl.iterations=0), or leave rl out"
+            "first one with an algorithm that can (algorithm=iql algorithm.offline_updates=5000 rl.iterations=0), or leave "
+            "rl out"
         )
 
 

@@ -14,8 +14,7 @@ from vla_rl.specs import EpisodeSpec, SlotEvent
 
 NO_EPISODES = (
     "env=dataset is a recording, in which no episode can be run: judge by action errors (phases=[eval_actions,report]), "
-    "on the "
-    "robot (vla-rl robot run checkpoint=CKPT), or name a simulator with env=NAME"
+    "on the robot (vla-rl robot run checkpoint=CKPT), or name a simulator with env=NAME"
 )
 
 
