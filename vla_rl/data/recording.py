@@ -14,6 +14,7 @@ import torch
 
 from vla_rl.data.checks import Report
 from vla_rl.data.demonstrations import DemonstrationDataset
+from vla_rl.data.frames import OnDisk
 from vla_rl.data.lerobot_format import ACTION_KEY, AGAIN, IMAGE_PREFIX, STATE_KEY, DatasetError
 from vla_rl.data.lerobot_reader import (
     assembled,
@@ -212,9 +213,11 @@ class Recording:
         with damage(self.path):
             require_videos(self.path, self.info, self.keys.cameras.values(), self.rows)
 
-    def demonstrations(self, chunk_length: int, tasks: Collection[str], failures: bool = False) -> DemonstrationDataset:
-        """The episodes of ``tasks`` (ids), with what failed only if asked for. Raises what `require` raises, and for damaged
-        pictures."""
+    def demonstrations(
+        self, chunk_length: int, tasks: Collection[str], failures: bool = False, disk: OnDisk | None = None
+    ) -> DemonstrationDataset:
+        """The episodes of ``tasks`` (ids), with what failed only if asked for; ``disk`` as `load_demonstrations`. Raises
+        what `require` raises, and for damaged pictures."""
         self.report.require()
         chosen = [torch.ones(e.length, dtype=torch.bool) if (e.task_id or e.instruction) in tasks else None
                   for e in self.rows.episodes]  # fmt: skip
@@ -222,7 +225,9 @@ class Recording:
             sound = successes(self.rows.episodes)
             chosen = [mask if kept is not None else None for mask, kept in zip(chosen, sound, strict=True)]
         with damage(self.path):
-            dataset = assembled(self.path, self.info, self.embodiment, self.keys.cameras, self.rows, chosen, chunk_length)
+            dataset = assembled(
+                self.path, self.info, self.embodiment, self.keys.cameras, self.rows, chosen, chunk_length, disk
+            )
         dataset.notes = tuple(finding.line() for finding in self.report.warnings)
         return dataset
 
