@@ -42,8 +42,9 @@ class DemonstrationDataset:
 
     ``images`` {camera: uint8 [n H W 3]}, in memory or on the disk (`vla_rl.data.frames`), ``proprio`` float32 [n p],
     ``actions`` float32 [n a] (physical units) hold all n control steps of all episodes; ``statistics`` {"action" |
-    "observation.state": {"min", "max", "mean", "std", "q01", "q99", …: float32 [d]}} are computed from them. ``by_base`` bool [n]: which of hybrid rollouts' steps the frozen
-    policy chose; ``sent`` float32 [n a]: what the robot was told where the label stayed clean; None where that is not known.
+    "observation.state": {"min", "max", "mean", "std", "q01", "q99", …: float32 [d]}} are computed from them.
+    ``by_base`` bool [n]: which of hybrid rollouts' steps the frozen policy chose; ``sent`` float32 [n a]: what the robot was
+    told where the label stayed clean; None where that is not known.
     ``worth`` bool [n]: at which steps the decision is worth imitating, the only ones that are drawn; None: at all.
     ``notes``: what a reader found doubtful in them, or left out, a line each.
     """

@@ -191,7 +191,7 @@ class Recording:
     embodiment: EmbodimentSpec
     rows: LeRobotRows
     report: Report
-    described: bool  # no file says which robot it is of
+    margin: float | None  # by which bounds are wider than the actions; None: a file says which robot it is, and its bounds
 
     @functools.cached_property
     def tasks(self) -> tuple[TaskSpec, ...]:
@@ -273,7 +273,7 @@ def open_recording(path: str | Path, config: RecordingConfig) -> Recording:
     stride = stride_of(path, spec, wanted_hz, config.goals)
     if stride > 1:
         rows, spec = rows.every(stride), dataclasses.replace(spec, control_hz=wanted_hz)
-    return Recording(path, info, keys, spec, rows, report, known is None)
+    return Recording(path, info, keys, spec, rows, report, config.margin if known is None else None)
 
 
 def _name_unnamed(rows: LeRobotRows, instruction: str) -> None:
