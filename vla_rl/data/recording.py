@@ -17,9 +17,11 @@ from vla_rl.data.demonstrations import DemonstrationDataset
 from vla_rl.data.frames import OnDisk
 from vla_rl.data.lerobot_format import ACTION_KEY, AGAIN, IMAGE_PREFIX, STATE_KEY, DatasetError
 from vla_rl.data.lerobot_reader import (
+    Choose,
     assembled,
     damage,
     flat_names,
+    load_demonstrations,
     read_embodiment,
     read_info,
     require_fit,
@@ -214,16 +216,19 @@ class Recording:
             require_videos(self.path, self.info, self.keys.cameras.values(), self.rows)
 
     def demonstrations(
-        self, chunk_length: int, tasks: Collection[str], failures: bool = False, disk: OnDisk | None = None
-    ) -> DemonstrationDataset:
-        """The episodes of ``tasks`` (ids), with what failed only if asked for; ``disk`` as `load_demonstrations`. Raises
-        what `require` raises, and for damaged pictures."""
+        self, chunk_length: int, tasks: Collection[str], failures: bool = False, disk: OnDisk | None = None,
+        choose: Choose | None = None,
+    ) -> DemonstrationDataset:  # fmt: skip
+        """The episodes of ``tasks`` (ids) of those that ``choose`` takes, with what failed only if asked for; ``disk`` as
+        `load_demonstrations`. Raises what `require` raises, and for damaged pictures."""
         self.report.require()
-        chosen = [torch.ones(e.length, dtype=torch.bool) if (e.task_id or e.instruction) in tasks else None
-                  for e in self.rows.episodes]  # fmt: skip
-        if not failures:
-            sound = successes(self.rows.episodes)
-            chosen = [mask if kept is not None else None for mask, kept in zip(chosen, sound, strict=True)]
+        episodes, actions = self.rows.episodes, torch.from_numpy(self.rows.vectors[ACTION_KEY].astype(np.float32))
+        sound = [torch.ones(e.length, dtype=torch.bool) for e in episodes] if failures else successes(episodes)
+        masks = sound if choose is None else choose(episodes, actions)
+        chosen = [
+            mask if known is not None and (e.task_id or e.instruction) in tasks else None
+            for e, mask, known in zip(episodes, masks, sound, strict=True)
+        ]
         with damage(self.path):
             dataset = assembled(
                 self.path, self.info, self.embodiment, self.keys.cameras, self.rows, chosen, chunk_length, disk
@@ -238,6 +243,10 @@ class Recording:
         line = f"{e.name}: {e.action_dim} numbers of action, {e.proprio_dim} of state, {cameras}, {e.control_hz:g} Hz"
         if self.rows.stride > 1:
             line += f" (every {self.rows.stride}th of {float(self.info['fps']):g} Hz, with the last of their actions)"
+        if self.margin is not None:
+            line += (
+                f"; no file says its bounds: they are those of its actions and {self.margin:.0%} of their range on each side"
+            )
         return line
 
 
@@ -301,3 +310,11 @@ def stride_of(path: Path, spec: EmbodimentSpec, wanted: float, goals: bool) -> i
             f"env.control_hz={hz:g}"
         )
     return stride
+
+
+def load_whoever(path: str | Path, choose: Choose | None = None) -> DemonstrationDataset:
+    """`load_demonstrations`, also of a dataset that does not say which robot it is of; that is then as it describes it."""
+    if read_embodiment(path) is not None:
+        return load_demonstrations(path, choose=choose)
+    recording = open_recording(path, RecordingConfig())
+    return recording.demonstrations(1, [task.task_id for task in recording.tasks], failures=True, choose=choose)
