@@ -64,7 +64,8 @@ class EnvEntry(Entry):
 
     ``collect`` runs one scripted demonstration, ``demonstrations`` reads those that others published, ``check`` tells
     `vla-rl doctor` (status, detail, fix) without importing the simulator. ``suites`` are names that ``--suite`` knows
-    besides the env's own; ``suite_overrides`` then set its config.
+    besides the env's own; ``suite_overrides`` then set its config. ``records``, a function of the run's config, opens one
+    that is a recording, in which no episode can be run.
     """
 
     collect: str = ""
@@ -72,6 +73,7 @@ class EnvEntry(Entry):
     check: str = ""
     suites: tuple[str, ...] = ()
     suite_overrides: tuple[str, ...] = ()
+    records: str = ""
 
 
 _OUR_PACKAGES = ("sim", "real", "policies", "reward_models", "benchmarks")  # names that others may have as well
@@ -156,6 +158,11 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             "sim.robotwin.simulator:RoboTwinSimulator",
             "sim.robotwin.settings:RoboTwinConfig",
             collect="sim.robotwin.collect:collect_episode",
+        ),
+        "dataset": EnvEntry(
+            "vla_rl.run.recorded_env:RecordedEnv",
+            "vla_rl.data.settings:RecordingConfig",
+            records="vla_rl.run.recorded_env:open_recorded",
         ),
         "gym": EnvEntry("sim.gym:GymSimulator", "sim.gym:GymConfig", collect="sim.gym:collect_episode"),
         "toy": EnvEntry("sim.toy:ToyReach", "sim.toy:ToyConfig", collect="sim.toy:collect_episode"),

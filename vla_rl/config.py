@@ -38,6 +38,7 @@ from vla_rl.settings import EvaluateConfig, RewardCheckConfig, RolloutConfig
 MACHINE_KEYS = (
     "output_dir:", "threads:", "device:", "wandb:", "wandb.", "tensorboard:", "phases:", "collect.workers:", "slots.",
     "replay.ram_bytes:", "rollout.max_retries:", "reward_check.on_bad:", "rl.guard:", "sft.checkpoint_every:",
+    "sft.ram_bytes:",
     "rl.checkpoint_every:", "rl.keep_checkpoints:", "rl.keep_best:", "rl.concurrent.threads:", "rl.concurrent.nice:",
     "rl.concurrent.restarts:", "rl.concurrent.hang_seconds:", "cluster.type:",
     *(f"cluster.{f.name}:" for f in dataclasses.fields(RayConfig) if f.name not in WHAT_A_CLUSTER_LEARNS_FROM),

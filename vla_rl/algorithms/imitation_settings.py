@@ -55,7 +55,8 @@ class ImitationConfig:
     tell what to do (keyframes: Wen et al. 2021, arXiv 2106.06452). ``labels``: "clean", what the demonstrator meant, or
     "sent", what was done, with the noise of ``collect.action_noise``: a policy that denoises then has samples that differ,
     which is what steering it needs. ``failures``: also learn from demonstrations that are marked as failed (in a replay too;
-    rewards are always shown them, as failures).
+    rewards are always shown them, as failures). ``ram_bytes``: datasets whose decoded pictures are more stay on the disk;
+    they are decoded as they are drawn, ahead of use, and so many bytes of them are kept.
     """
 
     # optimiser steps
@@ -90,13 +91,15 @@ class ImitationConfig:
     first_share: float = 0.0
     labels: str = "clean"
     failures: bool = False
+    # decoded pictures of demonstrations that are held in memory
+    ram_bytes: int = 2 << 30
     augment: AugmentConfig = field(default_factory=AugmentConfig)
 
     def __post_init__(self) -> None:
         require_choice("sft", "labels", self.labels, ("clean", "sent"))
         for name in ("updates", "checkpoint_every", "batch_size", "micro_batch_size", "max_bad_updates"):
             require_range("sft", name, getattr(self, name), 1)
-        for name in ("learning_rate", "warmup_updates", "weight_decay", "grad_clip", "validation_episodes"):
+        for name in ("learning_rate", "warmup_updates", "weight_decay", "grad_clip", "validation_episodes", "ram_bytes"):
             require_range("sft", name, getattr(self, name), 0)
         require_range("sft", "min_learning_rate_fraction", self.min_learning_rate_fraction, 0, 1)
         require_range("sft", "first_share", self.first_share, 0, 1)

@@ -72,7 +72,7 @@ class OfflineConfig:
     rounds: int = 0
     # episodes of the policy as it begins, before the first round
     start_episodes: int = 0
-    # episodes of the policy after each round
+    # episodes of the policy after each round; 0: none, what was recorded is all (``env=dataset``)
     episodes: int = 100
     critics: CriticsConfig = field(default_factory=CriticsConfig)
     # updates of the critics in a round
@@ -116,10 +116,10 @@ class OfflineConfig:
 
     def __post_init__(self) -> None:
         own = "offline"
-        for name in ("rounds", "start_episodes", "min_gain", "critic_updates", "imitation_updates"):
+        for name in ("rounds", "start_episodes", "episodes", "min_gain", "critic_updates", "imitation_updates"):
             require_range(own, name, getattr(self, name), 0)
         for name in (
-            "episodes", "batch_size", "candidates", "states", "epochs", "minibatch_size", "horizon", "gate_states",
+            "batch_size", "candidates", "states", "epochs", "minibatch_size", "horizon", "gate_states",
             "imitation_batch",
         ):  # fmt: skip
             require_range(own, name, getattr(self, name), 1)

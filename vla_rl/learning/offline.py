@@ -159,7 +159,11 @@ class OfflineRounds:
         return metrics | figures | {"gate/accepted": float(stays), "time/candidate": time.perf_counter() - started}
 
     def _episodes(self, progress: Progress) -> dict[str, float]:
-        """New episodes into the data, which end the round."""
+        """New episodes into the data, which end the round; without any it ends at once."""
+        if not self.config.episodes:
+            self.counters.iteration, self._at.part = self.counters.iteration + 1, "values"
+            progress.say(f"round {self.counters.iteration}: estimate {self._at.estimate:.4f}")
+            return {"ope/value": self._at.estimate}
         metrics = self._gather(progress, self.config.episodes)
         number = self.counters.iteration + 1
         if self.evaluate is not None and self.config.evaluate:

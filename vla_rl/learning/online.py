@@ -83,6 +83,9 @@ class OnlineRL:
             offline = self.learner.prepare(progress)
             if offline:
                 logger.log("offline", 0, offline)
+            if not total:  # what was recorded is all that it learns from
+                self.collector.publish(0)
+                self._save(folder)
         with progress.task("RL", total, start=counters.iteration) as bar, RewardScorer(self.reward) as scorer:
             while counters.iteration < total:
                 metrics = self._evaluated()

@@ -8,6 +8,7 @@ A run folder holds (each file optional; `vla_rl.reporting` shows what is there)
     metrics_<phase>.csv  the same as tables; tensorboard/, wandb/ where asked for  (`vla_rl.reporting.sinks`)
     phases.json          {phase: {"seconds", "complete", "episodes", "control_steps", …}, "peak_memory_bytes"}
     eval_<name>.json     `vla_rl.evaluation.outcome.EvaluationResult.to_dict()`
+    actions.json         {policy: `vla_rl.evaluation.action_error.action_errors`}
     checkpoints/         sft, offline, rl, rl_<iteration>, student, best
     checkpoints/best.json  {"iteration", "success", "episodes"} of the last one
     videos/<name>.mp4    episodes of that evaluation; <name>_failure_<kind>.mp4: one of each kind of failure
@@ -30,6 +31,7 @@ from vla_rl.files import write_whole
 from vla_rl.reporting.sinks import Sink
 
 METRICS_FILE, BEST_FILE = "metrics.jsonl", "checkpoints/best.json"
+ACTIONS_FILE = "actions.json"  # errors of actions on demonstrations that were kept out
 _log = logging.getLogger(__name__)
 
 

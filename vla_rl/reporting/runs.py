@@ -13,7 +13,7 @@ from typing import Any
 from vla_rl.errors import UserError
 from vla_rl.evaluation.outcome import EvaluationResult
 from vla_rl.reporting import words
-from vla_rl.reporting.metrics import BEST_FILE, METRICS_FILE, read_metrics
+from vla_rl.reporting.metrics import ACTIONS_FILE, BEST_FILE, METRICS_FILE, read_metrics
 from vla_rl.run.phases import PHASES
 
 _DEPTH = 3  # folders below the one named in which runs are looked for
@@ -42,6 +42,7 @@ class RunData:
     failures: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     best: dict[str, Any] = field(default_factory=dict)
+    actions: dict[str, Any] = field(default_factory=dict)  # {policy: figures}, as `vla_rl.reporting.actions` reads them
 
     @property
     def names(self) -> list[str]:
@@ -145,6 +146,7 @@ def load_run(folder: str | Path) -> RunData:
         failures=failures,
         problems=problems,
         best=_read_best(folder / BEST_FILE, problems),
+        actions=_read(folder / ACTIONS_FILE, problems),
     )
 
 

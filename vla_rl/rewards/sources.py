@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from vla_rl.data.codec import trajectory_from_state, trajectory_state
 from vla_rl.data.demonstrations import DemonstrationDataset, DemonstrationEpisode
 from vla_rl.data.lerobot_format import DatasetError
 from vla_rl.data.lerobot_reader import load_demonstrations
+from vla_rl.data.recording import load_whoever
 from vla_rl.errors import UserError
 from vla_rl.optional import FilteringReward
 from vla_rl.splits import stable_seed
@@ -62,9 +63,15 @@ def demonstration_trajectories(
     tools have no success flag: they count as successes, and their instruction as the task. ``limit`` (0: all) draws that
     many episodes. Demonstrations of a single frame are left out.
     """
+    return list(each_trajectory(dataset, stride=stride, limit=limit, seed=seed))
+
+
+def each_trajectory(
+    dataset: DemonstrationDataset, *, stride: int = 4, limit: int = 0, seed: int = 0
+) -> Iterator[Trajectory]:
+    """`demonstration_trajectories`, one after the other: of pictures on the disk no more than one episode's are there."""
     order = [i for i, mask in enumerate(_draw(dataset.episodes, limit=limit, seed=seed)) if mask is not None]
     sent = dataset.actions if dataset.sent is None else dataset.as_sent().actions
-    out = []
     for i in order:
         e = dataset.episodes[i]
         if e.length < 2:
@@ -83,24 +90,21 @@ def demonstration_trajectories(
             group_id=i,
             rollout_id=f"demonstration-{i}",
         )
-        out.append(
-            Trajectory(
-                episode=spec,
-                observations=_rows(dataset, rows, e.instruction),
-                final_observation=_rows(dataset, torch.tensor([e.start + e.length - 1]), e.instruction),
-                actions=sent[steps],
-                valid=valid,
-                rewards=rewards,
-                behavior_log_prob=torch.zeros(len(rows)),
-                replay={},
-                terminated=success,
-                truncated=not success,
-                success=success,
-                is_human=valid,
-                proposed=None if dataset.sent is None else dataset.actions[steps],
-            )
+        yield Trajectory(
+            episode=spec,
+            observations=_rows(dataset, rows, e.instruction),
+            final_observation=_rows(dataset, torch.tensor([e.start + e.length - 1]), e.instruction),
+            actions=sent[steps],
+            valid=valid,
+            rewards=rewards,
+            behavior_log_prob=torch.zeros(len(rows)),
+            replay={},
+            terminated=success,
+            truncated=not success,
+            success=success,
+            is_human=valid,
+            proposed=None if dataset.sent is None else dataset.actions[steps],
         )
-    return out
 
 
 def mark_worth(dataset: DemonstrationDataset, reward: FilteringReward, *, stride: int = 4) -> float:
@@ -184,7 +188,7 @@ def load_source(
     """
     folder = Path(folder)
     if (folder / "meta" / "info.json").is_file():
-        dataset = load_demonstrations(folder, choose=functools.partial(_draw, limit=limit, seed=0))
+        dataset = load_whoever(folder, functools.partial(_draw, limit=limit, seed=0))
         trajectories = demonstration_trajectories(dataset, stride=stride)
         what = "\n".join([f"{len(trajectories)} demonstrations of {folder}", *(f"warning: {n}" for n in dataset.notes)])
         return Source(trajectories, dataset.embodiment, None, what)

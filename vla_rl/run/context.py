@@ -17,6 +17,7 @@ from vla_rl.asked import PolicyOptions, asked
 from vla_rl.checkpoint import save_checkpoint
 from vla_rl.config import RunConfig
 from vla_rl.data.demonstrations import DemonstrationDataset
+from vla_rl.data.frames import OnDisk
 from vla_rl.data.lerobot_reader import load_demonstrations, successes
 from vla_rl.data.published import load_published
 from vla_rl.devices import pick_device
@@ -29,6 +30,7 @@ from vla_rl.reporting.progress import Progress
 from vla_rl.rewards.tools import leave_out
 from vla_rl.rollout.engine import RolloutEngine
 from vla_rl.run.opening import acting_policy, open_env, select_tasks
+from vla_rl.run.recorded_env import RecordedEnv
 from vla_rl.types import TaskSpec
 
 REWARD_FOLDER, LEARNER_FOLDER = "reward", "learner"
@@ -155,17 +157,23 @@ def split_demonstrations(
     if policy is not None:
         shown.chunk_length = policy.chunk_length
     kept = shown if base_part else shown.without_base()
+    if isinstance(run.env, RecordedEnv):  # the last ones of a sitting are not like the others
+        return kept.split(run.config.sft.validation_episodes, 0.2, run.config.seed)
     return kept.split(run.config.sft.validation_episodes, 1.0 if collected else 0.2)
 
 
 def demonstrations(run: Run, failures: bool = False) -> DemonstrationDataset:
     """What was collected, or ``dataset``, which may be in a form its benchmark published; what failed only if asked for."""
     c, embodiment = run.config, run.env.embodiment
+    disk = OnDisk(run.dir, c.sft.ram_bytes)
+    if isinstance(run.env, RecordedEnv):
+        tasks = [task.task_id for task in run.train_tasks]
+        return run.env.recording.demonstrations(c.policy.chunk_length, tasks, failures, disk)
     form = build.env_entry(c.env_type).demonstrations
     if not c.dataset or not form:
         folder = Path(c.dataset) if c.dataset else run.dir / "dataset"
         choose, texts = None if failures else successes, run.asked if c.dataset else ()
-        return load_demonstrations(folder, embodiment, c.policy.chunk_length, choose=choose, texts=texts)
+        return load_demonstrations(folder, embodiment, c.policy.chunk_length, choose=choose, texts=texts, disk=disk)
     return load_published(
         build.attribute(form),
         c.dataset,
@@ -175,6 +183,7 @@ def demonstrations(run: Run, failures: bool = False) -> DemonstrationDataset:
         episodes_per_task=c.collect.episodes_per_task,
         keep_noops=c.collect.keep_noops,
         failures=failures,
+        disk=disk,
     )
 
 

@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from vla_rl import files
+from vla_rl import build, files
 from vla_rl.asked import AlgorithmOptions, EnvOptions, asked
 from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError
+from vla_rl.run.phases import PHASES
 from vla_rl.run.settings import DEMONSTRATIONS
 
 _AGAIN = "write or fetch the dataset again"
@@ -67,6 +68,37 @@ def check_offline_replays(config: RunConfig) -> None:
         raise ConfigError(
             f"{given}: algorithm.offline_share=0 draws none of those episodes. Set algorithm.offline_share=0.25, or leave "
             f"replay.offline out"
+        )
+
+
+def is_recording(config: RunConfig) -> bool:
+    """Whether the run's env is a recording, in which no episode can be run."""
+    return bool(build.env_entry(config.env_type).records)
+
+
+def check_recording(config: RunConfig) -> None:
+    """Raise `ConfigError` where the env is a recording and none is named, or a phase would run episodes in it."""
+    if not is_recording(config):
+        return
+    if not config.dataset:
+        raise ConfigError("env=dataset is read from a recording, and none is named: give dataset=FOLDER")
+    if running := [name for name in config.phases if not PHASES[name].recorded]:
+        usable = ",".join(name for name in config.phases if PHASES[name].recorded)
+        raise ConfigError(
+            f"phases has {running[0]}, which runs episodes, and env=dataset is a recording without a simulator: use "
+            f"run=sft, or phases=[{usable}] (with eval_actions: errors of actions on episodes that were kept out)"
+        )
+    asks = {"rl.iterations": config.rl.iterations} if "rl" in config.phases else {}
+    if "offline" in config.phases:
+        asks |= {"offline.start_episodes": config.offline.start_episodes, "offline.episodes": config.offline.episodes}
+    for key, value in asks.items():
+        if value:
+            raise ConfigError(f"{key}={value} runs episodes, and env=dataset is a recording, without any: set {key}=0")
+    if "rl" in config.phases and not asked(config.algorithm, AlgorithmOptions).offline_updates:
+        raise ConfigError(
+            "phases has rl, and env=dataset has no episodes but those that were recorded: learn from them before the "
+            "first one with an algorithm that can (algorithm=iql algorithm.offline_updates=5000 rl.iterations=0), or leave "
+            "rl out"
         )
 
 

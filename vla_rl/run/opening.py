@@ -22,11 +22,14 @@ from vla_rl.files import check_checkpoint
 from vla_rl.interfaces import Env
 from vla_rl.optional import PublishablePolicy
 from vla_rl.run.phases import PHASES
+from vla_rl.run.recorded_env import RecordedEnv
 from vla_rl.types import EmbodimentSpec, TaskSpec
 
 
 def open_env(config: RunConfig) -> Env:
-    """The configured simulator in worker processes, or in this process for ``slots.workers`` = 0."""
+    """The configured simulator in worker processes, or in this process for ``slots.workers`` = 0; or a recording."""
+    if opens := build.env_entry(config.env_type).records:
+        return build.attribute(opens)(config)
     simulator = build.implementation("env", config.env_type)
     slots = config.slots
     if slots.workers == 0:
@@ -54,9 +57,11 @@ def checked_env(config: RunConfig, resources: contextlib.ExitStack, fresh: bool 
             f"held_out_tasks={list(config.held_out_tasks)} leaves no task to train on. This env has: "
             f"{', '.join(t.task_id for t in env.tasks)}"
         )
-    if config.dataset and not build.env_entry(config.env_type).demonstrations:
+    imitated = "sft" in config.phases and not config.checkpoint
+    if isinstance(env, RecordedEnv):
+        env.recording.require(config.sft.failures or not imitated)
+    elif config.dataset and not build.env_entry(config.env_type).demonstrations:
         texts = [text for task in tasks for text in task.instructions]
-        imitated = "sft" in config.phases and not config.checkpoint
         check_dataset(config.dataset, env.embodiment, texts, config.sft.failures or not imitated)
     if config.checkpoint:
         env.embodiment.require(check_checkpoint(Path(config.checkpoint)), "the env", f"the checkpoint {config.checkpoint}")

@@ -16,7 +16,8 @@ class Phase:
     policy it takes; ``writes``: what it leaves in the run's folder, first what others need of it. One with ``steps``, (one
     of them, the config key that says how many), logs a line every so often. An evaluation ``judges``: (the short name of
     ``eval_NAME.json``, what pages call that policy); one of a policy that came ``beside`` another is not what the run is
-    about, and listed before that. The ``usual`` ones run where ``phases`` names none.
+    about, and listed before that. The ``usual`` ones run where ``phases`` names none; ``recorded`` ones run no episode, or
+    need not, so that a recording without a simulator is enough for them (``env=dataset``).
     """
 
     name: str
@@ -29,6 +30,7 @@ class Phase:
     judges: tuple[str, str] | None = None
     beside: bool = False
     usual: bool = True
+    recorded: bool = False
     diagnostics: tuple[Diagnostic, ...] = ()
 
     @property
@@ -60,7 +62,8 @@ _ROWS = (
     ),
     Phase(
         "sft", "vla_rl.run.sft_phase:phase_sft", "supervised fine-tuning on the demonstrations", "SFT",
-        needs="demonstrations", writes=("checkpoints/sft",), steps=("update", "sft.updates"), diagnostics=_SFT,
+        needs="demonstrations", writes=("checkpoints/sft",), steps=("update", "sft.updates"), recorded=True,
+        diagnostics=_SFT,
     ),
     Phase(
         "eval_sft", "vla_rl.run.eval_phase:eval_sft", "success of the starting policy on held-out initial states",
@@ -74,7 +77,7 @@ _ROWS = (
     Phase(
         "offline", "vla_rl.run.offline_phase:phase_offline",
         "offline rounds: critics and a model from the data, candidates past a gate, new episodes", "offline rounds",
-        needs="start", writes=("checkpoints/offline",), usual=False,
+        needs="start", writes=("checkpoints/offline",), usual=False, recorded=True,
     ),
     Phase(
         "eval_offline", "vla_rl.run.eval_phase:eval_offline",
@@ -83,7 +86,8 @@ _ROWS = (
     ),
     Phase(
         "rl", "vla_rl.run.rl_phase:phase_rl", "online RL", "RL",
-        needs="start", writes=("checkpoints/rl", "learner/state"), steps=("iteration", "rl.iterations"), diagnostics=_RL,
+        needs="start", writes=("checkpoints/rl", "learner/state"), steps=("iteration", "rl.iterations"), recorded=True,
+        diagnostics=_RL,
     ),
     Phase(
         "eval_rl", "vla_rl.run.eval_phase:eval_rl", "success of the tuned policy on the same held-out initial states",
@@ -94,7 +98,12 @@ _ROWS = (
         "success of the student that learned beside RL, on the same held-out initial states",
         "evaluation of the student", needs="rl", judges=("student", "Student"), beside=True, usual=False,
     ),
-    Phase("report", "vla_rl.run.eval_phase:report", "writing report.html and summary.json", "report"),
+    Phase(
+        "eval_actions", "vla_rl.run.action_phase:eval_actions",
+        "errors of actions on demonstrations that were kept out, beside simple guesses", "action errors",
+        needs="start", usual=False, recorded=True,
+    ),
+    Phase("report", "vla_rl.run.eval_phase:report", "writing report.html and summary.json", "report", recorded=True),
 )  # fmt: skip
 PHASES = {row.name: row for row in _ROWS}
 USUAL_PHASES = tuple(row.name for row in _ROWS if row.usual)

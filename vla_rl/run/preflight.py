@@ -33,7 +33,7 @@ from vla_rl.config import RunConfig, checked
 from vla_rl.devices import check_device
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.reporting.machine import available_cores, default_threads
-from vla_rl.run.data_checks import check_demonstrations, check_offline_replays
+from vla_rl.run.data_checks import check_demonstrations, check_offline_replays, check_recording, is_recording
 from vla_rl.run.machine_checks import check_machine, check_workers
 from vla_rl.run.phases import PHASES, with_followers
 from vla_rl.settings import refuse_potential
@@ -146,7 +146,12 @@ def _check_inputs(config: RunConfig, open_phases: list[str], fresh: bool) -> Non
                 "phases has offline, and there is no data to learn from: put collect before it, name demonstrations with "
                 "dataset=FOLDER, or let the policy act first with offline.start_episodes=64"
             )
-        if name == "rl" and not config.rl.iterations:
+        if name == "eval_actions" and not has_data:
+            raise ConfigError(
+                "phases has eval_actions, which compares actions with demonstrations, and there are none: name some with "
+                "dataset=FOLDER, or put collect before it"
+            )
+        if name == "rl" and not (config.rl.iterations or is_recording(config)):
             raise ConfigError("rl.iterations=0 trains nothing: give 1 or more, or leave rl and eval_rl out of phases=[...]")
 
 
@@ -154,9 +159,10 @@ def _check_inputs(config: RunConfig, open_phases: list[str], fresh: bool) -> Non
 def check_run(config: RunConfig) -> None:
     """Raise `ConfigError` for a phase that could learn nothing, before any phase runs."""
     check_offline_replays(config)
+    check_recording(config)
     if "offline" in config.phases:
         _check_offline(config)
-    if "rl" not in config.phases or not config.rl.iterations:
+    if "rl" not in config.phases or not (config.rl.iterations or is_recording(config)):
         return
     if not config.checkpoint:  # which brings its own policy
         build.require_fit(config.algorithm_type, config.policy_type, config.actor_type)
@@ -192,7 +198,7 @@ def _check_actor(config: RunConfig) -> None:
         )
     if actor.eyes != "pictures":
         return
-    if not env.cameras or env.observe == "state":
+    if not (env.cameras or env.finds_cameras) or env.observe == "state":
         raise ConfigError(
             f"actor.eyes=pictures, and env={config.env_type} shows none here: set actor.eyes=features, or give it cameras "
             f"(env.observe=pictures, env.cameras)"

@@ -13,12 +13,12 @@ from vla_rl.data.replay import DEMONSTRATIONS, OFFLINE
 from vla_rl.files import replay_of
 from vla_rl.learning.learners import Given
 from vla_rl.rewards.handle import is_fitted, is_learned
-from vla_rl.rewards.sources import demonstration_trajectories
+from vla_rl.rewards.sources import each_trajectory
 from vla_rl.run.context import Run, split_demonstrations
 from vla_rl.run.reward_phases import trained_reward
 from vla_rl.types import Trajectory
 
-_SCORED = 64  # episodes of other runs at a time
+_SCORED = 64  # episodes at a time
 
 
 def given(run: Run, policy: Any) -> Iterator[Given]:
@@ -28,8 +28,10 @@ def given(run: Run, policy: Any) -> Iterator[Given]:
         return
     reward = trained_reward(run, policy)
     if run.has_dataset:
-        found = demonstration_trajectories(split_demonstrations(run)[0], stride=policy.chunk_length)
-        yield from _scored(DEMONSTRATIONS, reward, found)
+        dataset = split_demonstrations(run)[0]
+        found = each_trajectory(dataset, stride=policy.chunk_length)
+        while part := list(itertools.islice(found, _SCORED if dataset.stays_on_disk else None)):
+            yield from _scored(DEMONSTRATIONS, reward, part)
     tasks = {text: task.task_id for task in run.env.tasks for text in task.instructions}
     for path in run.config.replay.offline:
         episodes = recorded(replay_of(Path(path)), policy.embodiment, policy.chunk_length, tasks)

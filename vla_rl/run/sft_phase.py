@@ -17,6 +17,7 @@ from vla_rl.data.demonstrations import DatasetSampler
 from vla_rl.learning.sft import train_sft
 from vla_rl.run.context import Run, imitated
 from vla_rl.run.opening import seeded
+from vla_rl.run.recorded_env import RecordedEnv
 
 
 def phase_collect(run: Run) -> dict[str, Any]:
@@ -42,6 +43,8 @@ def phase_sft(run: Run) -> dict[str, Any]:
     c = run.config
     if c.checkpoint:
         return {"skipped": "a checkpoint was given"}
+    if isinstance(run.env, RecordedEnv):
+        run.progress.say(run.env.recording.said())
     dataset, validation, filtered = imitated(run)
     torch.manual_seed(c.seed)
     policy = build.implementation("policy", c.policy_type).from_statistics(
