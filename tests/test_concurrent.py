@@ -21,9 +21,9 @@ from policies.small import SmallPolicy
 from sim.inline import InlineEnv
 from sim.toy import ToyConfig, ToyReach
 from vla_rl.algorithms.actor_critic import TD3
-from vla_rl.algorithms.replay_settings import CriticsConfig, TD3Config
 from vla_rl.checkpoint import load_training_state
 from vla_rl.config import compose, from_tree, to_tree
+from vla_rl.config.replay_algorithms import CriticsConfig, TD3Config
 from vla_rl.data.replay import Replay
 from vla_rl.errors import CheckpointError, ConfigError, UserError
 from vla_rl.files import WEIGHTS as MODEL
@@ -33,7 +33,7 @@ from vla_rl.learning.learner_process import LearnerProcess
 from vla_rl.learning.learner_server import STOP, LearnerServer
 from vla_rl.learning.learners import ReplayLearner
 from vla_rl.learning.spool import INBOX, Spool, learned_weights, published_weights, stored_learner, take_weights
-from vla_rl.reporting.metrics import read_metrics
+from vla_rl.monitoring.metrics import read_metrics
 from vla_rl.rollout.engine import RolloutEngine
 from vla_rl.run.pipeline import run_pipeline
 from vla_rl.storage import load_tensors

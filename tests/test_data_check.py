@@ -815,7 +815,7 @@ def red() -> str:
 
 def test_sft_learns_from_successes_alone_unless_failures_are_asked_for(red, tmp_path):
     from sim.toy import ToyReach
-    from vla_rl.run.context import imitated, split_demonstrations
+    from vla_rl.assembly.context import imitated, split_demonstrations
 
     data, said = toy_data(tmp_path / "data", (red, red, red), (True, False, True)), []
     for failures, numbers in ((False, [0, 2]), (True, [0, 1, 2])):

@@ -41,7 +41,7 @@ VERSIONS = "not every version of that library has it"
 KINDS = "that library's classes tell themselves apart by it"
 PROBES = {
     "benchmarks/measuring.py:getloadavg": SYSTEM,
-    "vla_rl/reporting/machine.py:sched_getaffinity": SYSTEM,
+    "vla_rl/monitoring/machine.py:sched_getaffinity": SYSTEM,
     "vla_rl/storage.py:renameat2": SYSTEM,
     "sim/pool.py:memfd_create": SYSTEM,
     "benchmarks/learning/replay.py:posix_fadvise": SYSTEM,

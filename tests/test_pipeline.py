@@ -24,22 +24,24 @@ from vla_rl import checkpoint, cli, storage
 from vla_rl import config as configs
 from vla_rl.algorithms.imitation import Imitation
 from vla_rl.algorithms.ppo import PPO
-from vla_rl.algorithms.settings import PPOConfig
+from vla_rl.assembly import context
+from vla_rl.assembly import env_and_policy as opening
 from vla_rl.build import attribute, policy_class
 from vla_rl.checkpoint import load_policy, load_training_state
 from vla_rl.config import RunConfig, compose
+from vla_rl.config.algorithms import PPOConfig
+from vla_rl.config.phases import PHASES, evaluations, with_followers
 from vla_rl.errors import ConfigError, DiskFull, EmbodimentMismatch, TrainingDiverged, UserError
-from vla_rl.evaluation.checkpoints import evaluate_checkpoints
 from vla_rl.evaluation.video import have_video
 from vla_rl.learning.figures import rollout_metrics
 from vla_rl.learning.sft import postponed_interrupts
 from vla_rl.learning.spool import STATE
-from vla_rl.reporting.metrics import read_metrics
+from vla_rl.lock import RunLock
+from vla_rl.monitoring.metrics import read_metrics
 from vla_rl.rewards.sources import ROLLOUTS
 from vla_rl.rollout.engine import RolloutEngine
-from vla_rl.run import context, eval_phase, opening, pipeline, reward_phases, rl_phase, sft_phase
-from vla_rl.run.lock import RunLock
-from vla_rl.run.phases import PHASES, evaluations, with_followers
+from vla_rl.run import eval_phase, pipeline, reward_phases, rl_phase, sft_phase
+from vla_rl.run.evaluate_checkpoints import evaluate_checkpoints
 from vla_rl.run.pipeline import run_pipeline
 from vla_rl.specs import FAILURE_KINDS
 from vla_rl.terminal import terminable

@@ -169,7 +169,7 @@ REGISTRY: dict[str, dict[str, Entry]] = {
     },
     "reward": {
         "success": Entry("reward_models.success:TaskSuccess", "reward_models.settings:TaskSuccessConfig"),
-        "combined": Entry("vla_rl.rewards.combined:CombinedReward", "vla_rl.settings:CombinedConfig"),
+        "combined": Entry("vla_rl.rewards.combined:CombinedReward", "vla_rl.config.episodes:CombinedConfig"),
         "srpo": Entry("reward_models.srpo:SRPO", "reward_models.settings:SRPOConfig"),
         "pairwise": Entry("reward_models.pairwise:PairwiseCritic", "reward_models.settings:PairwiseConfig"),
         "process": Entry("reward_models.process:ProcessReward", "reward_models.settings:ProcessConfig"),
@@ -181,30 +181,30 @@ REGISTRY: dict[str, dict[str, Entry]] = {
         "vlac": Entry("reward_models.vlac:VLAC", "reward_models.settings:VLACConfig"),
     },
     "algorithm": {
-        "ppo": AlgorithmEntry("vla_rl.algorithms.ppo:PPO", "vla_rl.algorithms.settings:PPOConfig", "likelihood"),
+        "ppo": AlgorithmEntry("vla_rl.algorithms.ppo:PPO", "vla_rl.config.algorithms:PPOConfig", "likelihood"),
         "filtered_bc": AlgorithmEntry(
-            "vla_rl.algorithms.filtered_bc:FilteredBC", "vla_rl.algorithms.imitation_settings:FilteredBCConfig", "imitation"
+            "vla_rl.algorithms.filtered_bc:FilteredBC", "vla_rl.config.imitation:FilteredBCConfig", "imitation"
         ),
-        "td3": AlgorithmEntry("vla_rl.algorithms.actor_critic:TD3", "vla_rl.algorithms.replay_settings:TD3Config", "actor"),
-        "sac": AlgorithmEntry("vla_rl.algorithms.actor_critic:SAC", "vla_rl.algorithms.replay_settings:SACConfig", "actor"),
-        "parl": AlgorithmEntry("vla_rl.algorithms.parl:PARL", "vla_rl.algorithms.replay_settings:PARLConfig", "candidates"),
-        "dsrl": AlgorithmEntry("vla_rl.algorithms.dsrl:DSRL", "vla_rl.algorithms.replay_settings:DSRLConfig", "actor"),
-        "iql": AlgorithmEntry("vla_rl.algorithms.iql:IQL", "vla_rl.algorithms.replay_settings:IQLConfig", "weighted"),
+        "td3": AlgorithmEntry("vla_rl.algorithms.actor_critic:TD3", "vla_rl.config.replay_algorithms:TD3Config", "actor"),
+        "sac": AlgorithmEntry("vla_rl.algorithms.actor_critic:SAC", "vla_rl.config.replay_algorithms:SACConfig", "actor"),
+        "parl": AlgorithmEntry("vla_rl.algorithms.parl:PARL", "vla_rl.config.replay_algorithms:PARLConfig", "candidates"),
+        "dsrl": AlgorithmEntry("vla_rl.algorithms.dsrl:DSRL", "vla_rl.config.replay_algorithms:DSRLConfig", "actor"),
+        "iql": AlgorithmEntry("vla_rl.algorithms.iql:IQL", "vla_rl.config.replay_algorithms:IQLConfig", "weighted"),
         "dagger": AlgorithmEntry(
-            "vla_rl.algorithms.dagger:Dagger", "vla_rl.algorithms.replay_settings:DaggerConfig", "weighted"
+            "vla_rl.algorithms.dagger:Dagger", "vla_rl.config.replay_algorithms:DaggerConfig", "weighted"
         ),
         "iql_sac": AlgorithmEntry(
-            "vla_rl.algorithms.iql:IQLThenSAC", "vla_rl.algorithms.replay_settings:IQLThenSACConfig", "actor"
+            "vla_rl.algorithms.iql:IQLThenSAC", "vla_rl.config.replay_algorithms:IQLThenSACConfig", "actor"
         ),
     },
     "collector": {"engine": Entry("vla_rl.build:the_engine")},
     "cluster": {
-        "local": Entry("vla_rl.build:no_component", "vla_rl.cluster.settings:LocalConfig"),
-        "ray": Entry("vla_rl.cluster.collector:ray_collector", "vla_rl.cluster.settings:RayConfig"),
+        "local": Entry("vla_rl.build:no_component", "vla_rl.config.cluster:LocalConfig"),
+        "ray": Entry("vla_rl.cluster.collector:ray_collector", "vla_rl.config.cluster:RayConfig"),
     },
     "critic": {
         "none": Entry("vla_rl.build:no_component"),
-        "privileged": Entry("vla_rl.algorithms.critic:PrivilegedCritic", "vla_rl.algorithms.settings:CriticConfig"),
+        "privileged": Entry("vla_rl.algorithms.critic:PrivilegedCritic", "vla_rl.config.algorithms:CriticConfig"),
     },
 }
 

@@ -76,7 +76,7 @@ def run_reward_score(arguments: argparse.Namespace) -> None:
 
 def run_reward_fit(arguments: argparse.Namespace) -> None:
     config, sources = _reward_sources(arguments)
-    from vla_rl.reporting.progress import Progress
+    from vla_rl.monitoring.progress import Progress
     from vla_rl.rewards.build import fit_updates
     from vla_rl.rewards.tools import run_fit
 

@@ -22,16 +22,17 @@ from vla_rl import errors
 from vla_rl.errors import UserError
 from vla_rl.learning.learner_server import CHECKPOINT, EPISODES, STOP
 from vla_rl.learning.spool import BEAT, FAILURE, FIGURES, INBOX, JOB, NewestWeights, Spool, read_figures
-from vla_rl.reporting.metrics import write_json
+from vla_rl.monitoring.metrics import write_json
 from vla_rl.types import Trajectory
 
-_MODULE = "vla_rl.run.learner_main"
+_MODULE = "vla_rl.assembly.learner_main"
 _LOOK = 0.05  # seconds between looks at what is waited for
 _STOP_SECONDS = 60.0  # for the update under way and the state
 
 
 class LearnerProcess:
-    """A `RemoteLearner`. ``job`` is what `vla_rl.run.learner_main` is to do, JSON-ready; ``updates_per_decision`` its pace.
+    """A `RemoteLearner`. ``job`` is what `vla_rl.assembly.learner_main` is to do, JSON-ready; ``updates_per_decision`` its
+    pace.
 
     Every method but `stop` looks after the process: one that died, or whose loop has not turned for ``hang_seconds`` (0: any
     time), is started again, at most ``restarts`` times, and ``say`` is told. One more, or a `UserError` with which the

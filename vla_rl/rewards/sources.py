@@ -217,10 +217,10 @@ def _fingerprint(config: Any, checkpoint: Path) -> str:
 
 def _of_run(folder: Path, episodes: int, checkpoint: str, overrides: Sequence[str]) -> Source:
     from vla_rl import config as configs
+    from vla_rl.assembly import env_and_policy as opening
     from vla_rl.devices import pick_device
-    from vla_rl.reporting.progress import Progress
+    from vla_rl.monitoring.progress import Progress
     from vla_rl.rollout.engine import RolloutEngine
-    from vla_rl.run import opening
 
     config = configs.override(configs.load(folder / "config.yaml"), list(overrides))
     names = [checkpoint] if checkpoint else ["rl", "sft"]

@@ -16,6 +16,7 @@ import torch
 
 from vla_rl import build
 from vla_rl import config as configs
+from vla_rl.assembly.learner_main import job_of, run_of
 from vla_rl.config import RunConfig
 from vla_rl.optional import AskingReward
 from vla_rl.rewards.build import reads_policy
@@ -23,7 +24,6 @@ from vla_rl.rewards.handle import is_fitted
 from vla_rl.rewards.tools import needs_judging
 from vla_rl.robot.labels import SessionReward
 from vla_rl.robot.process import run_process
-from vla_rl.run.learner_main import job_of, run_of
 from vla_rl.types import EmbodimentSpec, EpisodeSpec, Observation, SlotObservation, Trajectory
 
 SOURCE = "reward"

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl import build
+from vla_rl.config.robot import SessionSettings
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.files import check_checkpoint
 from vla_rl.robot.operator import make_operator, start_operator
-from vla_rl.robot.settings import SessionSettings
 from vla_rl.specs import EmbodimentSpec
 
 QUICKSTART = Path("outputs") / "quickstart" / "checkpoints"

@@ -15,21 +15,21 @@ from pathlib import Path
 import torch
 
 from vla_rl import config as configs
+from vla_rl.assembly.context import Run
+from vla_rl.assembly.env_and_policy import checked_env
+from vla_rl.assembly.folder import changes, last_good_text, leave_no_name, produced, set_aside, take_folder
 from vla_rl.build import attribute
+from vla_rl.checks import preflight
 from vla_rl.config import RunConfig
+from vla_rl.config.phases import PHASES
 from vla_rl.errors import TrainingDiverged
 from vla_rl.interfaces import Env
-from vla_rl.reporting.machine import MemoryWatch, versions
-from vla_rl.reporting.metrics import MetricsLogger, write_json
+from vla_rl.lock import RunLock
+from vla_rl.monitoring.machine import MemoryWatch, versions
+from vla_rl.monitoring.metrics import MetricsLogger, write_json
+from vla_rl.monitoring.progress import Progress
+from vla_rl.monitoring.sinks import sinks
 from vla_rl.reporting.page import write_report
-from vla_rl.reporting.progress import Progress
-from vla_rl.reporting.sinks import sinks
-from vla_rl.run import preflight
-from vla_rl.run.context import Run
-from vla_rl.run.folder import changes, last_good_text, leave_no_name, produced, set_aside, take_folder
-from vla_rl.run.lock import RunLock
-from vla_rl.run.opening import checked_env
-from vla_rl.run.phases import PHASES
 
 
 def run_pipeline(config: RunConfig, *, fresh: bool = False) -> Path:

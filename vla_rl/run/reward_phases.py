@@ -6,20 +6,20 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+from vla_rl.advice.remedies import advice
 from vla_rl.asked import AlgorithmFigures, asked
+from vla_rl.assembly.context import REWARD_FOLDER, Run, split_demonstrations, start_checkpoint
+from vla_rl.assembly.env_and_policy import seeded
 from vla_rl.build import attribute
+from vla_rl.checks.preflight import fallback_config, is_sparse
 from vla_rl.learning.guard import NO_SUCCESS, Finding, Guard
-from vla_rl.learning.remedies import advice
-from vla_rl.reporting.metrics import write_json
+from vla_rl.monitoring.metrics import write_json
 from vla_rl.rewards.build import RewardContext, build_reward, fit_updates, load_reward, reads_policy, save_reward
 from vla_rl.rewards.handle import is_learned, wants_demonstrations
 from vla_rl.rewards.quality import Quality, write_quality
 from vla_rl.rewards.scorer import SwitchingReward
 from vla_rl.rewards.sources import ROLLOUTS, demonstration_trajectories, load_rollouts, roll_out, save_rollouts
 from vla_rl.rewards.tools import co_evolving, enforce, fit_and_judge, needs_judging
-from vla_rl.run.context import REWARD_FOLDER, Run, split_demonstrations, start_checkpoint
-from vla_rl.run.opening import seeded
-from vla_rl.run.preflight import fallback_config, is_sparse
 from vla_rl.types import Trajectory
 
 

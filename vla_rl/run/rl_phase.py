@@ -12,16 +12,7 @@ import torch
 from vla_rl import build
 from vla_rl import config as configs
 from vla_rl.algorithms.curriculum import Curriculum
-from vla_rl.checkpoint import load_weights
-from vla_rl.interfaces import AlgorithmContext, Collector
-from vla_rl.learning.concurrent import ConcurrentLearner, SwappingCollector
-from vla_rl.learning.learner_process import LearnerProcess
-from vla_rl.learning.learners import Learner, learner_for
-from vla_rl.learning.online import OnlineRL
-from vla_rl.learning.plan import UNLIMITED
-from vla_rl.learning.restarts import Restarts
-from vla_rl.optional import ClosingCollector, ReferringActor
-from vla_rl.run.context import (
+from vla_rl.assembly.context import (
     LEARNER_FOLDER,
     Run,
     evaluate_held_out,
@@ -31,10 +22,19 @@ from vla_rl.run.context import (
     split_demonstrations,
     start_checkpoint,
 )
-from vla_rl.run.opening import seeded
-from vla_rl.run.prior_data import given
+from vla_rl.assembly.env_and_policy import seeded
+from vla_rl.assembly.prior_data import given
+from vla_rl.checkpoint import load_weights
+from vla_rl.config.run import DEMONSTRATIONS
+from vla_rl.interfaces import AlgorithmContext, Collector
+from vla_rl.learning.concurrent import ConcurrentLearner, SwappingCollector
+from vla_rl.learning.learner_process import LearnerProcess
+from vla_rl.learning.learners import Learner, learner_for
+from vla_rl.learning.online import OnlineRL
+from vla_rl.learning.plan import UNLIMITED
+from vla_rl.learning.restarts import Restarts
+from vla_rl.optional import ClosingCollector, ReferringActor
 from vla_rl.run.reward_phases import rl_guard, rl_reward
-from vla_rl.run.settings import DEMONSTRATIONS
 
 
 def _critic(run: Run) -> Any:
