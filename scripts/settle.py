@@ -17,9 +17,9 @@ from typing import Any, cast
 from vla_rl import config as configs
 from vla_rl.assembly.context import Run
 from vla_rl.assembly.env_and_policy import checked_env
+from vla_rl.assembly.learner import learner_of, trained_policy
 from vla_rl.checkpoint import load_training_state, load_weights, save_checkpoint
 from vla_rl.monitoring.progress import Progress
-from vla_rl.run.rl_phase import learner_of, trained_policy
 
 
 def main() -> None:

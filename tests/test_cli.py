@@ -16,8 +16,8 @@ import yaml
 
 import vla_rl
 from vla_rl import cli
+from vla_rl.assembly.sources import load_source
 from vla_rl.errors import UserError
-from vla_rl.rewards.sources import load_source
 from vla_rl.run import pipeline
 
 TOY = ["run=toy", "slots.slots_per_worker=4"]

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from pathlib import Path
 
 import pytest
+from importlinter.api import read_configuration
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("vla_rl", "sim", "real", "policies", "reward_models", "benchmarks")
@@ -187,6 +189,17 @@ def test_no_imports_run_in_a_circle():
     for name in sorted(graph):
         walk_from(name, [])
     assert len(done) == len(names) > 150
+
+
+def test_the_floors_are_drawn_as_the_contract_has_them():
+    """Floor by floor, from left to right: what docs/architecture.md shows is what import-linter enforces, all of it."""
+    contracts = read_configuration(str(ROOT / "pyproject.toml"))["contracts_options"]
+    floors = next(c for c in contracts if c["name"].startswith("The floors of vla_rl"))
+    assert floors["exhaustive"] == "True" and "ignore_imports" not in floors
+    rows = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").partition("```\n 7 ")[2].partition("```")[0]
+    cells = [re.split(r"  +", line.strip()) for line in f"7 {rows}".splitlines()]
+    drawn = [room for row in cells for room in row[2 if row[0].isdigit() else 0 :]]
+    assert [room for room in drawn if room not in floors.get("exhaustive_ignores", ())] == floors["layers"]
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from vla_rl.checkpoint import load_policy, load_training_state
 from vla_rl.config import RunConfig, compose
 from vla_rl.config.algorithms import PPOConfig
 from vla_rl.config.phases import PHASES, evaluations, with_followers
+from vla_rl.data.trajectories import ROLLOUTS
 from vla_rl.errors import ConfigError, DiskFull, EmbodimentMismatch, TrainingDiverged, UserError
 from vla_rl.evaluation.video import have_video
 from vla_rl.learning.figures import rollout_metrics
@@ -38,7 +39,6 @@ from vla_rl.learning.sft import postponed_interrupts
 from vla_rl.learning.spool import STATE
 from vla_rl.lock import RunLock
 from vla_rl.monitoring.metrics import read_metrics
-from vla_rl.rewards.sources import ROLLOUTS
 from vla_rl.rollout.engine import RolloutEngine
 from vla_rl.run import eval_phase, pipeline, reward_phases, rl_phase, sft_phase
 from vla_rl.run.evaluate_checkpoints import evaluate_checkpoints

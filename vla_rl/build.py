@@ -17,6 +17,7 @@ from typing import Any
 
 from vla_rl.asked import CLASSES, OPTIONS, AlgorithmFigures, ComponentClass, ShapingOptions, asked, misspelt
 from vla_rl.errors import ConfigError
+from vla_rl.moved import MOVED
 
 
 @dataclass
@@ -225,6 +226,7 @@ def names(group: str) -> list[str]:
 def attribute(path: str) -> Any:
     """Import "module:attribute" ("module:Class.method" too)."""
     module, _, name = path.partition(":")
+    module = MOVED.get(module, module)
     if (package := module.partition(".")[0]) in _OUR_PACKAGES:
         _require_ours(package)
     try:
@@ -232,6 +234,8 @@ def attribute(path: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name and module.startswith(error.name):
             raise ConfigError(f"'{path}' cannot be imported: there is no module {error.name!r}") from error
+        if error.name in MOVED:
+            raise ConfigError(f"'{path}' imports {error.name}, which is {MOVED[error.name]} now: change it there") from error
         raise
     except AttributeError as error:
         raise ConfigError(f"'{path}' cannot be imported: {module} has no attribute {name!r}") from error

@@ -1,19 +1,54 @@
-"""A run's folder: whose it is, what it holds, and how it is set aside."""
+"""A run's folder: whose it is, what it holds, which of its phases are complete, and how it is set aside."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from vla_rl import config as configs
-from vla_rl.checks import preflight
 from vla_rl.config import MACHINE_KEYS, RunConfig
 from vla_rl.config.phases import PHASES, with_followers
 from vla_rl.errors import UserError
+from vla_rl.files import read_json
 from vla_rl.lock import RunLock
 from vla_rl.monitoring.metrics import METRICS_FILE, write_json
+
+
+def read_phases(folder: Path) -> dict[str, Any]:
+    """The phase records of a run folder; empty where there are none. `UserError` for a damaged file."""
+    path = folder / "phases.json"
+    if not path.exists() and not path.is_symlink():
+        return {}
+    remedy = "put a whole copy in its place, or start over with --fresh (the old folder is kept under another name)"
+    phases = read_json(path, remedy)
+    for name in PHASES:
+        record = phases.get(name, {})
+        if not isinstance(record, dict) or not _is_record(record):
+            raise UserError(f"{path} is damaged (its record of phase {name} is {str(record)[:80]}): {remedy}")
+    if not _is_number(phases.get("peak_memory_bytes", 0)):
+        raise UserError(f"{path} is damaged (peak_memory_bytes is {phases['peak_memory_bytes']!r}): {remedy}")
+    return phases
+
+
+def pending(config: RunConfig, fresh: bool = False) -> list[str]:
+    """The phases that are still to run, report aside. More ``rl.iterations`` than were run open RL again."""
+    records = {} if fresh else read_phases(config.run_dir)
+    done = {name for name in config.phases if records.get(name, {}).get("complete")}
+    if records.get("rl", {}).get("iterations", config.rl.iterations) < config.rl.iterations:
+        done -= with_followers("rl")
+    return [name for name in config.phases if name not in done and name != "report"]
+
+
+def _is_record(record: Mapping[str, Any]) -> bool:
+    counts = (record.get(name, 0) for name in ("seconds", "episodes", "control_steps", "iterations"))
+    complete = isinstance(record.get("complete", False), bool) and ("seconds" in record) == ("complete" in record)
+    return complete and all(_is_number(value) for value in counts)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def last_good_text(folder: Path, phase: str) -> str:
@@ -31,7 +66,7 @@ def take_folder(config: RunConfig, folder: Path) -> None:
     that hang on it are open again. Raises as `changes`."""
     if not produced(folder):  # by a run that failed or was killed before it came to anything
         _forget(folder)
-    longer, phases = changes(config, folder), preflight.read_phases(folder)
+    longer, phases = changes(config, folder), read_phases(folder)
     if longer and phases:
         for name in with_followers("rl") & phases.keys():
             phases[name]["complete"] = False

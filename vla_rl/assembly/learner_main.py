@@ -12,7 +12,7 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -20,17 +20,18 @@ from typing import Any, cast
 import torch
 
 from vla_rl import config as configs
-from vla_rl.assembly.context import Run
+from vla_rl.assembly.context import LEARNER_FOLDER, Run
+from vla_rl.assembly.learner import learner_of, trained_policy
 from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.files import explained, read_json
 from vla_rl.interfaces import Env
+from vla_rl.learning.learner_process import LearnerProcess
 from vla_rl.learning.learner_server import LearnerServer
 from vla_rl.learning.learners import ReplayLearner
 from vla_rl.learning.spool import FAILURE, JOB
 from vla_rl.monitoring.metrics import write_json
 from vla_rl.monitoring.progress import Progress
-from vla_rl.run.rl_phase import learner_of, trained_policy
 from vla_rl.types import EmbodimentSpec, TaskSpec
 
 _GAVE_UP = 3  # exit status
@@ -77,6 +78,12 @@ def job_of(config: RunConfig, embodiment: EmbodimentSpec, tasks: Sequence[TaskSp
         "config": configs.to_tree(config), "embodiment": embodiment.to_dict(),
         "tasks": [dataclasses.asdict(task) for task in tasks],
     }  # fmt: skip
+
+
+def learner_process(config: RunConfig, job: Mapping[str, Any], say: Callable[[str], None]) -> LearnerProcess:
+    """This module as the process beside an actor's, not started yet. ``job`` as of `job_of`."""
+    own, pace = config.rl.concurrent, config.algorithm.updates_per_decision
+    return LearnerProcess(config.run_dir / LEARNER_FOLDER, __name__, job, pace, own.restarts, say, own.hang_seconds)
 
 
 def _listen(commands: queue.Queue[str]) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.assembly.context import Run, split_demonstrations
+from vla_rl.assembly.reward import trained_reward
 from vla_rl.data.recorded import recorded
 from vla_rl.data.replay import DEMONSTRATIONS, OFFLINE
+from vla_rl.data.trajectories import each_trajectory
 from vla_rl.files import replay_of
 from vla_rl.learning.learners import Given
 from vla_rl.rewards.handle import is_fitted, is_learned
-from vla_rl.rewards.sources import each_trajectory
-from vla_rl.run.reward_phases import trained_reward
 from vla_rl.types import Trajectory
 
 _SCORED = 64  # episodes at a time

@@ -27,13 +27,14 @@ from vla_rl.asked import (
     RewardOptions,
     asked,
 )
+from vla_rl.assembly.folder import pending
 from vla_rl.checks.cluster import check_cluster, check_room
 from vla_rl.checks.data import check_demonstrations, check_offline_replays, check_recording, is_recording
 from vla_rl.checks.machine import check_machine, check_workers
 from vla_rl.config import RunConfig, checked
 from vla_rl.config.algorithms import advantage_entry, advantage_of
 from vla_rl.config.episodes import refuse_potential
-from vla_rl.config.phases import PHASES, with_followers
+from vla_rl.config.phases import PHASES
 from vla_rl.devices import check_device
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.monitoring.machine import available_cores, default_threads
@@ -78,42 +79,6 @@ def threads(config: RunConfig) -> int:
     if config.threads > cores:
         raise ConfigError(f"threads={config.threads} is more than the {cores} cores here: threads=0 takes all")
     return config.threads or default_threads()
-
-
-# ---------------------------------------------------------------------------------------------------------------- phases
-def read_phases(folder: Path) -> dict[str, Any]:
-    """The phase records of a run folder; empty where there are none. `UserError` for a damaged file."""
-    path = folder / "phases.json"
-    if not path.exists() and not path.is_symlink():
-        return {}
-    remedy = "put a whole copy in its place, or start over with --fresh (the old folder is kept under another name)"
-    phases = files.read_json(path, remedy)
-    for name in PHASES:
-        record = phases.get(name, {})
-        if not isinstance(record, dict) or not _is_record(record):
-            raise UserError(f"{path} is damaged (its record of phase {name} is {str(record)[:80]}): {remedy}")
-    if not _is_number(phases.get("peak_memory_bytes", 0)):
-        raise UserError(f"{path} is damaged (peak_memory_bytes is {phases['peak_memory_bytes']!r}): {remedy}")
-    return phases
-
-
-def _is_record(record: Mapping[str, Any]) -> bool:
-    counts = (record.get(name, 0) for name in ("seconds", "episodes", "control_steps", "iterations"))
-    complete = isinstance(record.get("complete", False), bool) and ("seconds" in record) == ("complete" in record)
-    return complete and all(_is_number(value) for value in counts)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def pending(config: RunConfig, fresh: bool = False) -> list[str]:
-    """The phases that are still to run, report aside. More ``rl.iterations`` than were run open RL again."""
-    records = {} if fresh else read_phases(config.run_dir)
-    done = {name for name in config.phases if records.get(name, {}).get("complete")}
-    if records.get("rl", {}).get("iterations", config.rl.iterations) < config.rl.iterations:
-        done -= with_followers("rl")
-    return [name for name in config.phases if name not in done and name != "report"]
 
 
 def _check_inputs(config: RunConfig, open_phases: list[str], fresh: bool) -> None:

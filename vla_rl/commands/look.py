@@ -44,9 +44,9 @@ def run_report(arguments: argparse.Namespace) -> None:
 
 
 def run_export_rerun(arguments: argparse.Namespace) -> None:
+    from vla_rl.assembly.sources import load_source
     from vla_rl.data.rerun_export import export_rerun
     from vla_rl.files import require_file_target, require_new
-    from vla_rl.rewards.sources import load_source
 
     if arguments.limit < 0 or arguments.episodes < 1:
         raise ConfigError("export-rerun needs --limit >= 0 and --episodes >= 1")

@@ -5,11 +5,11 @@ has a ``type`` that names an entry of `vla_rl.build`; the other keys must fit th
 tree must fit `RunConfig`.
 """
 
-from vla_rl.config.composition import (
+from vla_rl.config.composition import compose, with_run
+from vla_rl.config.schema import checked
+from vla_rl.config.tree import (
     MACHINE_KEYS,
     RunConfig,
-    checked,
-    compose,
     from_tree,
     load,
     override,
@@ -17,7 +17,6 @@ from vla_rl.config.composition import (
     to_tree,
     to_yaml,
     with_policy_changes,
-    with_run,
 )
 
 __all__ = [

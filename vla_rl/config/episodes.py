@@ -10,6 +10,7 @@ from typing import Any
 from vla_rl import build
 from vla_rl.asked import AlgorithmOptions, ShapingOptions, asked
 from vla_rl.config.algorithms import advantage_of
+from vla_rl.config.schema import checked
 from vla_rl.errors import ConfigError
 from vla_rl.splits import check_split
 
@@ -188,8 +189,6 @@ class CombinedConfig:
 
     def part(self, name: str, part: Any) -> tuple[str, Any, float]:
         """(type, config, weight) of one part, checked."""
-        from vla_rl.config import checked
-
         if not isinstance(part, Mapping):
             raise ConfigError(f"reward.parts.{name} is {part!r}, it must be a mapping such as {{weight: 0.5}}")
         options = dict(part)

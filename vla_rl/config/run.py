@@ -1,4 +1,4 @@
-"""The options of a run itself: collection, simulator slots, the online loop."""
+"""The options of a run itself: collection, simulator slots, the online loop, where its metrics go."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from vla_rl.errors import ConfigError
 
 MOST_SLOTS = 4096  # per worker
 RAM_BYTES = 2 << 30  # of a replay
+WANDB_MODES = ("auto", "online", "offline", "off")
 
 
 @dataclass
@@ -294,3 +295,24 @@ class RLConfig:
                 f"rl.fallback={self.fallback} waits for what the guard finds, and the guard is off: set rl.guard=warn and "
                 f"rl.guard_iterations=5"
             )
+
+
+@dataclass
+class WandbConfig:
+    """Weights & Biases. ``mode`` auto: online where the user is logged in, else offline; off: not at all. ``wandb=false``,
+    ``wandb=true`` and ``wandb=offline`` set it too. ``name`` (empty: the run's own)."""
+
+    mode: str = "auto"  # auto | online | offline | off
+    # the project that runs are logged to
+    project: str = "vla-rl"
+    # the user or team that owns it; empty: the account's own
+    entity: str = ""
+    name: str = ""
+    # labels of the run
+    tags: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.mode = {"True": "auto", "False": "off"}.get(self.mode, self.mode)  # YAML reads a bare off as false
+        if self.mode not in WANDB_MODES:
+            choices = ", ".join(WANDB_MODES)
+            raise ConfigError(f"wandb.mode is {self.mode!r}, choose one of {choices} (or wandb=true, wandb=false)")

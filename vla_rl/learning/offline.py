@@ -25,7 +25,7 @@ from vla_rl.learning.figures import rollout_metrics
 from vla_rl.learning.learners import ReplayLearner
 from vla_rl.monitoring.metrics import MetricsLogger
 from vla_rl.monitoring.progress import Progress
-from vla_rl.rewards.sources import rollout_episodes
+from vla_rl.rollout.episodes import rollout_episodes
 from vla_rl.splits import stable_seed
 from vla_rl.types import TaskSpec, Transitions
 

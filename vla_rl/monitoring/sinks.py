@@ -21,17 +21,16 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import SplitResult, urlsplit
 
 from vla_rl.config.phases import PHASES
-from vla_rl.errors import ConfigError, require_packages
+from vla_rl.config.run import WandbConfig
+from vla_rl.errors import require_packages
 from vla_rl.monitoring.machine import process_tree
 
 TENSORBOARD, WANDB_FILE = "tensorboard", "wandb.json"
-MODES = ("auto", "online", "offline", "off")
 # The x axis of each phase; "eval" rows stand at the RL iteration of the policy that was evaluated.
 AXES = {row.name: f"{row.name}/{row.steps[0]}" for row in PHASES.values() if row.steps} | {"eval": "rl/iteration"}
 # Patience with wandb's server: to answer, to begin, to take the rest, and once more at exit.
@@ -51,26 +50,6 @@ class Sink(Protocol):
     def video(self, phase: str, step: int, path: Path) -> None: ...
 
     def close(self) -> None: ...
-
-
-@dataclass
-class WandbConfig:
-    """Weights & Biases. ``mode`` auto: online where the user is logged in, else offline; off: not at all. ``wandb=false``,
-    ``wandb=true`` and ``wandb=offline`` set it too. ``name`` (empty: the run's own)."""
-
-    mode: str = "auto"  # auto | online | offline | off
-    # the project that runs are logged to
-    project: str = "vla-rl"
-    # the user or team that owns it; empty: the account's own
-    entity: str = ""
-    name: str = ""
-    # labels of the run
-    tags: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.mode = {"True": "auto", "False": "off"}.get(self.mode, self.mode)  # YAML reads a bare off as false
-        if self.mode not in MODES:
-            raise ConfigError(f"wandb.mode is {self.mode!r}, choose one of {', '.join(MODES)} (or wandb=true, wandb=false)")
 
 
 def sinks(

@@ -59,7 +59,7 @@ def build_reward(kind: str, config: Any, context: RewardContext | None = None) -
     if is_learned(model) and options.checkpoint:
         load_reward(options.checkpoint, kind, model)
     if options.reference and isinstance(model, ReferenceReward):
-        from vla_rl.rewards.sources import trajectories_of_dataset
+        from vla_rl.data.trajectories import trajectories_of_dataset
 
         model.set_references(trajectories_of_dataset(options.reference, context.embodiment, stride=context.stride))
     return model

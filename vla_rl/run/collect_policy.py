@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.config.run import CollectConfig
-from vla_rl.data.lerobot_format import SENT_KEY
+from vla_rl.data.lerobot_format import BY_BASE, SENT_KEY
 from vla_rl.data.lerobot_writer import DemonstrationWriter
 from vla_rl.errors import UserError
 from vla_rl.evaluation.outcome import mean_jerk
 from vla_rl.interfaces import Env, Policy
 from vla_rl.optional import StackedPolicy
 from vla_rl.rollout.engine import RolloutEngine
-from vla_rl.rollout.handover import BY_BASE, Handover
+from vla_rl.rollout.handover import Handover
 from vla_rl.rollout.stepwise import Stepwise
 from vla_rl.splits import stable_seed
 from vla_rl.types import EmbodimentSpec, EpisodeSpec, TaskSpec, Trajectory

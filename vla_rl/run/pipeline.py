@@ -17,7 +17,16 @@ import torch
 from vla_rl import config as configs
 from vla_rl.assembly.context import Run
 from vla_rl.assembly.env_and_policy import checked_env
-from vla_rl.assembly.folder import changes, last_good_text, leave_no_name, produced, set_aside, take_folder
+from vla_rl.assembly.folder import (
+    changes,
+    last_good_text,
+    leave_no_name,
+    pending,
+    produced,
+    read_phases,
+    set_aside,
+    take_folder,
+)
 from vla_rl.build import attribute
 from vla_rl.checks import preflight
 from vla_rl.config import RunConfig
@@ -37,7 +46,7 @@ def run_pipeline(config: RunConfig, *, fresh: bool = False) -> Path:
     preflight.check(config, fresh=fresh)
     folder, resources = config.run_dir, contextlib.ExitStack()
     with resources:
-        env = checked_env(config, resources, fresh) if preflight.pending(config, fresh) else None
+        env = checked_env(config, resources, fresh) if pending(config, fresh) else None
         return _run_phases(config, folder, fresh, resources, env)
 
 
@@ -53,7 +62,7 @@ def _run_phases(
         take_folder(config, folder)
         torch.set_num_threads(preflight.threads(config))
         torch.manual_seed(config.seed)
-        phases = preflight.read_phases(folder)
+        phases = read_phases(folder)
         write_json(folder / "versions.json", versions())
         progress = stack.enter_context(Progress())
         tree = configs.to_tree(config)
@@ -94,7 +103,7 @@ def plan(config: RunConfig, *, fresh: bool = False) -> str:
     kept = produced(folder) and not fresh
     if kept:
         changes(config, folder)
-    phases = preflight.read_phases(folder) if kept else {}
+    phases = read_phases(folder) if kept else {}
     state = "go on in" if kept else "start over in, with what is there kept aside:" if produced(folder) else "write to"
     lines = [f"would {state} {folder}:"]
     for name in config.phases:
