@@ -180,7 +180,7 @@ def test_a_module_by_its_older_place_is_found_and_an_import_of_it_names_the_new_
     assert build.attribute("vla_rl.algorithms.settings:PPOConfig") is PPOConfig
     (tmp_path / "my_algorithm.py").write_text("from vla_rl.algorithms.settings import PPOConfig\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ConfigError, match=r"my_algorithm:Mine' imports vla_rl.algorithms.settings, which is vla_rl.config.alg"):
+    with pytest.raises(ConfigError, match=r"my_algorithm:Mine' imports vla_rl.algorithms.settings, which is vla_rl.config"):
         build.attribute("my_algorithm:Mine")
 
 
