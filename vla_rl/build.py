@@ -161,9 +161,9 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             collect="sim.robotwin.collect:collect_episode",
         ),
         "dataset": EnvEntry(
-            "vla_rl.run.recorded_env:RecordedEnv",
-            "vla_rl.data.settings:RecordingConfig",
-            records="vla_rl.run.recorded_env:open_recorded",
+            "vla_rl.assembly.recorded_env:RecordedEnv",
+            "vla_rl.config.recording:RecordingConfig",
+            records="vla_rl.assembly.recorded_env:open_recorded",
         ),
         "gym": EnvEntry("sim.gym:GymSimulator", "sim.gym:GymConfig", collect="sim.gym:collect_episode"),
         "toy": EnvEntry("sim.toy:ToyReach", "sim.toy:ToyConfig", collect="sim.toy:collect_episode"),

@@ -12,7 +12,7 @@ from benchmarks.learning.runs import PARTS, Record, iteration_seconds, rl_record
 from benchmarks.measuring import in_turns, over_rounds, table
 from vla_rl import config as configs
 from vla_rl.asked import CriticWarmup
-from vla_rl.checks.preflight import read_phases
+from vla_rl.assembly.folder import read_phases
 from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError
 from vla_rl.learning.figures import mean_figures

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks.measuring import say
+from vla_rl.assembly.learner import learner_of, trained_policy
 from vla_rl.assembly.learner_main import job_of, run_of
 from vla_rl.data.replay import DEMONSTRATIONS, INTERVENTIONS, Replay
 from vla_rl.display.charts import Series, line_chart, percent
@@ -29,7 +30,6 @@ from vla_rl.reporting import sections
 from vla_rl.reporting.page import fill
 from vla_rl.robot.harvest import RECENT
 from vla_rl.robot.learning import Judge, Learning, compose, learn
-from vla_rl.run.rl_phase import learner_of, trained_policy
 
 CLONED, SOURCE = "bc", "hil_serl"
 METHODS = {

@@ -15,6 +15,7 @@ import torch
 from vla_rl import build
 from vla_rl.asked import PolicyOptions, asked
 from vla_rl.assembly.env_and_policy import acting_policy, open_env, select_tasks
+from vla_rl.assembly.recorded_env import RecordedEnv
 from vla_rl.checkpoint import save_checkpoint
 from vla_rl.config import RunConfig
 from vla_rl.data.demonstrations import DemonstrationDataset
@@ -30,7 +31,6 @@ from vla_rl.monitoring.metrics import BEST_FILE, MetricsLogger, write_json
 from vla_rl.monitoring.progress import Progress
 from vla_rl.rewards.tools import leave_out
 from vla_rl.rollout.engine import RolloutEngine
-from vla_rl.run.recorded_env import RecordedEnv
 from vla_rl.types import TaskSpec
 
 REWARD_FOLDER, LEARNER_FOLDER = "reward", "learner"

@@ -12,6 +12,7 @@ from typing import Any
 from vla_rl import build
 from vla_rl.algorithms.augmentation import require_mirror
 from vla_rl.asked import AlgorithmOptions, ChecksCameras, PolicyOptions, PublishedStart, asked
+from vla_rl.assembly.recorded_env import RecordedEnv
 from vla_rl.checkpoint import EMBODIMENT, load_policy
 from vla_rl.config import RunConfig
 from vla_rl.config.phases import PHASES
@@ -22,7 +23,6 @@ from vla_rl.errors import ConfigError, UserError
 from vla_rl.files import check_checkpoint
 from vla_rl.interfaces import Env
 from vla_rl.optional import PublishablePolicy
-from vla_rl.run.recorded_env import RecordedEnv
 from vla_rl.types import EmbodimentSpec, TaskSpec
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from vla_rl.config import RunConfig
+from vla_rl.config.recording import RecordingConfig
 from vla_rl.data.recording import Recording, open_recording
-from vla_rl.data.settings import RecordingConfig
 from vla_rl.errors import ConfigError
 from vla_rl.specs import EpisodeSpec, SlotEvent
 

@@ -1,5 +1,5 @@
-"""The phases of a run in their order, one row each. What they do stands in the modules that the rows name; reading the rows
-imports no torch."""
+"""The phases of a run in their order, one row each. What they do stands in `vla_rl.run.pipeline`; reading this imports no
+torch."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from vla_rl.diagnostics import Diagnostic
 
 @dataclass(frozen=True)
 class Phase:
-    """``run`` is a function of the `Run` ("module:function"), which returns what belongs into the phase's record.
+    """``says`` announces it, ``label`` names it on pages.
 
-    ``says`` announces it, ``label`` names it on pages. ``needs``: "demonstrations", "start" (a policy), or the phase whose
+    ``needs``: "demonstrations", "start" (a policy), or the phase whose
     policy it takes; ``writes``: what it leaves in the run's folder, first what others need of it. One with ``steps``, (one
     of them, the config key that says how many), logs a line every so often. An evaluation ``judges``: (the short name of
     ``eval_NAME.json``, what pages call that policy); one of a policy that came ``beside`` another is not what the run is
@@ -21,7 +21,6 @@ class Phase:
     """
 
     name: str
-    run: str
     says: str
     label: str
     needs: str = ""
@@ -57,53 +56,48 @@ _RL = (
 )  # fmt: skip
 _ROWS = (
     Phase(
-        "collect", "vla_rl.run.sft_phase:phase_collect", "demonstrations into a LeRobotDataset", "demonstrations",
+        "collect", "demonstrations into a LeRobotDataset", "demonstrations",
         writes=("dataset",),
     ),
     Phase(
-        "sft", "vla_rl.run.sft_phase:phase_sft", "supervised fine-tuning on the demonstrations", "SFT",
+        "sft", "supervised fine-tuning on the demonstrations", "SFT",
         needs="demonstrations", writes=("checkpoints/sft",), steps=("update", "sft.updates"), recorded=True,
         diagnostics=_SFT,
     ),
     Phase(
-        "eval_sft", "vla_rl.run.eval_phase:eval_sft", "success of the starting policy on held-out initial states",
+        "eval_sft", "success of the starting policy on held-out initial states",
         "evaluation before", needs="start", judges=("sft", "SFT"),
     ),
     Phase(
-        "reward", "vla_rl.run.reward_phases:phase_reward",
-        "training and judging the reward, where it is a learned one", "reward model",
+        "reward", "training and judging the reward, where it is a learned one", "reward model",
         needs="start", writes=("rollouts", "reward"),
     ),
     Phase(
-        "offline", "vla_rl.run.offline_phase:phase_offline",
-        "offline rounds: critics and a model from the data, candidates past a gate, new episodes", "offline rounds",
-        needs="start", writes=("checkpoints/offline",), usual=False, recorded=True,
+        "offline", "offline rounds: critics and a model from the data, candidates past a gate, new episodes",
+        "offline rounds", needs="start", writes=("checkpoints/offline",), usual=False, recorded=True,
     ),
     Phase(
-        "eval_offline", "vla_rl.run.eval_phase:eval_offline",
-        "success of what the offline rounds left, on the same held-out initial states",
+        "eval_offline", "success of what the offline rounds left, on the same held-out initial states",
         "evaluation after offline rounds", needs="offline", judges=("offline", "Offline"), usual=False,
     ),
     Phase(
-        "rl", "vla_rl.run.rl_phase:phase_rl", "online RL", "RL",
+        "rl", "online RL", "RL",
         needs="start", writes=("checkpoints/rl", "learner/state"), steps=("iteration", "rl.iterations"), recorded=True,
         diagnostics=_RL,
     ),
     Phase(
-        "eval_rl", "vla_rl.run.eval_phase:eval_rl", "success of the tuned policy on the same held-out initial states",
+        "eval_rl", "success of the tuned policy on the same held-out initial states",
         "evaluation after", needs="rl", judges=("rl", "RL"),
     ),
     Phase(
-        "eval_student", "vla_rl.run.eval_phase:eval_student",
-        "success of the student that learned beside RL, on the same held-out initial states",
+        "eval_student", "success of the student that learned beside RL, on the same held-out initial states",
         "evaluation of the student", needs="rl", judges=("student", "Student"), beside=True, usual=False,
     ),
     Phase(
-        "eval_actions", "vla_rl.run.action_phase:eval_actions",
-        "errors of actions on demonstrations that were kept out, beside simple guesses", "action errors",
+        "eval_actions", "errors of actions on demonstrations that were kept out, beside simple guesses", "action errors",
         needs="start", usual=False, recorded=True,
     ),
-    Phase("report", "vla_rl.run.eval_phase:report", "writing report.html and summary.json", "report", recorded=True),
+    Phase("report", "writing report.html and summary.json", "report", recorded=True),
 )  # fmt: skip
 PHASES = {row.name: row for row in _ROWS}
 USUAL_PHASES = tuple(row.name for row in _ROWS if row.usual)

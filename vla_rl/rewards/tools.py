@@ -21,8 +21,8 @@ from vla_rl.errors import ConfigError, UserError
 from vla_rl.evaluation.video import Clip, grid, have_video, write_mp4
 from vla_rl.files import write_whole
 from vla_rl.interfaces import ProgressReward
-from vla_rl.optional import FilteringReward
 from vla_rl.monitoring.metrics import write_json
+from vla_rl.optional import FilteringReward
 from vla_rl.rewards.build import RewardContext, build_reward, demonstration_filter, save_reward
 from vla_rl.rewards.handle import is_fitted, is_learned
 from vla_rl.rewards.quality import Quality, RewardCheckConfig, judge, write_quality

@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,7 +29,6 @@ from vla_rl.assembly.folder import (
     set_aside,
     take_folder,
 )
-from vla_rl.build import attribute
 from vla_rl.checks import preflight
 from vla_rl.config import RunConfig
 from vla_rl.config.phases import PHASES
@@ -39,6 +40,27 @@ from vla_rl.monitoring.metrics import MetricsLogger, write_json
 from vla_rl.monitoring.progress import Progress
 from vla_rl.monitoring.sinks import sinks
 from vla_rl.reporting.page import write_report
+from vla_rl.run.action_phase import eval_actions
+from vla_rl.run.eval_phase import eval_offline, eval_rl, eval_sft, eval_student, report
+from vla_rl.run.offline_phase import phase_offline
+from vla_rl.run.reward_phases import phase_reward
+from vla_rl.run.rl_phase import phase_rl
+from vla_rl.run.sft_phase import phase_collect, phase_sft
+
+# What each phase does; it returns what belongs into the phase's record.
+FUNCTIONS: dict[str, Callable[[Run], dict[str, Any]]] = {
+    "collect": phase_collect,
+    "sft": phase_sft,
+    "eval_sft": eval_sft,
+    "reward": phase_reward,
+    "offline": phase_offline,
+    "eval_offline": eval_offline,
+    "rl": phase_rl,
+    "eval_rl": eval_rl,
+    "eval_student": eval_student,
+    "eval_actions": eval_actions,
+    "report": report,
+}
 
 
 def run_pipeline(config: RunConfig, *, fresh: bool = False) -> Path:
@@ -81,7 +103,7 @@ def _run_phases(
             progress.say(f"{name}: {PHASES[name].says}")
             counted = 0.0
             try:
-                result = attribute(PHASES[name].run)(run) or {}
+                result = FUNCTIONS[name](run)
                 counted = result.pop("seconds", 0.0)  # by the phase itself; a killed process has not written them here
                 record |= result | {"complete": True}
             except TrainingDiverged as error:
