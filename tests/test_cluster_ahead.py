@@ -28,7 +28,7 @@ from vla_rl.cluster.rollout_actor import Job, RolloutActor
 from vla_rl.config import compose, override
 from vla_rl.data.codec import trajectory_from_state
 from vla_rl.errors import ConfigError
-from vla_rl.learning.ahead import Plans
+from vla_rl.learning.lookahead import Plans
 from vla_rl.learning.spool import learned_weights
 from vla_rl.monitoring.metrics import read_metrics
 from vla_rl.run.pipeline import run_pipeline

@@ -551,7 +551,7 @@ def test_in_real_time_an_operator_helps_and_a_slow_reward_holds_nothing_up(start
 def test_a_classifier_is_fitted_on_the_runs_own_labels_and_kept(start, tmp_path):
     """Every second episode has time to succeed. Labels are rewards until four are there; then the classifier scores."""
     from vla_rl.assembly.learner_main import job_of, run_of
-    from vla_rl.robot.live import judge_of
+    from vla_rl.robot.reward_process import judge_of
 
     out = tmp_path / "a"
     small = ["reward=classifier", "reward.updates=60", "reward.refit_updates=20", "reward_check.refit_every=4"]

@@ -52,9 +52,9 @@ from vla_rl.reporting.page import write_report
 from vla_rl.robot import session as sessions
 from vla_rl.robot.harvest import LOOK_S, PHASE, SESSIONS, SETTLE_S, Harvest, HarvestThread
 from vla_rl.robot.labels import SessionReward
-from vla_rl.robot.live import live_of, start_live, why_not
 from vla_rl.robot.operator import make_operator
 from vla_rl.robot.policy import load_others, make_decide
+from vla_rl.robot.reward_process import live_of, start_live, why_not
 from vla_rl.robot.session import Asked
 from vla_rl.types import EmbodimentSpec, TaskSpec, Trajectory
 

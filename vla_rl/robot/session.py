@@ -129,7 +129,7 @@ def run_processes(
                 say(f"loading {checkpoint}")
                 start_policy(body, settings, checkpoint, about["embodiment"], plan)
             if reward is not None:
-                from vla_rl.robot.live import start_live
+                from vla_rl.robot.reward_process import start_live
 
                 say(f"loading the reward {reward.reward_type}")
                 start_live(body, reward, embodiment, settings.robot.score_every, settings.threads)
@@ -153,7 +153,7 @@ def reward_config(settings: SessionSettings) -> Any:
     if not settings.reward:
         return None
     from vla_rl.config import compose
-    from vla_rl.robot.live import why_not
+    from vla_rl.robot.reward_process import why_not
 
     place = settings.folder
     config = compose(["~run", f"output_dir={place.parent}", f"name={place.name}", "device=cpu", *settings.reward])
@@ -349,7 +349,7 @@ def run_lockstep(
         if settings.operator is not None:
             session.watched(make_operator(settings.operator, session.world))
         if reward is not None:
-            from vla_rl.robot.live import load_live
+            from vla_rl.robot.reward_process import load_live
 
             session.scored(load_live(reward, spec, settings.robot.score_every))
         say(f"session {folder}, in virtual time")

@@ -1,7 +1,7 @@
 """What a reward says of the episode that runs: for the console's curve, and for the record.
 
-``python -m vla_rl.robot.live CONFIG.json`` with socket, job, every and threads: a process that only listens and says
-`Progress`. Nobody waits for it. Where its model takes long it looks less often; where it dies the session goes on.
+``python -m vla_rl.robot.reward_process CONFIG.json`` with socket, job, every and threads: a process that only listens and
+says `Progress`. Nobody waits for it. Where its model takes long it looks less often; where it dies the session goes on.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def live_of(reward: SessionReward, model: str, every: int, refresh: bool = False
 def start_live(body: Any, config: RunConfig, embodiment: EmbodimentSpec, every: int, threads: int) -> None:
     """Start the process; its end does not end the session."""
     job = {"socket": body.socket, "job": job_of(config, embodiment, []), "every": every, "threads": threads or 1}
-    body.process("reward", "vla_rl.robot.live", [body.write_config("reward", job)], timeout=600.0, may_end=True)
+    body.process("reward", "vla_rl.robot.reward_process", [body.write_config("reward", job)], timeout=600.0, may_end=True)
 
 
 def load_live(config: RunConfig, embodiment: EmbodimentSpec, every: int) -> Live:
