@@ -13,13 +13,13 @@ import pytest
 
 from vla_rl import asked as questions
 from vla_rl import build
+from vla_rl.checks.preflight import check_run
 from vla_rl.commands.evaluate import config_of_checkpoint
 from vla_rl.config import RunConfig, compose, from_tree, load, override, save, to_tree
+from vla_rl.config.episodes import refuse_potential
+from vla_rl.config.own_files import searching
 from vla_rl.errors import ConfigError
-from vla_rl.own_configs import searching
 from vla_rl.paths import config_dir
-from vla_rl.run.preflight import check_run
-from vla_rl.settings import refuse_potential
 
 RUNS = sorted(path.stem for path in (config_dir() / "run").glob("*.yaml"))
 _OTHERS = ("run", "robot", "limits")  # no options of a run: whole runs; sessions with a robot and their limits

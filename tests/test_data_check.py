@@ -815,7 +815,7 @@ def red() -> str:
 
 def test_sft_learns_from_successes_alone_unless_failures_are_asked_for(red, tmp_path):
     from sim.toy import ToyReach
-    from vla_rl.run.context import imitated, split_demonstrations
+    from vla_rl.assembly.context import imitated, split_demonstrations
 
     data, said = toy_data(tmp_path / "data", (red, red, red), (True, False, True)), []
     for failures, numbers in ((False, [0, 2]), (True, [0, 1, 2])):
@@ -858,7 +858,7 @@ def test_a_run_refuses_nonsense_before_its_first_phase(texts, successes, scale, 
 
 
 def test_reward_fitting_reads_what_it_needs_and_says_what_failed(red, tmp_path, monkeypatch):
-    from vla_rl.rewards.sources import load_source
+    from vla_rl.assembly.sources import load_source
 
     data = toy_data(tmp_path / "data", (red,) * 4, (True, False, True, True))
     decoded, image = [], lerobot_pictures.image_of

@@ -12,9 +12,9 @@ import pytest
 
 from sim.libero import package as libero_package
 from vla_rl import devices
-from vla_rl import doctor as module
 from vla_rl.data.direct import cacheable_bytes
-from vla_rl.doctor import FAIL, MISSING, OK, Check, check_gl, exit_status, render, run_child
+from vla_rl.doctor import machine as module
+from vla_rl.doctor.machine import FAIL, MISSING, OK, Check, check_gl, exit_status, render, run_child
 
 LEROBOT = "<0.7,>=0.6.1" if sys.version_info >= (3, 12) else "<0.5,>=0.4.4"
 

@@ -94,8 +94,8 @@ def _learner(overrides: list[str], source: str) -> tuple[Any, list[str]]:
     them."""
     if not overrides:
         return None, []
+    from vla_rl.assembly.env_and_policy import open_env, select_tasks
     from vla_rl.config import compose, with_run
-    from vla_rl.run.opening import open_env, select_tasks
 
     config = compose(with_run(overrides, ["~run"]))
     config.dataset = config.dataset or source

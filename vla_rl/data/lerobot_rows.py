@@ -15,9 +15,8 @@ import numpy as np
 
 from vla_rl.data.checks import ERROR, WARNING, DataCheck, Report, Rows, as_success, bad_instruction, shortened
 from vla_rl.data.demonstrations import DemonstrationEpisode
-from vla_rl.data.lerobot_format import ACTION_KEY, SENT_KEY, STATE_KEY, DatasetError, pyarrow_package
+from vla_rl.data.lerobot_format import ACTION_KEY, BY_BASE, SENT_KEY, STATE_KEY, DatasetError, pyarrow_package
 from vla_rl.files import read_json, require_content
-from vla_rl.rollout.handover import BY_BASE
 from vla_rl.types import EmbodimentSpec
 
 _AGAIN = "Write or fetch the dataset again"

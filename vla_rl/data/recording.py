@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from vla_rl.config.recording import RecordingConfig
 from vla_rl.data.checks import Report
 from vla_rl.data.demonstrations import DemonstrationDataset
 from vla_rl.data.frames import OnDisk
@@ -29,7 +30,6 @@ from vla_rl.data.lerobot_reader import (
     successes,
 )
 from vla_rl.data.lerobot_rows import LeRobotRows, read_rows
-from vla_rl.data.settings import RecordingConfig
 from vla_rl.errors import ConfigError, require_packages
 from vla_rl.files import EMBODIMENT
 from vla_rl.files import read_embodiment as read_embodiment_file

@@ -15,17 +15,17 @@ from typing import Any, cast
 import torch
 
 from vla_rl.algorithms.offline_chain import OfflineChain, accepts
-from vla_rl.algorithms.offline_settings import OfflineConfig
 from vla_rl.checkpoint import Checkpointable, load_training_state, load_weights, restoring, save_checkpoint
+from vla_rl.config.offline import OfflineConfig
 from vla_rl.data.replay import ONLINE
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.interfaces import Collector, RewardModel
 from vla_rl.learning.counters import Counters
 from vla_rl.learning.figures import rollout_metrics
 from vla_rl.learning.learners import ReplayLearner
-from vla_rl.reporting.metrics import MetricsLogger
-from vla_rl.reporting.progress import Progress
-from vla_rl.rewards.sources import rollout_episodes
+from vla_rl.monitoring.metrics import MetricsLogger
+from vla_rl.monitoring.progress import Progress
+from vla_rl.rollout.episodes import rollout_episodes
 from vla_rl.splits import stable_seed
 from vla_rl.types import TaskSpec, Transitions
 

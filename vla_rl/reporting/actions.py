@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from vla_rl.reporting import sections, words
-from vla_rl.reporting.charts import Series, line_chart, short
-from vla_rl.reporting.metrics import ACTIONS_FILE
+from vla_rl.display import words
+from vla_rl.display.charts import Series, line_chart, short
+from vla_rl.monitoring.metrics import ACTIONS_FILE
+from vla_rl.reporting import sections
 from vla_rl.reporting.runs import RunData
 
 _GUESSES = {"hold": "go where the robot is", "repeat": "repeat the action before", "mean": "the mean action"}

@@ -12,13 +12,14 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from vla_rl.display import words
+from vla_rl.display.charts import Interval, Series, episode_squares, interval_chart, line_chart, percent, short
 from vla_rl.errors import UserError
 from vla_rl.evaluation.outcome import summarise, task_gap_text
 from vla_rl.files import write_whole
-from vla_rl.reporting import actions, cluster, figures, offline, sections, study_page, words
-from vla_rl.reporting.charts import Interval, Series, episode_squares, interval_chart, line_chart, percent, short
+from vla_rl.monitoring.metrics import write_json
+from vla_rl.reporting import actions, cluster, figures, offline, sections, study_page
 from vla_rl.reporting.diagnostics import declared, warnings
-from vla_rl.reporting.metrics import write_json
 from vla_rl.reporting.runs import RunData, find_runs, is_run, load_run
 from vla_rl.reporting.study import group_runs
 

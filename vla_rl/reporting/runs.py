@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vla_rl.config.phases import PHASES
+from vla_rl.display import words
 from vla_rl.errors import UserError
 from vla_rl.evaluation.outcome import EvaluationResult
-from vla_rl.reporting import words
-from vla_rl.reporting.metrics import ACTIONS_FILE, BEST_FILE, METRICS_FILE, read_metrics
-from vla_rl.run.phases import PHASES
+from vla_rl.monitoring.metrics import ACTIONS_FILE, BEST_FILE, METRICS_FILE, read_metrics
 
 _DEPTH = 3  # folders below the one named in which runs are looked for
 _SET_ASIDE = re.compile(r"\.\d{8}-\d{6}$")  # what --fresh moved away

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.algorithms.validation import ROWS, described, input_use
+from vla_rl.assembly.context import Run, split_demonstrations, start_checkpoint
 from vla_rl.errors import UserError
 from vla_rl.evaluation.action_error import ROWS as DECISIONS
 from vla_rl.evaluation.action_error import action_errors, table, verdict
 from vla_rl.interfaces import ImitationPolicy
-from vla_rl.reporting.metrics import ACTIONS_FILE, write_json
-from vla_rl.run.context import Run, split_demonstrations, start_checkpoint
+from vla_rl.monitoring.metrics import ACTIONS_FILE, write_json
 
 
 def eval_actions(run: Run) -> dict[str, Any]:

@@ -19,10 +19,14 @@ from torch import Tensor
 
 from vla_rl.algorithms.imitation import learning_rate_factor
 from vla_rl.algorithms.optim import GuardedStep, even_split, load_optimizer_state, make_adamw, optimizer_state
+from vla_rl.assembly.env_and_policy import open_env, open_policy, select_tasks
+from vla_rl.assembly.recorded_env import RecordedEnv
 from vla_rl.checkpoint import load_training_state, load_weights, save_checkpoint
 from vla_rl.config import RunConfig
+from vla_rl.config.episodes import DistillConfig
 from vla_rl.data.demonstrations import DemonstrationDataset
 from vla_rl.data.frames import OnDisk
+from vla_rl.data.trajectories import load_rollouts, save_rollouts
 from vla_rl.devices import pick_device
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.action_error import action_errors, verdict
@@ -30,14 +34,11 @@ from vla_rl.evaluation.evaluate import evaluate
 from vla_rl.evaluation.outcome import EvaluationResult, compare, comparison_text
 from vla_rl.files import nearest_folder
 from vla_rl.interfaces import DistillablePolicy
-from vla_rl.reporting.metrics import write_json
-from vla_rl.reporting.progress import Progress
-from vla_rl.rewards.sources import load_rollouts, roll_out, save_rollouts
+from vla_rl.lock import RunLock
+from vla_rl.monitoring.metrics import write_json
+from vla_rl.monitoring.progress import Progress
 from vla_rl.rollout.engine import RolloutEngine
-from vla_rl.run.lock import RunLock
-from vla_rl.run.opening import open_env, open_policy, select_tasks
-from vla_rl.run.recorded_env import RecordedEnv
-from vla_rl.settings import DistillConfig
+from vla_rl.rollout.episodes import roll_out
 from vla_rl.types import Observation, TaskSpec
 
 _RECORDED = 4096  # states of a recording that a student learns on, at most

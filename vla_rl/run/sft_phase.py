@@ -11,13 +11,13 @@ import torch
 from vla_rl import build
 from vla_rl.algorithms.imitation import Imitation
 from vla_rl.algorithms.validation import ROWS
+from vla_rl.assembly.context import Run, imitated
+from vla_rl.assembly.env_and_policy import seeded
+from vla_rl.assembly.recorded_env import RecordedEnv
 from vla_rl.data.collect import collect_demonstrations
-from vla_rl.data.collect_policy import collect_with_policy
 from vla_rl.data.demonstrations import DatasetSampler
 from vla_rl.learning.sft import train_sft
-from vla_rl.run.context import Run, imitated
-from vla_rl.run.opening import seeded
-from vla_rl.run.recorded_env import RecordedEnv
+from vla_rl.run.collect_policy import collect_with_policy
 
 
 def phase_collect(run: Run) -> dict[str, Any]:
