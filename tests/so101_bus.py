@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from unittest.mock import MagicMock
 
-sys.modules.setdefault("scservo_sdk", MagicMock())  # the vendor's package, which no test talks to
+sys.modules.setdefault("scservo_sdk", MagicMock(__spec__=ModuleSpec("scservo_sdk", None)))  # no test talks to the vendor's
 
 from lerobot.motors import MotorCalibration  # noqa: E402
 from lerobot.robots.so_follower import so_follower  # noqa: E402
@@ -65,7 +66,7 @@ class FakeBus:
     def write(self, *_, **__):
         self.calls.append("write")
 
-    def sync_read(self, register, normalize=True):
+    def sync_read(self, register, normalize=True, num_retry=0):
         if register == "Torque_Enable":
             return {name: int(on) for name, on in self.torque.items()}
         self.reads += 1

@@ -19,13 +19,13 @@ from types import SimpleNamespace
 import pytest
 from test_cluster import TOY, start  # noqa: F401 - a fixture
 
+from benchmarks.learning.faults import Nodes
 from vla_rl.cluster import checks
 from vla_rl.cluster.placement import Amount, Group, arranged, choices, resolved
 from vla_rl.cluster.seats import Seats
 from vla_rl.cluster.times import measured
 from vla_rl.config import RunConfig, compose
 from vla_rl.errors import ConfigError, UserError
-from vla_rl.evaluation.bench_faults import Nodes
 from vla_rl.reporting.metrics import read_metrics
 from vla_rl.run.preflight import check, check_run
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.learning.rhythm import compared, figures_of
 from policies.settings import SmallConfig
 from policies.small import SmallPolicy
 from sim.inline import InlineEnv
@@ -25,7 +26,6 @@ from vla_rl.checkpoint import load_training_state
 from vla_rl.config import compose, from_tree, to_tree
 from vla_rl.data.replay import Replay
 from vla_rl.errors import CheckpointError, ConfigError, UserError
-from vla_rl.evaluation.bench_rhythm import compared, figures_of
 from vla_rl.files import WEIGHTS as MODEL
 from vla_rl.learning import learner_process
 from vla_rl.learning.concurrent import SwappingCollector

@@ -11,7 +11,8 @@ import torch
 from contracts import check_policy
 from test_denoising import DIFFUSION, FORMS, SPEC, make, observe, rollouts
 
-from policies.denoising.bench import bench_heads
+from benchmarks.policy import denoising as heads
+from benchmarks.policy.inputs import bench_embodiment
 from policies.denoising.consistency import ConsistencyConfig, ConsistencyVLA, Grid, predict_action, same_noise_loss
 from policies.denoising.expert import ActionExpert
 from policies.denoising.policy import DenoisingVLA
@@ -181,17 +182,11 @@ def test_what_does_not_fit_is_refused():
 
 
 def test_bench_compares_equal_outputs():
-    spec = dataclasses.replace(SPEC, cameras=tuple(dataclasses.replace(c, height=84, width=84) for c in SPEC.cameras))
-
-    def make_observation(spec: object, batch: int) -> object:
-        small = observe(batch)
-        images = torch.randint(0, 256, (batch, 84, 84, 3), dtype=torch.uint8)
-        return dataclasses.replace(small, images={"front": images})
-
-    result = bench_heads(spec, make_observation, batch_sizes=(1,), repeats=1, steps=2, verbose=False)
+    result = heads.measure(bench_embodiment(), batch_sizes=(1,), repeats=1, steps=2)
     row = result["batches"]["1"]
     assert set(row["latency_ms"]) >= {"token head", "teacher", "student", "plain teacher"}
     assert all(r["p50"] > 0 for r in row["latency_ms"].values()) and row["teacher_over_student"] > 0
+    assert "plain teacher" in heads.text(result)
 
 
 # -------------------------------------------------------------------------------------------------------------- command

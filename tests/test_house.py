@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("vla_rl", "sim", "real", "policies", "reward_models")
+PACKAGES = ("vla_rl", "sim", "real", "policies", "reward_models", "benchmarks")
 FILES = sorted(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))
 FUNCTION_LINES, FILE_LINES, CLASS_LINES, PARAMETERS = 60, 450, 300, 8
 
@@ -30,8 +30,6 @@ LONG_CLASSES = {
 }
 MANY_PARAMETERS = {
     "sim/tabletop/controller.py:_torques": KERNEL,
-    "policies/bench.py:bench_policy": OPTIONS,
-    "policies/denoising/bench.py:bench_heads": OPTIONS,
     "sim/libero/backend.py:TaskScene.__init__": "a scene is what its simulator's options make of a task",
     "vla_rl/algorithms/advantages.py:grpo_advantages": OPTIONS,
 }
@@ -42,11 +40,11 @@ SYSTEM = "not every operating system has it"
 VERSIONS = "not every version of that library has it"
 KINDS = "that library's classes tell themselves apart by it"
 PROBES = {
-    "vla_rl/evaluation/bench_learn.py:getloadavg": SYSTEM,
+    "benchmarks/measuring.py:getloadavg": SYSTEM,
     "vla_rl/reporting/machine.py:sched_getaffinity": SYSTEM,
     "vla_rl/storage.py:renameat2": SYSTEM,
     "sim/pool.py:memfd_create": SYSTEM,
-    "vla_rl/data/bench_replay.py:posix_fadvise": SYSTEM,
+    "benchmarks/learning/replay.py:posix_fadvise": SYSTEM,
     "vla_rl/data/tables.py:posix_fadvise": SYSTEM,
     "vla_rl/storage.py:errno": "errors of other libraries carry the system's number without being OSError",
     "sim/libero/perturb_scene.py:tex_nchannel": VERSIONS,

@@ -17,7 +17,7 @@ SDKS = [
     *("robosuite", "mujoco", "numba", "sapien", "libero", "lerobot", "ray", "pyrealsense2", "diffusers", "peft", "wandb"),
     *("tensorboard", "rerun", "simplejpeg", "jaxtyping", "beartype", "hydra", "omegaconf", "rich"),
 ]
-PACKAGES = ("vla_rl", "policies", "sim", "real", "reward_models")
+PACKAGES = ("vla_rl", "policies", "sim", "real", "reward_models", "benchmarks")
 
 # Every finder answers for an SDK as if it were not installed.
 _BLOCK = f"""

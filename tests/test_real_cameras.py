@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from real_helpers import LIMITS
 
-from real.bench.trials import Operator, driver
+from benchmarks.robot.trials import Operator, driver
 from real.body import Body, BodyConfig, StartError
 from real.cameras.process import CameraConfig
 from real.cameras.protocol import CameraLost, Changes, Grabbed, fitted

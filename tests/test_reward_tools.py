@@ -15,6 +15,7 @@ import pytest
 import torch
 from reward_helpers import episodes, trajectory
 
+from benchmarks.learning import reward as bench_reward
 from reward_models.pairwise import PairwiseConfig
 from reward_models.process import ProcessConfig
 from reward_models.settings import ValueProgressConfig
@@ -555,7 +556,7 @@ def test_rollout_episodes_are_unique_and_of_the_train_split():
 
 
 def test_bench_counts_frames(run):
-    kinds = [("success", TaskSuccessConfig()), ("srpo", srpo()), ("process", ProcessConfig())]
-    document = reward_tools.bench_reward(kinds, episodes=4, decisions=3, size=16, repeats=1, run=run)
+    kinds = [f"reward={name}" for name in ("success", "srpo", "process")]
+    document = bench_reward.measure(kinds, episodes=4, decisions=3, size=16, repeats=1, run=run)
     assert document["frames"] == 16 and document["rewards"]["srpo"]["frames_per_second"] > 0
     assert 0 <= document["run"]["share"] < 1 and 0 < document["rewards"]["srpo"]["share_of_iteration"] < 1

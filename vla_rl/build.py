@@ -62,24 +62,21 @@ class AlgorithmEntry(Entry):
 class EnvEntry(Entry):
     """An env and what comes with it: a new benchmark is one row.
 
-    ``collect`` runs one scripted demonstration, ``demonstrations`` reads those that others published, ``bench`` measures
-    its speed (``vla-rl bench sim``; with ``bench_overrides`` it takes a config, which these and the user's make), ``check``
-    tells `vla-rl doctor` (status, detail, fix) without importing the simulator. ``suites`` are names that ``--suite`` knows
+    ``collect`` runs one scripted demonstration, ``demonstrations`` reads those that others published, ``check`` tells
+    `vla-rl doctor` (status, detail, fix) without importing the simulator. ``suites`` are names that ``--suite`` knows
     besides the env's own; ``suite_overrides`` then set its config. ``records``, a function of the run's config, opens one
     that is a recording, in which no episode can be run.
     """
 
     collect: str = ""
     demonstrations: str = ""
-    bench: str = ""
-    bench_overrides: tuple[str, ...] | None = None
     check: str = ""
     suites: tuple[str, ...] = ()
     suite_overrides: tuple[str, ...] = ()
     records: str = ""
 
 
-_OUR_PACKAGES = ("sim", "real", "policies", "reward_models")  # top-level names that others may have as well
+_OUR_PACKAGES = ("sim", "real", "policies", "reward_models", "benchmarks")  # names that others may have as well
 
 REGISTRY: dict[str, dict[str, Entry]] = {
     "policy": {
@@ -140,14 +137,12 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             "sim.tabletop.simulator:TabletopSimulator",
             "sim.tabletop.simulator:TabletopConfig",
             collect="sim.tabletop.collect:collect_episode",
-            bench="sim.bench:bench_tabletop",
         ),
         "libero": EnvEntry(
             "sim.libero.perturb:PerturbedLibero",
             "sim.libero.settings:LiberoConfig",
             collect="sim.libero.collect:collect_episode",
             demonstrations="sim.libero_demos:LiberoDemonstrations",
-            bench="sim.libero.bench:bench_libero",
             check="sim.libero.package:check",
             suites=("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"),
             # a benchmark's time limit is part of its protocol, whatever training used
@@ -157,16 +152,12 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             "sim.dualarm.simulator:DualArmSimulator",
             "sim.dualarm.settings:DualArmConfig",
             collect="sim.dualarm.collect:collect_episode",
-            bench="sim.dualarm.bench:bench_dualarm",
-            bench_overrides=("env.camera_size=240", "env.camera_width=320", "env.horizon=1000000"),
             check="sim.vulkan:check",
         ),
         "robotwin": EnvEntry(
             "sim.robotwin.simulator:RoboTwinSimulator",
             "sim.robotwin.settings:RoboTwinConfig",
             collect="sim.robotwin.collect:collect_episode",
-            bench="sim.robotwin.bench:bench_robotwin",
-            bench_overrides=(),
         ),
         "dataset": EnvEntry(
             "vla_rl.run.recorded_env:RecordedEnv",

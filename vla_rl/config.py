@@ -26,7 +26,7 @@ from vla_rl.asked import CorrectsStaleness
 from vla_rl.cluster.settings import WHAT_A_CLUSTER_LEARNS_FROM, RayConfig
 from vla_rl.errors import ConfigError
 from vla_rl.files import write_whole
-from vla_rl.overrides import EXAMPLE, require_key_value, spoken
+from vla_rl.overrides import EXAMPLE, dotlist, require_key_value, spoken
 from vla_rl.own_configs import COMPONENTS, own_configs
 from vla_rl.paths import config_dir
 from vla_rl.reporting.sinks import WandbConfig
@@ -253,7 +253,7 @@ def override(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
 
     require_key_value(overrides)
     try:
-        changed = OmegaConf.merge(to_tree(config), OmegaConf.from_dotlist(_long(overrides)))
+        changed = OmegaConf.merge(to_tree(config), dotlist(_long(overrides)))
         return with_policy_changes(from_tree(OmegaConf.to_container(changed)), overrides)  # type: ignore[arg-type]
     except OmegaConfBaseException as error:
         raise ConfigError(f"{' '.join(overrides)}: {str(error).splitlines()[0]}. {EXAMPLE}") from error
@@ -302,10 +302,13 @@ def checked(schema: type, values: dict[str, Any], where: str) -> Any:
     except OmegaConfBaseException as error:
         key = ".".join(p for p in (where, str(error.full_key or "")) if p)
         reason = str(error).splitlines()[0].rstrip(".")
-        remedy = "Mend the value in your override or YAML."
-        if isinstance(_at(values, str(error.full_key or "")), str) and "ListConfig" in reason:
-            reason, remedy = "this is a list", f"Write it in brackets: {key}=[{_at(values, str(error.full_key))}]"
-        raise ConfigError(f"{key} = {_at(values, str(error.full_key or ''))!r}: {reason}. {remedy}") from error
+        remedy, value = "Mend the value in your override or YAML.", _at(values, str(error.full_key or ""))
+        if isinstance(value, str) and "ListConfig" in reason:
+            reason, remedy = "this is a list", f"Write it in brackets: {key}=[{value}]"
+        elif isinstance(value, list | dict) and "to string" in reason:
+            kind = "list" if isinstance(value, list) else "mapping"
+            reason, remedy = f"this key takes one text, and that is a {kind}", "Write one text, in quotes if it has brackets"
+        raise ConfigError(f"{key} = {value!r}: {reason}. {remedy}") from error
     for path, number in _numbers(found, where):
         if not math.isfinite(number):
             raise ConfigError(f"{path}={number} is not finite: give a number")

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vla_rl import build
+from vla_rl.devices import free_memory_bytes
 from vla_rl.errors import install_command
 from vla_rl.reporting.machine import available_cores, cpu_name, total_memory_bytes
 
@@ -265,7 +266,7 @@ def check_package(package: str, extra: str, purpose: str) -> Check:
 
 
 def check_memory(need_gib: float = 6.0) -> Check:
-    total, free = total_memory_bytes() / 2**30, _available_memory_bytes() / 2**30
+    total, free = total_memory_bytes() / 2**30, free_memory_bytes() / 2**30
     detail = f"{free:.1f} of {total:.1f} GiB available"
     if 0 < free < need_gib:
         fix = f"the quickstart takes up to {need_gib:.0f} GiB: close programs, or lower slots.slots_per_worker"
@@ -370,11 +371,3 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
 
 
-def _available_memory_bytes() -> int:
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        pass
-    return 0

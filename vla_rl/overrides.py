@@ -34,11 +34,58 @@ def require_key_value(words: Sequence[str]) -> None:
 
 def spoken(word: str, texts: Collection[str]) -> str:
     """``key=value`` with quotes where Hydra needs some. The values of the keys ``texts`` are texts, whatever they look like
-    (``name=1e3``, ``output_dir=a,b``)."""
+    (``name=1e3``, ``output_dir=a,b``). Raises `ConfigError` for what even so is no value, or is several."""
     key, equals, value = word.partition("=")
     if not equals:
         return word
-    return f"{key}={_text(value.strip()) if key.lstrip('+') in texts else _quoted(value)}"
+    made = _text(value.strip()) if key.lstrip("+") in texts else _quoted(value)
+    if (found := _parsed(made)) is None:
+        raise ConfigError(_unreadable(word))
+    if found.is_sweep_override():
+        raise ConfigError(
+            f"{word} names several values, and a run takes one. Write a list in brackets, {key}=[...], and a text that has "
+            f"commas or brackets in quotes: {_typed(key, value)}"
+        )
+    return f"{key}={made}"
+
+
+def dotlist(words: Sequence[str]) -> Any:
+    """``key=value`` words as OmegaConf reads them, whose values are YAML. Raises `ConfigError` for one that is none."""
+    from omegaconf import OmegaConf
+    from yaml import YAMLError
+
+    for word in words:
+        try:
+            OmegaConf.from_dotlist([word])
+        except YAMLError as error:
+            raise ConfigError(_unreadable(word)) from error
+    return OmegaConf.from_dotlist(list(words))
+
+
+def _unreadable(word: str) -> str:
+    """What is wrong with ``key=value``, which no grammar reads, and how to write what may have been meant."""
+    key, _, value = word.partition("=")
+    value = value.strip()
+    opened, closed = value[:1], value[-1:] if len(value) > 1 else ""
+    as_text = f"Where it belongs to the text, type {_typed(key, value)}"
+    if opened in ("'", '"'):
+        inside = value[1:].replace(f"\\{opened}", "")
+        what = "is opened and not closed" if opened not in inside else "is closed before the end of the value"
+        return f"{word}: the quote {opened} {what}. {as_text}"
+    if opened in ("[", "{") and (end := {"[": "]", "{": "}"}[opened]) != closed:
+        return f"{word}: {opened} is opened and not closed: write {end} behind the last entry. {as_text}"
+    if opened == "{":
+        return (
+            f"{word}: a mapping is written {key}={{word: value, word: value}}, each word of ASCII letters, digits and _, "
+            f"and every quote closed. Others can stand in a file of your own: run=./mine.yaml. {as_text}"
+        )
+    return f"{word}: {value!r} is no value: close every quote and bracket in it. {as_text}"
+
+
+def _typed(key: str, value: str) -> str:
+    """The word for a shell, with ``value`` as one text."""
+    inside = re.sub(r'(["$`\\])', r"\\\1", f"{key}={_in_quotes(value.strip())}")
+    return f'"{inside}"'
 
 
 def _text(value: str) -> str:
@@ -86,13 +133,20 @@ def _in_quotes(value: str) -> str:
 
 def _read(value: str) -> Any:
     """What Hydra makes of it (a sweep or null: that it does); None where it cannot read it."""
+    override = _parsed(value)
+    if override is None:
+        return None
+    return ... if override.is_sweep_override() or override.value() is None else override.value()
+
+
+def _parsed(value: str) -> Any:
+    """Hydra's own override, or None."""
     from hydra.errors import HydraException
 
     try:
-        override = _parser().parse_override(f"++x={value}")
+        return _parser().parse_override(f"++x={value}")
     except HydraException:
         return None
-    return ... if override.is_sweep_override() or override.value() is None else override.value()
 
 
 @functools.cache

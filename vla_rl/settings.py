@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,14 +19,28 @@ NORMALISE = ("none", "running_std", "range")
 
 def refuse_potential(shaping: Any, algorithm: Any) -> None:
     """Raise `ConfigError` for a potential under group-relative advantages: its sum over an episode is the same whatever the
-    policy does, so that no member of a group would differ; and for one that is to take over a discount which the algorithm
-    does not name, since with another one it no longer leaves every policy's rank as it is."""
+    policy does, so that no member of a group would differ; and for one whose discount is not, or may not be, that of the
+    algorithm: γ Φ(s') − Φ(s) leaves the best policy as it is for the γ by which rewards are added up alone (Ng, Harada and
+    Russell 1999, theorem 1). With another γ' each step pays (γ' − γ) Φ(s') beside it, for being where the potential is
+    high."""
     if asked(shaping, ShapingOptions).mode != "potential" or not shaping.weight:
         return
     if shaping.gamma < 0 and asked(algorithm, AlgorithmOptions).gamma is None:
         raise ConfigError(
             f"reward.shaping.gamma={shaping.gamma:g} takes the discount of the algorithm, and {type(algorithm).__name__} "
             f"has no option 'gamma': call its discount so, or give reward.shaping.gamma (1: nothing is discounted)"
+        )
+    own = asked(algorithm, AlgorithmOptions)
+    if own.gamma is not None and shaping.gamma >= 0 and not math.isclose(shaping.gamma, own.gamma):
+        raise ConfigError(
+            f"reward.shaping.gamma={shaping.gamma:g} is not algorithm.gamma={own.gamma:g}: a potential with another "
+            f"discount than the learner's changes which policy is best. Leave reward.shaping.gamma out, or set both alike"
+        )
+    gamma = shaping.gamma if shaping.gamma >= 0 else own.gamma
+    if own.gamma is not None and shaping.gamma_per_control_step and not own.gamma_per_control_step and gamma != 1.0:
+        raise ConfigError(
+            f"reward.shaping.gamma_per_control_step=true discounts by the control step, and algorithm.type="
+            f"{type(algorithm).__name__} by the decision: leave it out, or set algorithm.gamma_per_control_step=true"
         )
     if advantage_of(algorithm).grouped:
         raise ConfigError(

@@ -13,6 +13,7 @@ from typing import Any
 
 from vla_rl.diagnostics import Diagnostic
 from vla_rl.errors import ConfigError
+from vla_rl.overrides import dotlist
 from vla_rl.own_configs import searched
 from vla_rl.paths import config_dir
 
@@ -241,7 +242,7 @@ def compose(overrides: Sequence[str]) -> SessionSettings:
         robot = dict(OmegaConf.load(_robot_file(chosen[-1] if chosen else "tabletop")))
         for key, long in robot.pop("short", {}).items():
             overrides = [re.sub(rf"^robot\.{key}=", f"robot.{long}=", o) for o in overrides]
-        given = OmegaConf.from_dotlist([o for o in overrides if not o.startswith("robot=") and o not in reward])
+        given = dotlist([o for o in overrides if not o.startswith("robot=") and o not in reward])
         tree = OmegaConf.to_container(OmegaConf.merge({"robot": robot}, given), resolve=True)
     except (OmegaConfBaseException, ValueError) as error:
         raise ConfigError(f"the overrides {' '.join(overrides)} cannot be read: {error}") from None
@@ -287,7 +288,7 @@ def checked_options(kind: type[Any], keys: Sequence[str], place: str) -> Any:
     """``KEY=VALUE`` of one dataclass whose keys stand at ``place``. Raises `ConfigError` that names the key."""
     from omegaconf import OmegaConf
 
-    values = OmegaConf.to_container(OmegaConf.from_dotlist(list(keys)), resolve=True)
+    values = OmegaConf.to_container(dotlist(keys), resolve=True)
     return _checked(kind, values, place)
 
 
