@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from unittest.mock import MagicMock
 
 import pytest
@@ -64,7 +65,7 @@ class FakeBus:
     def write(self, *_, **__):
         self.calls.append("write")
 
-    def sync_read(self, register, normalize=True):
+    def sync_read(self, register, normalize=True, num_retry=0):
         if register == "Torque_Enable":
             return {name: int(on) for name, on in self.torque.items()}
         self.reads += 1
@@ -80,7 +81,8 @@ class FakeBus:
 def patched(monkeypatch, calibrated: bool = True, held: bool = False) -> type[FakeBus]:
     """lerobot's follower on such a bus; lerobot's import takes seconds."""
     pytest.importorskip("lerobot")
-    sys.modules.setdefault("scservo_sdk", MagicMock())  # the vendor's package, which no test talks to
+    vendor = MagicMock(__spec__=ModuleSpec("scservo_sdk", None))  # no test talks to it
+    sys.modules.setdefault("scservo_sdk", vendor)
     from lerobot.robots.so_follower import so_follower
 
     monkeypatch.setattr(FakeBus, "calibrated", calibrated)
