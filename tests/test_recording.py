@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from vla_rl.config.recording import RecordingConfig
 
 from vla_rl.cli import main
 from vla_rl.data import frames as frames_module
@@ -20,7 +21,6 @@ from vla_rl.data.lerobot_format import DatasetError
 from vla_rl.data.lerobot_reader import load_demonstrations
 from vla_rl.data.lerobot_writer import DemonstrationWriter
 from vla_rl.data.recording import bounds, load_whoever, open_recording
-from vla_rl.data.settings import RecordingConfig
 from vla_rl.errors import ConfigError, EmbodimentMismatch, UserError
 from vla_rl.evaluation.action_error import action_errors, table, verdict
 from vla_rl.types import ActionChunk, CameraSpec, EmbodimentSpec, PolicyOutput
