@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from vla_rl.reporting.machine import git_commit, versions
+from vla_rl.monitoring.machine import git_commit, versions
 
 Side = TypeVar("Side")
 Name = TypeVar("Name", bound=Hashable)

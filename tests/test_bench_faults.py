@@ -14,7 +14,7 @@ from test_replay_store import episode
 from benchmarks.learning.faults import KINDS, Counted, CountedConfig, _accounts, _order, _Soak, measure, text
 from vla_rl import cli
 from vla_rl.errors import UserError
-from vla_rl.reporting.metrics import write_json
+from vla_rl.monitoring.metrics import write_json
 from vla_rl.storage import save_state
 
 

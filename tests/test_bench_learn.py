@@ -14,12 +14,12 @@ from benchmarks.learning import against, methods, runs, update
 from benchmarks.learning.against import compared
 from benchmarks.learning.runs import PARTS, learning_of, run_text
 from vla_rl import cli
+from vla_rl.assembly import context
 from vla_rl.config import compose
 from vla_rl.errors import ConfigError, TrainingDiverged
 from vla_rl.evaluation.outcome import EpisodeOutcome, EvaluationResult
 from vla_rl.learning.figures import add_figures
-from vla_rl.reporting.metrics import read_metrics
-from vla_rl.run import context
+from vla_rl.monitoring.metrics import read_metrics
 from vla_rl.run.pipeline import run_pipeline
 
 TOY = [

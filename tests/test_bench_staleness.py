@@ -11,7 +11,7 @@ import torch
 from benchmarks.learning.staleness import Cell, StaleCollector, means, text
 from vla_rl import cli
 from vla_rl.config import compose
-from vla_rl.reporting.metrics import read_metrics
+from vla_rl.monitoring.metrics import read_metrics
 from vla_rl.run.pipeline import run_pipeline
 
 TOY = [

@@ -19,14 +19,14 @@ from policies.denoising.policy import DenoisingVLA
 from policies.trunk.noise import counter_normals
 from vla_rl import config as configs
 from vla_rl.algorithms.ppo import PPO, PPOConfig
+from vla_rl.assembly.env_and_policy import open_env
 from vla_rl.build import policy_class
 from vla_rl.checkpoint import load_policy, save_checkpoint
 from vla_rl.cli import main
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import DistillablePolicy, LikelihoodPolicy
-from vla_rl.reporting.progress import Progress
+from vla_rl.monitoring.progress import Progress
 from vla_rl.run.distill import DistillConfig, train_student
-from vla_rl.run.opening import open_env
 from vla_rl.run.pipeline import run_pipeline
 
 

@@ -26,10 +26,10 @@ from sim.dualarm.simulator import MAX_STEP, DualArmSimulator
 from sim.dualarm.tasks import PRIVILEGED_DIM, TASKS, place_things
 from sim.pool import ProcessPool
 from vla_rl import splits
+from vla_rl.config.run import CollectConfig
 from vla_rl.data.collect import collect_demonstrations
 from vla_rl.data.lerobot_reader import load_demonstrations
 from vla_rl.errors import ConfigError, MissingDependency, MissingPackage
-from vla_rl.run.settings import CollectConfig
 from vla_rl.specs import EpisodeSpec
 
 needs_sapien = pytest.mark.skipif(importlib.util.find_spec("sapien") is None, reason="sapien is not installed")

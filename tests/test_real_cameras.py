@@ -20,9 +20,9 @@ from real.journal import journals, read
 from real.link import Client
 from real.messages import Frame, Notice
 from real.ring import Rings
+from vla_rl.config.robot import compose
 from vla_rl.errors import ConfigError, MissingDependency, MissingPackage
 from vla_rl.robot import session
-from vla_rl.robot.settings import compose
 
 
 def realsense():

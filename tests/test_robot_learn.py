@@ -33,15 +33,15 @@ from real.lockstep import Lockstep
 from real.robots.world import PointWorld
 from real.tasks import Task
 from vla_rl.algorithms.dagger import Dagger
-from vla_rl.algorithms.replay_settings import DaggerConfig
 from vla_rl.checkpoint import save_checkpoint
 from vla_rl.cli import main
+from vla_rl.config.replay_algorithms import DaggerConfig
 from vla_rl.data.replay import INTERVENTIONS, ONLINE, Replay
 from vla_rl.data.session_trajectory import session_trajectory, version_name, version_number
 from vla_rl.errors import ConfigError, TrainingDiverged, UserError
+from vla_rl.monitoring.machine import versions
+from vla_rl.monitoring.metrics import MetricsLogger, read_metrics
 from vla_rl.paths import config_dir
-from vla_rl.reporting.machine import versions
-from vla_rl.reporting.metrics import MetricsLogger, read_metrics
 from vla_rl.robot import learning
 from vla_rl.robot.harvest import Harvest, HarvestThread
 from vla_rl.robot.labels import SessionReward
@@ -551,8 +551,8 @@ def test_in_real_time_an_operator_helps_and_a_slow_reward_holds_nothing_up(start
 
 def test_a_classifier_is_fitted_on_the_runs_own_labels_and_kept(start, tmp_path):
     """Every second episode has time to succeed. Labels are rewards until four are there; then the classifier scores."""
-    from vla_rl.robot.live import judge_of
-    from vla_rl.run.learner_main import job_of, run_of
+    from vla_rl.assembly.learner_main import job_of, run_of
+    from vla_rl.robot.reward_process import judge_of
 
     out = tmp_path / "a"
     small = ["reward=classifier", "reward.updates=60", "reward.refit_updates=20", "reward_check.refit_every=4"]

@@ -12,12 +12,12 @@ from benchmarks.learning.runs import PARTS, Record, iteration_seconds, rl_record
 from benchmarks.measuring import in_turns, over_rounds, table
 from vla_rl import config as configs
 from vla_rl.asked import CriticWarmup
+from vla_rl.assembly.folder import read_phases
 from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError
 from vla_rl.learning.figures import mean_figures
-from vla_rl.reporting.machine import versions
+from vla_rl.monitoring.machine import versions
 from vla_rl.run.pipeline import run_pipeline
-from vla_rl.run.preflight import read_phases
 
 START_UPDATES = 100  # of the SFT that both start from
 EQUAL_WORK = 0.01  # the share by which two amounts of work may differ and count as equal

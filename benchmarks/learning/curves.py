@@ -8,11 +8,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from vla_rl.display.charts import Series, line_chart, percent
+from vla_rl.display.words import text_table
 from vla_rl.files import write_whole
 from vla_rl.reporting import sections
-from vla_rl.reporting.charts import Series, line_chart, percent
 from vla_rl.reporting.page import fill
-from vla_rl.reporting.words import text_table
 
 AXES = {"episodes": "episodes", "control_steps": "control steps", "seconds": "seconds"}
 

@@ -43,8 +43,8 @@ from vla_rl.config import compose
 from vla_rl.errors import UserError
 from vla_rl.evaluation.statistics import difference_interval, wilson_interval
 from vla_rl.files import read_json
-from vla_rl.reporting.machine import process_tree
-from vla_rl.reporting.metrics import write_json
+from vla_rl.monitoring.machine import process_tree
+from vla_rl.monitoring.metrics import write_json
 from vla_rl.run.pipeline import run_pipeline
 from vla_rl.storage import load_state
 from vla_rl.types import Trajectory

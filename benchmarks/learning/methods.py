@@ -19,7 +19,7 @@ from vla_rl.checkpoint import load_policy
 from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError, TrainingDiverged
 from vla_rl.files import CONFIG, check_checkpoint, existing_checkpoint, read_json
-from vla_rl.reporting.metrics import METRICS_FILE, read_metrics
+from vla_rl.monitoring.metrics import METRICS_FILE, read_metrics
 from vla_rl.run.pipeline import plan, run_pipeline
 
 PHASES = ["eval_sft", "rl", "eval_rl", "report"]

@@ -23,8 +23,8 @@ from benchmarks.learning.against import EQUAL_WORK, make_start, side_config
 from benchmarks.learning.runs import rl_records
 from benchmarks.measuring import in_turns, over_rounds, table
 from vla_rl.algorithms.ppo import PPO
-from vla_rl.algorithms.settings import PPOConfig
 from vla_rl.config import RunConfig
+from vla_rl.config.algorithms import PPOConfig
 from vla_rl.errors import ConfigError
 from vla_rl.learning.figures import mean_figures
 from vla_rl.run.pipeline import run_pipeline

@@ -14,7 +14,7 @@ from benchmarks.measuring import timed
 from vla_rl.asked import RewardOptions, asked
 from vla_rl.config import compose
 from vla_rl.errors import UserError
-from vla_rl.reporting.metrics import METRICS_FILE, read_metrics
+from vla_rl.monitoring.metrics import METRICS_FILE, read_metrics
 from vla_rl.rewards.build import build_reward
 from vla_rl.rewards.handle import is_fitted, is_learned
 from vla_rl.types import EpisodeSpec, Observation, Trajectory

@@ -15,11 +15,11 @@ from benchmarks.learning.against import make_start
 from benchmarks.learning.runs import rl_records
 from benchmarks.measuring import in_turns, over_rounds, table
 from vla_rl import config as configs
+from vla_rl.checks import preflight
 from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError
 from vla_rl.learning.figures import mean_figures
-from vla_rl.reporting.metrics import METRICS_FILE, read_metrics
-from vla_rl.run import preflight
+from vla_rl.monitoring.metrics import METRICS_FILE, read_metrics
 from vla_rl.run.pipeline import run_pipeline
 
 SIDES = ("alternate", "concurrent")

@@ -17,7 +17,7 @@ from vla_rl.errors import ConfigError, UserError
 from vla_rl.evaluation.outcome import EvaluationResult
 from vla_rl.files import read_json
 from vla_rl.learning.figures import mean_figures
-from vla_rl.reporting.metrics import METRICS_FILE, read_metrics
+from vla_rl.monitoring.metrics import METRICS_FILE, read_metrics
 
 PARTS = ("simulate", "act", "score", "update", "critic", "rest")
 RULE = "the first held-out evaluation at or above the level after which none fell below it"

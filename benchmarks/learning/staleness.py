@@ -29,12 +29,12 @@ from typing import Any
 from torch import Tensor
 
 from benchmarks.measuring import say, table
+from vla_rl.assembly.context import Run, evaluate_held_out
 from vla_rl.config import RunConfig, compose, with_run
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import Collector
-from vla_rl.reporting.metrics import METRICS_FILE, MetricsLogger, read_metrics
-from vla_rl.reporting.progress import Progress
-from vla_rl.run.context import Run, evaluate_held_out
+from vla_rl.monitoring.metrics import METRICS_FILE, MetricsLogger, read_metrics
+from vla_rl.monitoring.progress import Progress
 from vla_rl.run.pipeline import run_pipeline
 from vla_rl.run.rl_phase import phase_rl
 from vla_rl.types import RolloutResult

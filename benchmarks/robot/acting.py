@@ -33,13 +33,13 @@ from real.lockstep import Lockstep
 from real.robots.world import PointWorld
 from vla_rl import build
 from vla_rl import config as configs
+from vla_rl.config.robot import SessionSettings, compose
 from vla_rl.data.demonstrations import short_statistics
 from vla_rl.data.lerobot_writer import feature_statistics
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.robot import session as sessions
 from vla_rl.robot.policy import load, make_decide
 from vla_rl.robot.session import Asked
-from vla_rl.robot.settings import SessionSettings, compose
 from vla_rl.types import EmbodimentSpec, Observation
 
 _POLICY = ("run=toy_flow", "policy.chunk_length=8", "policy.denoising_steps=10", "policy.noise_level=0.1")

@@ -18,16 +18,16 @@ import torch
 from benchmarks.learning import curves
 from benchmarks.learning.curves import reached
 from benchmarks.measuring import say
+from vla_rl.assembly.learner import learner_of, trained_policy
+from vla_rl.assembly.learner_main import job_of, run_of
 from vla_rl.data.replay import DEMONSTRATIONS, INTERVENTIONS, Replay
+from vla_rl.display.words import text_table
 from vla_rl.errors import ConfigError
 from vla_rl.files import check_checkpoint
-from vla_rl.reporting.machine import versions
-from vla_rl.reporting.metrics import METRICS_FILE, MetricsLogger, read_metrics
-from vla_rl.reporting.words import text_table
+from vla_rl.monitoring.machine import versions
+from vla_rl.monitoring.metrics import METRICS_FILE, MetricsLogger, read_metrics
 from vla_rl.robot.harvest import RECENT
 from vla_rl.robot.learning import Judge, Learning, compose, learn
-from vla_rl.run.learner_main import job_of, run_of
-from vla_rl.run.rl_phase import learner_of, trained_policy
 
 CLONED, SOURCE = "bc", "hil_serl"
 METHODS = {

@@ -15,16 +15,18 @@ from torch import Tensor
 from vla_rl import build
 from vla_rl.asked import RewardClass, asked
 from vla_rl.data.demonstrations import DemonstrationDataset
+from vla_rl.data.lerobot_format import DatasetError
+from vla_rl.data.trajectories import Source, demonstration_trajectories
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.evaluation.video import Clip, grid, have_video, write_mp4
 from vla_rl.files import write_whole
 from vla_rl.interfaces import ProgressReward
-from vla_rl.reporting.metrics import write_json
+from vla_rl.monitoring.metrics import write_json
+from vla_rl.optional import FilteringReward
 from vla_rl.rewards.build import RewardContext, build_reward, demonstration_filter, save_reward
 from vla_rl.rewards.handle import is_fitted, is_learned
 from vla_rl.rewards.quality import Quality, RewardCheckConfig, judge, write_quality
 from vla_rl.rewards.scorer import CoEvolvingReward
-from vla_rl.rewards.sources import Source, mark_worth
 from vla_rl.types import Trajectory
 
 Progress = Callable[[int, float], None]
@@ -74,6 +76,21 @@ def fit_and_judge(
             f"reward {name!r} has no rollouts left to be judged on: raise reward_check.episodes ({check.episodes})"
         )
     return judge(reward, held, name, check), figures
+
+
+def mark_worth(dataset: DemonstrationDataset, reward: FilteringReward, *, stride: int = 4) -> float:
+    """Have only those control steps of ``dataset`` drawn that ``reward`` finds worth imitating, judged ``stride`` control
+    steps at a time; returns their share. Raises `DatasetError` where none is."""
+    worth = torch.ones(len(dataset), dtype=torch.bool)
+    trajectories = demonstration_trajectories(dataset, stride=stride)
+    for t, keep in zip(trajectories, reward.keep_masks(trajectories), strict=True):
+        e = dataset.episodes[t.episode.group_id]
+        steps = keep.cpu().repeat_interleave(stride)
+        worth[e.start : e.start + e.length] = torch.cat([steps, steps[-1:]])[: e.length]  # no decision begins at the last
+    if not worth.any():
+        raise DatasetError("sft.filter finds no step of these demonstrations worth imitating: raise its drop_threshold")
+    dataset.worth = worth
+    return float(worth.float().mean())
 
 
 def leave_out(dataset: DemonstrationDataset, folder: str, say: Callable[[str], None]) -> dict[str, float]:
