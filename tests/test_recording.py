@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from vla_rl.config.recording import RecordingConfig
 
 from vla_rl.cli import main
+from vla_rl.config.recording import RecordingConfig
 from vla_rl.data import frames as frames_module
 from vla_rl.data.demonstrations import DatasetSampler, DemonstrationDataset
 from vla_rl.data.frames import OnDisk
