@@ -14,7 +14,7 @@ import pytest
 from real_helpers import LIMITS, rig
 
 from benchmarks.robot.kept import Kept, unrecorded
-from benchmarks.robot.sessions import launcher_trial, learner_trial
+from benchmarks.robot.sessions import launcher_trial, learner_trial, starts
 from benchmarks.robot.trials import Operator, driver, trial
 from real.body import Body, BodyConfig, StartError
 from real.checks import MessageError
@@ -25,7 +25,6 @@ from real.named import make_world, named
 from real.robots.server import read_log
 from real.scheduling import Deadlines
 from real.verify import verify
-from vla_rl.commands.bench import _starts
 from vla_rl.errors import ConfigError
 
 FAKE = BodyConfig(limits=str(LIMITS / "fake_point.yaml"), record=False, supervisor={"required": ["guard", "console"]})
@@ -316,9 +315,9 @@ def test_the_fake_arm_behind_the_gate_keeps_its_limits(controller):
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 def test_a_session_whose_launcher_or_learner_is_struck_loses_nothing(tmp_path, how):
     """The bench's own trials: the arm holds for its launcher, and goes on without its learner, who is replaced."""
-    starts = _starts(tmp_path)
-    found = launcher_trial(how, starts["launcher"], 0.5)
+    made = starts(tmp_path)
+    found = launcher_trial(how, made["launcher"], 0.5)
     assert found.speed > 0.1 and found.hold_s < LATE_S and found.rest_s < LATE_S + 0.5 and found.distance < FAR, found
     assert (found.lost, found.unwritten) == (0, 0)
-    learner = learner_trial(how, starts["learner"], 0.5)
+    learner = learner_trial(how, made["learner"], 0.5)
     assert learner.episodes >= 3 and (learner.lost, learner.records, learner.ended) == (0, 0, 0), learner
