@@ -169,9 +169,9 @@ def keys_apart(container: Any, stream: Any) -> float:
 def frames_at(
     container: Any, stream: Any, apart: float, times: np.ndarray, hz: float, place: Where
 ) -> Iterator[np.ndarray]:
-    """uint8 [H W 3] of the frame that is nearest to each of ``times`` (rising, s), of a video whose key frames are ``apart``
-    """uint8 [H W 3] of the frame nearest to each of ``times`` (rising, s), of a video whose key frames are ``apart`` s from each
-    other. Raises `DatasetError` where it is further than a tenth of a control period (1 / ``hz``) off; ``place``
+    """uint8 [H W 3] of the frame that is nearest to each of ``times`` (rising, s), of a video whose key frames are
+    ``apart`` s from each other. Raises `DatasetError` where that is further than a tenth of a control period (1 / ``hz``)
+    off; ``place`` tells where number i is."""
     cuts = np.flatnonzero(np.diff(times) > max(apart, _SKIPPED / hz)) + 1
     done = 0
     for chosen in np.split(times, cuts):
