@@ -25,6 +25,7 @@ from vla_rl.data.lerobot_pictures import (
     Where,
     frames_at,
     image_of,
+    keys_apart,
     opened_video,
     sized,
     stored_images,
@@ -188,6 +189,7 @@ class VideoReader:
         self.camera, self._files, self._file_of, self._times = camera, list(files), file_of, times
         self._hz, self._where = hz, where
         self._open = threading.local()
+        self._apart: dict[int, float] = {}  # seconds between the key frames of a file
 
     def order(self, rows: np.ndarray) -> np.ndarray:
         return np.lexsort((self._times[rows], self._file_of[rows]))
@@ -197,7 +199,10 @@ class VideoReader:
         for number, group in itertools.groupby(self._file_of[rows].tolist()):
             mine = rows[at : at + len(list(group))]
             with opened_video(self._files[number], self._container) as (container, stream):
-                found = frames_at(container, stream, self._times[mine], self._hz, self._place(number, mine))
+                apart = self._apart.get(number)
+                if apart is None:
+                    apart = self._apart[number] = keys_apart(container, stream)
+                found = frames_at(container, stream, apart, self._times[mine], self._hz, self._place(number, mine))
                 for i, frame in enumerate(found):
                     out[at + i] = sized(frame, self.camera, self._place(number, mine)(i))
             at += len(mine)
