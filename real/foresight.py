@@ -16,7 +16,8 @@ from real.robots.protocol import Measured
 
 _TINY, _HUGE = 1e-9, 1e9
 _DAMPING = 1e-4  # squared, of the joint velocities that a hand's velocity needs
-_LEVER = 0.25  # m from the wrist to the hand: by what a turn of the hand can push it along
+_LEVER = 0.5  # m: by what a turn of the hand can push it along (0.25 from the wrist, twice that where the arm is stretched)
+_CALM = 0.8  # of the limits: who was too fast brakes until it is that slow, or brake and target would drive it on by turns
 _LIGHTER = 1.5  # by what an arm may prefer its light joints to those with the least motion
 
 
@@ -27,12 +28,14 @@ class Foresight:
         self.limits, self.gain, self.dt = limits, gain, dt
         self.hand = self.angular = 0.0  # the largest of what is and what will be: m/s, rad/s
         self.joints = np.zeros(0)  # of each joint [n]; empty: nothing is foreseen
+        self._allowed = 1.0  # of the limits
         self._before: tuple[float, np.ndarray] = (-math.inf, np.zeros(0))  # when, and how fast each joint was
         self.rest()
 
     def rest(self) -> None:
         """Nothing is commanded."""
         self._pull = np.zeros(3)  # by what the last target turned faster than the arm did, rad/s
+        self._pushed = np.zeros(3)  # the velocity of the hand that it asked for, m/s
 
     def see(self, measured: Measured) -> None:
         """Once a tick. Where it slows down, the speed that it has counts: a brake may end."""
@@ -55,21 +58,26 @@ class Foresight:
     def excess(self) -> tuple[float, float]:
         """By how much the hand (m/s or rad/s, the larger) and a joint will be too fast: then the arm has to brake. Whose
         speed is no number is too fast."""
-        x = self.limits
-        hand, angular = _over(self.hand, x.speed), _over(self.angular, x.rotation_speed)
-        beyond = float(np.max(self.joints - x.joint_speed)) if self.joints.size else 0.0
-        return max(hand, angular), _over(beyond, 0.0)
+        x, share = self.limits, self._allowed
+        hand, angular = _over(self.hand, share * x.speed), _over(self.angular, share * x.rotation_speed)
+        beyond = float(np.max(self.joints - share * np.asarray(x.joint_speed))) if self.joints.size else 0.0
+        found = max(hand, angular), _over(beyond, 0.0)
+        self._allowed = _CALM if max(found) > 0.0 else 1.0
+        return found
 
-    def turn(self, wanted: np.ndarray, measured: Measured) -> np.ndarray | None:
-        """What may be commanded of the turn ``wanted`` [3] (rad/s), or None: all of it."""
+    def turn(self, wanted: np.ndarray, hand: np.ndarray, measured: Measured) -> np.ndarray | None:
+        """What may be commanded of the turn ``wanted`` [3] (rad/s) beside the hand's velocity [3], or None: all of it."""
         x, jacobian = self.limits, measured.jacobian
         if not self.joints.size or jacobian is None:
             return None
+        push = 4.0 * self.gain * self.dt
+        pulled = push * float(np.linalg.norm(hand - self._pushed))  # so much faster is the hand by its own new target
+        self._pushed = hand
         turning = jacobian[3:] @ measured.joint_velocity
         change = wanted - turning - self._pull  # what the tick before does not tell of
         joints = np.abs(of_joints(jacobian, np.concatenate([np.zeros(3), change])))
-        pushed = np.array([_LEVER * float(np.linalg.norm(change)), *(_LIGHTER * joints)]) * 4.0 * self.gain * self.dt
-        room = np.maximum(np.array([x.speed - self.hand, *(np.array(x.joint_speed) - self.joints)]), 0.0)
+        pushed = np.array([_LEVER * float(np.linalg.norm(change)), *(_LIGHTER * joints)]) * push
+        room = np.maximum(np.array([x.speed - self.hand - pulled, *(np.array(x.joint_speed) - self.joints)]), 0.0)
         share = float(np.min(np.where(pushed > room, room / np.maximum(pushed, _TINY), 1.0)))
         self._pull = self._pull + share * change
         return None if share >= 1.0 else turning + self._pull
