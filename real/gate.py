@@ -306,10 +306,13 @@ class Gate:
 
     def _eased(self, velocity: np.ndarray, measured: Measured, work: np.ndarray) -> np.ndarray:
         """A sudden turn of the hand pushes hand and joints along: no more of it at once than leaves them their limits."""
-        if not self.turns or (turn := self.ahead.turn(velocity[1], velocity[0], measured)) is None:
+        if not self.turns:
             return velocity
-        eased = shorten(np.stack([velocity[0], turn]), np.minimum(self._speed, self.gain * self._step))
-        work[RATE] = max(work[RATE], float(np.linalg.norm(eased[1] - velocity[1])))
+        eased = self.ahead.eased(velocity, measured, self.walls.swing(measured.position))
+        if eased is velocity:
+            return velocity
+        eased = shorten(eased, np.minimum(self._speed, self.gain * self._step))
+        work[RATE] = max(work[RATE], _largest(eased - velocity))
         return eased
 
     def _joint_ends(self, velocity: np.ndarray, measured: Measured, work: np.ndarray) -> np.ndarray:
