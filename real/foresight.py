@@ -70,8 +70,8 @@ class Foresight:
 
     def eased(self, velocity: np.ndarray, measured: Measured, swing: float) -> np.ndarray:
         """What may be commanded of ``velocity`` [2 3] (m/s, rad/s): of a sudden change only so much at once as leaves hand
-        and joints their limits. What the hand's own new target adds comes first, what the turn adds to that after it; and the
-        turn alone adds no more than ``swing`` (m/s)."""
+        and joints their limits. What the hand's own new target adds comes first, then what the turn adds to that; the turn
+        alone adds no more than ``swing`` (m/s)."""
         x, jacobian = self.limits, measured.jacobian
         if not self.joints.size or jacobian is None:
             return velocity
