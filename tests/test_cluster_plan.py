@@ -18,11 +18,11 @@ from vla_rl.cluster.model import Setup, Times, best_split, simulate, useful_shar
 from vla_rl.cluster.status import StatusFile, find_status, status_text
 from vla_rl.cluster.times import measured, slowest
 from vla_rl.config import compose
+from vla_rl.config.episodes import EPISODE_SECONDS
 from vla_rl.errors import UserError
 from vla_rl.reporting import cluster
 from vla_rl.reporting.page import write_report
 from vla_rl.reporting.runs import load_run
-from vla_rl.settings import EPISODE_SECONDS
 
 ONE = Times(chunk=(0.1,), decisions=(5,), act_fixed=0.02, act_row=0.01, update=0.2, reset=0.3, publish=0.4, pause=0.1)
 

@@ -12,9 +12,11 @@ import pytest
 
 from sim.libero import package as libero_package
 from vla_rl import devices
-from vla_rl import doctor as module
 from vla_rl.data.direct import cacheable_bytes
-from vla_rl.doctor import FAIL, MISSING, OK, Check, check_gl, exit_status, render, run_child
+from vla_rl.doctor import machine as module
+from vla_rl.doctor.machine import FAIL, MISSING, OK, Check, check_gl, exit_status, render, run_child
+
+LEROBOT = "<0.7,>=0.6.1" if sys.version_info >= (3, 12) else "<0.5,>=0.4.4"
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +82,7 @@ def test_nothing_optional_installed(monkeypatch):
 @pytest.mark.parametrize(
     ("package", "version", "finding", "said", "fix"),
     [
-        ("lerobot", "0.5.1", "lerobot", "lerobot 0.5.1 is outside of <0.5,>=0.4.4", "[lerobot]'"),
+        ("lerobot", "0.5.1", "lerobot", f"lerobot 0.5.1 is outside of {LEROBOT}", "[lerobot]'"),
         ("lerobot", "0.4.3", "libero", "lerobot 0.4.3 is outside of", "[lerobot]'"),
         ("ray", "2.9.0", "ray", "ray 2.9.0 is outside of >=2.60", "[ray]'"),
         ("torch", "2.5.1", "torch", "torch 2.5.1 is outside of >=2.6", "pip install 'torch>=2.6'"),

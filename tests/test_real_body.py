@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from real_helpers import LIMITS, rig
 
-from real.bench.kept import Kept, unrecorded
-from real.bench.sessions import launcher_trial, learner_trial
-from real.bench.trials import Operator, driver, trial
+from benchmarks.robot.kept import Kept, unrecorded
+from benchmarks.robot.sessions import launcher_trial, learner_trial, starts
+from benchmarks.robot.trials import Operator, driver, trial
 from real.body import Body, BodyConfig, StartError
 from real.checks import MessageError
 from real.journal import JournalWriter, journals, read, scan
@@ -25,7 +25,6 @@ from real.named import make_world, named
 from real.robots.server import read_log
 from real.scheduling import Deadlines
 from real.verify import verify
-from vla_rl.commands.bench import _starts
 from vla_rl.errors import ConfigError
 
 FAKE = BodyConfig(limits=str(LIMITS / "fake_point.yaml"), record=False, supervisor={"required": ["guard", "console"]})
@@ -284,7 +283,7 @@ def test_what_a_scripted_person_goes_by_grows_until_the_task_is_done(task):
 def test_the_panda_behind_the_gate_keeps_its_limits(controller):
     """Adversarial actions of every kind; the walls were pushed against, and no wall and no speed was passed: of the hand, of
     its turns, of any joint."""
-    from real.bench.gate import CONTROLLERS, KINDS, adversarial
+    from benchmarks.robot.gate import CONTROLLERS, KINDS, adversarial
 
     options = {"cameras": ["agentview"], "camera_size": 16, **CONTROLLERS["tabletop"][controller]}
     world = make_world("tabletop", options)
@@ -298,7 +297,7 @@ def test_the_panda_behind_the_gate_keeps_its_limits(controller):
 
 @pytest.mark.parametrize("controller", ["impedance", "following", "joints"])
 def test_the_fake_arm_behind_the_gate_keeps_its_limits(controller):
-    from real.bench.gate import CONTROLLERS, KINDS, adversarial
+    from benchmarks.robot.gate import CONTROLLERS, KINDS, adversarial
 
     limits = LIMITS / ("fake_point_joints.yaml" if controller == "joints" else "fake_point.yaml")
     world = make_world("fake", CONTROLLERS["fake"][controller])
@@ -316,9 +315,9 @@ def test_the_fake_arm_behind_the_gate_keeps_its_limits(controller):
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 def test_a_session_whose_launcher_or_learner_is_struck_loses_nothing(tmp_path, how):
     """The bench's own trials: the arm holds for its launcher, and goes on without its learner, who is replaced."""
-    starts = _starts(tmp_path)
-    found = launcher_trial(how, starts["launcher"], 0.5)
+    made = starts(tmp_path)
+    found = launcher_trial(how, made["launcher"], 0.5)
     assert found.speed > 0.1 and found.hold_s < LATE_S and found.rest_s < LATE_S + 0.5 and found.distance < FAR, found
     assert (found.lost, found.unwritten) == (0, 0)
-    learner = learner_trial(how, starts["learner"], 0.5)
+    learner = learner_trial(how, made["learner"], 0.5)
     assert learner.episodes >= 3 and (learner.lost, learner.records, learner.ended) == (0, 0, 0), learner

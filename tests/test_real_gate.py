@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_helpers import DT, LIMITS, Clock, point_limits, point_robot
 
+from benchmarks.robot.gate import Judge
 from real import limits as limit_files
-from real.bench.gate import Judge
 from real.gate import AGE, FINITE, FORCE, GRIPPER, IK, JOINTS, RATE, STAGES, STEP, WORKSPACE, Gate, Request
 from real.limits import Box, Limits, LimitsError
 from real.robots import remote

@@ -12,9 +12,9 @@ from supervised_toy import SupervisedToy
 from sim.inline import InlineEnv
 from sim.pool import ProcessPool
 from sim.toy import CAMERA, ToyConfig, ToyReach
+from vla_rl.config.episodes import EPISODE_SECONDS
 from vla_rl.errors import ConfigError, EmbodimentMismatch, UserError
 from vla_rl.rollout.engine import RolloutConfig, RolloutEngine, pooled_stats
-from vla_rl.settings import EPISODE_SECONDS
 from vla_rl.splits import stable_seed
 from vla_rl.types import (
     ActionChunk,

@@ -19,10 +19,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from vla_rl import cli
 from vla_rl.config import compose, override
+from vla_rl.config.overrides import _typed, spoken
+from vla_rl.config.robot import compose as compose_session
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.files import explained, replacing_file, require_new, write_whole
-from vla_rl.overrides import _typed, spoken
-from vla_rl.robot.settings import compose as compose_session
 from vla_rl.storage import disk_full, is_disk_full
 from vla_rl.terminal import ready_streams
 
