@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -150,6 +151,7 @@ class ImageReader:
                 f"while it is read: make room, name another place with output_dir=FOLDER, or store the pictures as video"
             )
         self._bytes = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (it ends with this object)
+        weakref.finalize(self, self._bytes.close)
         self._begins = np.zeros(len(places), np.int64)
         self._sizes = np.zeros(len(places), np.int64)
         self._paths: dict[int, str] = {}
@@ -208,6 +210,8 @@ class VideoReader:
         known: OrderedDict[Path, Any] = self._open.__dict__.setdefault("videos", OrderedDict())
         if file not in known:
             known[file] = av_package().open(str(file))
+            for stream in known[file].streams.video:
+                stream.codec_context.thread_count = 1  # (those ahead decode frames that nobody asked for)
             if len(known) > _OPEN_VIDEOS:
                 known.popitem(last=False)[1].close()
         known.move_to_end(file)

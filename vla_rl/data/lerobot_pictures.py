@@ -25,6 +25,7 @@ _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HS
 _DEPTH = "Depth is no camera picture: leave this camera out, or name the one with colours"
 _TOLERANCE = 0.1  # share of a control period by which a frame may be earlier or later than its row
 _TOGETHER, _WAITING = 64, 16  # pictures that a thread decodes at a time; such parts that wait
+_ALIKE = 0.02  # share of a control period by which two times are rounded differently
 _SEEK_S = 1.0  # a gap between frames that are wanted which is jumped over
 
 Where = Callable[[int], str]
@@ -155,8 +156,9 @@ def frames_at(container: Any, stream: Any, times: np.ndarray, hz: float, place: 
     cuts = np.flatnonzero(np.diff(times) > _SEEK_S) + 1
     done = 0
     for chosen in np.split(times, cuts):
-        container.seek(int(max(float(chosen[0]) - 1 / hz, 0.0) / stream.time_base), stream=stream)
-        for time, (stamp, frame) in zip(chosen, _nearest(container.decode(stream), chosen)):
+        begin = max(float(chosen[0]) + _ALIKE / hz, 0.0)  # to the key frame before, or that of this very moment
+        container.seek(int(begin / stream.time_base), stream=stream)
+        for time, (stamp, frame) in zip(chosen, _nearest(container.decode(stream), chosen, _ALIKE / hz)):
             if abs(stamp - time) > _TOLERANCE / hz + 1e-4:
                 raise DatasetError(
                     f"{place(done)} should be at {time:.4g} s, and the nearest frame is at {stamp:.4g} s. Fetch the dataset "
@@ -166,12 +168,13 @@ def frames_at(container: Any, stream: Any, times: np.ndarray, hz: float, place: 
             yield frame.to_ndarray(format="rgb24")
 
 
-def _nearest(frames: Iterator[Any], times: np.ndarray) -> Iterator[tuple[float, Any]]:
-    """(time, frame) nearest to each of ``times`` (rising); fewer where there is no frame at all."""
+def _nearest(frames: Iterator[Any], times: np.ndarray, alike: float) -> Iterator[tuple[float, Any]]:
+    """(time, frame) nearest to each of ``times`` (rising); fewer where there is no frame at all. One that is no further off
+    than ``alike`` s is near enough, and none is decoded after it."""
     before: tuple[float, Any] | None = None
     after: tuple[float, Any] | None = None
     for time in times:
-        while after is None or after[0] < time:
+        while after is None or after[0] < time - alike:
             frame = next(frames, None)
             if frame is None:
                 break
