@@ -79,7 +79,7 @@ def measure(
     lerobot = {task.task_id: LerobotEnv(exact, task.task_id, camera_size) for task in exact.tasks}
     rebuilding = {task.task_id: RebuildingEnv(exact.task(task.task_id)) for task in exact.tasks}
     chunks = sorted({*CHUNKS, chunk})
-    baselines = {"lerobot": lerobot, "rebuilding": rebuilding}
+    baselines: dict[str, dict[str, Any]] = {"lerobot": lerobot, "rebuilding": rebuilding}
     calls: dict[Any, Callable[[], float]] = {n: functools.partial(run_plain, e, episodes) for n, e in baselines.items()}
     for name, simulator in simulators.items():
         calls |= {(name, length): functools.partial(run_ours, simulator, episodes, length) for length in chunks}
