@@ -146,7 +146,7 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             collect="sim.libero.collect:collect_episode",
             demonstrations="sim.libero_demos:LiberoDemonstrations",
             bench="sim.libero.bench:bench_libero",
-            check="sim.libero.package:check",
+            check="sim.libero.fidelity:check",
             suites=("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"),
             # a benchmark's time limit is part of its protocol, whatever training used
             suite_overrides=("env.suite={suite}", "env.tasks=[]", "env.horizon=0"),
