@@ -64,7 +64,8 @@ class EnvEntry(Entry):
 
     ``collect`` runs one scripted demonstration, ``demonstrations`` reads those that others published, ``bench`` measures
     its speed (``vla-rl bench sim``; with ``bench_overrides`` it takes a config, which these and the user's make), ``check``
-    tells `vla-rl doctor` (status, detail, fix) without importing the simulator. ``suites`` are names that ``--suite`` knows
+    tells `vla-rl doctor` (status, detail, fix) without importing the simulator, ``protocols`` gives overrides for one of its
+    published evaluations (``--protocol``). ``suites`` are names that ``--suite`` knows
     besides the env's own; ``suite_overrides`` then set its config.
     """
 
@@ -73,6 +74,7 @@ class EnvEntry(Entry):
     bench: str = ""
     bench_overrides: tuple[str, ...] | None = None
     check: str = ""
+    protocols: str = ""
     suites: tuple[str, ...] = ()
     suite_overrides: tuple[str, ...] = ()
 
@@ -147,6 +149,7 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             demonstrations="sim.libero_demos:LiberoDemonstrations",
             bench="sim.libero.bench:bench_libero",
             check="sim.libero.fidelity:check",
+            protocols="sim.libero.protocols:overrides",
             suites=("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"),
             # a benchmark's time limit is part of its protocol, whatever training used
             suite_overrides=("env.suite={suite}", "env.tasks=[]", "env.horizon=0"),

@@ -107,6 +107,11 @@ def installer() -> list[str]:
     return [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-deps", *again, *pins]
 
 
+def command_line() -> str:
+    """`installer`, as it is typed."""
+    return shlex.join(installer())
+
+
 def install() -> Copy:
     """Have the packages installed where they are not whole and as published; what they hold then, read file by file.
 
@@ -116,7 +121,7 @@ def install() -> Copy:
     if place is not None and judged(place).kind == "published":
         return judged(place)
     command = installer()
-    by_hand = f"Run it by hand, or on a machine with network access: {shlex.join(command)}"
+    by_hand = f"Run it by hand where there is network access: {shlex.join(command)}"
     try:
         status = subprocess.run(command, stdin=subprocess.DEVNULL).returncode
     except OSError as error:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import shlex
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from packaging.specifiers import SpecifierSet
@@ -17,7 +16,7 @@ from packaging.specifiers import SpecifierSet
 from sim.interpreter import version_of
 from sim.libero import assets, package
 from sim.libero.protocols import matching
-from vla_rl.errors import ConfigError, MissingDependency, MissingPackage, install_command
+from vla_rl.errors import MissingDependency, MissingPackage, install_command
 
 if TYPE_CHECKING:
     from sim.libero.settings import LiberoConfig
@@ -74,16 +73,6 @@ def benchmark(config: LiberoConfig, split: str, python: str = "") -> dict[str, A
         "versions": found, "verified_mujoco": VERIFIED, "assets": kind, "protocols": names, "departures": departures,
         "line": f"{said}; {verdict}",
     }  # fmt: skip
-
-
-def require_published(config: LiberoConfig, split: str, python: str, what: str) -> None:
-    """Raise `ConfigError` with every reason where ``what`` stands for a figure of the published benchmark and cannot be one."""
-    if departures := benchmark(config, split, python)["departures"]:
-        raise ConfigError(f"{what} is of the published benchmark, and here {_listed(departures)}")
-
-
-def _listed(problems: Sequence[str]) -> str:
-    return "it is another one: " + "; ".join(problems)
 
 
 def _assets(config: LiberoConfig) -> assets.Copy | None:

@@ -19,15 +19,20 @@ class PlainEnv:
 
     (LIBERO's draws the openings of drawers once more with every reset, so a state that follows a seed depends on how
     many resets there have been.) Other simulators may draw in the same process: its own GL context is bound first, and
-    numpy's global generator, which LIBERO draws from, is the environment's own while it resets.
+    numpy's global generator, which LIBERO draws from, is the environment's own while it resets. ``size`` 0: it draws nothing.
     """
 
     def __init__(self, task: Task, size: int, assets: str = "") -> None:
         ensure_backend()
-        envs = package.load(assets)
+        envs: Any = package.load(assets)
         self.task = task
         with package.quiet():
-            self.env = envs.OffScreenRenderEnv(bddl_file_name=str(task.bddl_file), camera_heights=size, camera_widths=size)
+            if size:
+                self.env = envs.OffScreenRenderEnv(bddl_file_name=str(task.bddl_file), camera_heights=size, camera_widths=size)
+            else:
+                self.env = envs.env_wrapper.ControlEnv(
+                    str(task.bddl_file), use_camera_obs=False, has_offscreen_renderer=False
+                )
         self._draws = len(self.env.env.object_property_initializers)
         self._generator: Any = None
         self.success = False
@@ -108,6 +113,6 @@ _blind.__modality__ = "image"  # type: ignore[attr-defined]
 
 def bind_context(env: Any) -> None:
     """Let an `OffScreenRenderEnv` draw, and free, in its own GL context, not in whichever is current."""
-    context = env.sim._render_context_offscreen
-    context.gl_ctx.make_current()
-    draw_in_own_context(context)
+    if (context := env.sim._render_context_offscreen) is not None:
+        context.gl_ctx.make_current()
+        draw_in_own_context(context)

@@ -74,13 +74,13 @@ PROTOCOLS = {
 }  # fmt: skip
 
 
-def overrides(name: str, suite: str, *, view: bool) -> list[str]:
-    """Config overrides that make an evaluation on ``suite`` that of ``name``; ``view``: the cameras too, which a policy that
-    was trained on others cannot do with. `ConfigError` for an unknown name."""
+def overrides(name: str, config: LiberoConfig, *, view: bool) -> list[str]:
+    """Config overrides that make an evaluation that of ``name`` on the suite of ``config``; ``view``: the cameras too, which a
+    policy that was trained on others cannot do with. `ConfigError` for an unknown name."""
     if name not in PROTOCOLS:
         raise ConfigError(f"--protocol {name!r} is unknown: use one of {', '.join(PROTOCOLS)}")
     protocol = PROTOCOLS[name]
-    values = protocol.scene(suite) | (protocol.view() if view else {}) | {"look": "exact", "controller": "exact"}
+    values = protocol.scene(config.suite) | (protocol.view() if view else {}) | {"look": "exact", "controller": "exact"}
     return [f"env.{key}={_written(value)}" for key, value in values.items()]
 
 
