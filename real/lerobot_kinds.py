@@ -1,4 +1,4 @@
-"""What is registered with lerobot (0.4.4), found by name and made from plain options: robots, leader arms, cameras."""
+"""What is registered with lerobot, found by name and made from plain options: robots, leader arms, cameras."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import os
 import pkgutil
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -41,10 +42,18 @@ def make(what: str, kind: str, options: Mapping[str, Any], registry: str, maker:
         )
     try:
         return made(_decoded(known[kind], what, kind, options))
-    except ModuleNotFoundError as error:
-        extra = _EXTRAS.get(error.name or "", "")
+    except ImportError as error:
+        package, extra = _missing(error)
         way = f"pip install 'lerobot[{extra}]'" if extra else "see lerobot's page of that device for its extra"
-        raise MissingDependency(f"lerobot's {what} {kind} needs the package {error.name}: {way}") from None
+        raise MissingDependency(f"lerobot's {what} {kind} needs the package {package}: {way}") from None
+
+
+def _missing(error: ImportError) -> tuple[str, str]:
+    """The package that is not there and the extra of lerobot that brings it: since 0.6 lerobot says both in its words."""
+    said = re.search(r"'([\w.-]+)' is required .*?lerobot\[([\w-]+)\]", str(error))
+    if said:
+        return said[1], said[2]
+    return error.name or first_line(error), _EXTRAS.get(error.name or "", "")
 
 
 def _named(name: str) -> Any:

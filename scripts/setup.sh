@@ -16,7 +16,6 @@ esac
 say() { printf '\033[1m[setup]\033[0m %s\n' "$*" >&2; }
 stop() { say "$*" && exit 1; }
 
-python=${PYTHON:-python3}
 state=$(cat pyproject.toml setup.py constraints.txt scripts/overrides.txt scripts/setup.sh scripts/vulkan.sh | sha256sum | cut -c1-16)
 state="$state $PWD" # a moved checkout has a stale venv
 
@@ -51,8 +50,21 @@ has_gl_library() {
 
 renders() { .venv/bin/python -c "from sim.gl import choose_backend; choose_backend()"; }
 
+version() { "$1" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])'; }
+
+# PYTHON, or the first Python from 3.12 on that can make an environment, those of pyenv too, or python3.
+choose() {
+    local candidate
+    for candidate in ${PYTHON:-python3.12 "$HOME"/.pyenv/versions/3.12.*/bin/python python3.13 python3}; do
+        "$candidate" -c 'import sys, venv, ensurepip; raise SystemExit(sys.version_info < (3, 12))' 2>/dev/null &&
+            echo "$candidate" && return
+    done
+    echo "${PYTHON:-python3}"
+}
+
 if ready; then exit 0; fi
 
+python=$(choose)
 command -v "$python" >/dev/null || stop "'$python' was not found. Install it:  apt-get install -y python3 python3-venv"
 "$python" -c 'import sys; raise SystemExit(sys.version_info < (3, 10))' ||
     stop "vla-rl needs Python 3.10 or newer, and '$python' is $("$python" -V 2>&1). Name another one:  PYTHON=python3.12 make"
@@ -61,8 +73,15 @@ command -v "$python" >/dev/null || stop "'$python' was not found. Install it:  a
 has_gl_library || install_gl
 
 if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
-    say "creating .venv with $("$python" -V 2>&1)"
+    if "$python" -c 'import sys; raise SystemExit(sys.version_info < (3, 12))'; then
+        say "creating .venv with Python $(version "$python") ($python), which lerobot 0.6 needs"
+    else
+        say "creating .venv with Python $(version "$python") ($python) and lerobot 0.4.4: 0.6 needs Python 3.12 or newer" \
+            "${PYTHON:-(none was found; PYTHON=/path/to/python3.12 names one)}"
+    fi
     "$python" -m venv --clear .venv
+elif [ -n "${PYTHON:-}" ] && [ "$(version "$python")" != "$(version .venv/bin/python)" ]; then
+    say ".venv has Python $(version .venv/bin/python) and stays; 'make clean' before 'PYTHON=$PYTHON make setup' begins anew"
 fi
 if ! .venv/bin/uv --version >/dev/null 2>&1; then
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt uv

@@ -157,14 +157,22 @@ def test_a_config_is_read_as_lerobots_own_command_line_does(bus, tmp_path):
             so101(tmp_path, options=options)
 
 
-def test_a_vendors_package_that_is_missing_is_named(monkeypatch, tmp_path):
+NEW_WORDS = "'feetech-servo-sdk' is required but not installed. Install it with: pip install 'lerobot[feetech]' (or uv ...)"
+MISSING = {  # by lerobot 0.4 and 0.6
+    "scservo_sdk": ModuleNotFoundError("No module named 'scservo_sdk'", name="scservo_sdk"),
+    "feetech-servo-sdk": ImportError(NEW_WORDS),
+}
+
+
+@pytest.mark.parametrize("package", MISSING)
+def test_a_vendors_package_that_is_missing_is_named(package, monkeypatch, tmp_path):
     bus = patched(monkeypatch)
 
     def missing(*_, **__):
-        raise ModuleNotFoundError("No module named 'scservo_sdk'", name="scservo_sdk")
+        raise MISSING[package]
 
     monkeypatch.setattr(bus, "__init__", missing)
-    said = r"so101_follower needs the package scservo_sdk: pip install 'lerobot\[feetech\]'"
+    said = rf"so101_follower needs the package {package}: pip install 'lerobot\[feetech\]'"
     with pytest.raises(MissingDependency, match=said):
         so101(tmp_path)
 

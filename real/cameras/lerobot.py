@@ -1,4 +1,4 @@
-"""Any camera that is registered with lerobot (0.4.4). It tells no frame numbers: a picture that differs has the next one."""
+"""Any camera that is registered with lerobot. It tells no frame numbers: a picture that differs has the next one."""
 
 from __future__ import annotations
 

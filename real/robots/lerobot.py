@@ -1,4 +1,4 @@
-"""Any robot that is registered with lerobot (0.4.4), third-party ones too, as a `Robot` that is commanded by joints.
+"""Any robot that is registered with lerobot, third-party ones too, as a `Robot` that is commanded by joints.
 
 lerobot brings torch along and its calls block while a bus is read, so this runs in the arm's own process
 (`real.robots.server` with ``driver``), never in the supervisor's. Units and ends of a joint are what its motor is set to
@@ -55,7 +55,8 @@ class LeRobotArm:
         units, *bounds = _ends(self.name, self.names, self._parts(), low or {}, high or {})
         grippers = [name for name in self.names if "gripper" in name]
         self._gripper = self.names.index(grippers[0]) if grippers else -1
-        shapes = {n: s for n, s in self.device.observation_features.items() if isinstance(s, tuple)}
+        tuples = {n: s for n, s in self.device.observation_features.items() if isinstance(s, tuple)}
+        shapes = {n: s for n, s in tuples.items() if len(s) == 3 and s[2] == 3}  # (a depth map of lerobot 0.6 has one)
         self.embodiment = EmbodimentSpec(
             name=self.name, action_names=self.names, action_units=units, action_low=bounds[0],
             action_high=bounds[1], frame="joints", rotation="none", gripper="none", control_hz=control_hz,

@@ -53,7 +53,7 @@ PUBLISHED_EPISODES = 50  # of each task, with --protocol
 
 
 def run_eval(arguments: argparse.Namespace) -> None:
-    from vla_rl.run import preflight
+    from vla_rl.checks import preflight
 
     config = config_of_checkpoint(arguments.checkpoint, arguments.suite, arguments.overrides)
     if arguments.protocol:
@@ -77,8 +77,8 @@ def run_eval(arguments: argparse.Namespace) -> None:
         raise ConfigError("--levels belongs to --perturb: add --perturb all, or leave it out")
     for path in paths:
         preflight.check_start(config, path)
-    from vla_rl.evaluation.checkpoints import evaluate_checkpoints
     from vla_rl.evaluation.conditions import conditions_of, lines
+    from vla_rl.run.evaluate_checkpoints import evaluate_checkpoints
 
     try:
         document = evaluate_checkpoints(

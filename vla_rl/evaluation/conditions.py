@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vla_rl.asked import DescribesConditions, DescribesStarts, OfABenchmark
-from vla_rl.settings import RunConfig
+from vla_rl.config import RunConfig
 
 
 def conditions_of(config: RunConfig, split: str) -> dict[str, Any]:
