@@ -245,7 +245,7 @@ def test_leaders_of_lerobot_by_name():
     with pytest.raises(ConfigError, match=r"'so999'.*test_leader"):
         build(LeaderConfig(type="so999"))
     if "scservo_sdk" not in sys.modules and importlib.util.find_spec("scservo_sdk") is None:  # (tests/so101_bus.py has one)
-        with pytest.raises(MissingDependency, match="so101_leader needs the package (scservo_sdk|feetech-servo-sdk)"):
+        with pytest.raises(MissingDependency, match=r"so101_leader needs the package (scservo_sdk|feetech-servo-sdk)"):
             build(LeaderConfig(type="so101_leader", options={"port": "/dev/null"}))
 
 
