@@ -2,6 +2,6 @@
 
 from setuptools import find_packages, setup
 
-FOUND = find_packages(include=[f"{name}{rest}" for name in ("vla_rl", "sim", "real", "policies", "reward_models")
-                               for rest in ("", ".*")])  # fmt: skip
+NAMES = ("vla_rl", "sim", "real", "policies", "reward_models", "benchmarks")
+FOUND = find_packages(include=[f"{name}{rest}" for name in NAMES for rest in ("", ".*")])
 setup(packages=[*FOUND, "vla_rl.configs"])

@@ -57,7 +57,8 @@ class Foresight:
         speed is no number is too fast."""
         x = self.limits
         hand, angular = _over(self.hand, x.speed), _over(self.angular, x.rotation_speed)
-        return max(hand, angular), _over(float(np.max(self.joints, initial=0.0)), x.joint_speed)
+        beyond = float(np.max(self.joints - x.joint_speed)) if self.joints.size else 0.0
+        return max(hand, angular), _over(beyond, 0.0)
 
     def turn(self, wanted: np.ndarray, measured: Measured) -> np.ndarray | None:
         """What may be commanded of the turn ``wanted`` [3] (rad/s), or None: all of it."""
@@ -68,7 +69,7 @@ class Foresight:
         change = wanted - turning - self._pull  # what the tick before does not tell of
         joints = np.abs(of_joints(jacobian, np.concatenate([np.zeros(3), change])))
         pushed = np.array([_LEVER * float(np.linalg.norm(change)), *(_LIGHTER * joints)]) * 4.0 * self.gain * self.dt
-        room = np.maximum(np.array([x.speed - self.hand, *(x.joint_speed - self.joints)]), 0.0)
+        room = np.maximum(np.array([x.speed - self.hand, *(np.array(x.joint_speed) - self.joints)]), 0.0)
         share = float(np.min(np.where(pushed > room, room / np.maximum(pushed, _TINY), 1.0)))
         self._pull = self._pull + share * change
         return None if share >= 1.0 else turning + self._pull

@@ -4,7 +4,7 @@ Stages work in the order of `STAGES`, each on what the one before left, and each
 
 | stage | what it does | unit of its figure |
 |---|---|---|
-| finite | refuses a request with a NaN, an infinity or another shape | 1 |
+| finite | refuses a request, or a measured pose, with a NaN, an infinity, another shape or what no arm has | 1 |
 | age | refuses a policy's request whose observation is too old | s too old |
 | step | keeps the target within reach of the measured pose (translation, rotation angle, joints) | m, rad, joint units |
 | rate | limits speed, acceleration and jerk of what is commanded | m/s, rad/s, joint units/s, by the largest |
@@ -30,7 +30,7 @@ import numpy as np
 
 from real.foresight import Foresight, motion_of, of_joints, shorten
 from real.limits import Limits
-from real.robots.protocol import Capabilities, Measured, Reference
+from real.robots.protocol import MOST, UNIT, Capabilities, Measured, Reference
 from real.rotations import difference, from_vector, multiply, normalised
 from real.walls import Walls
 
@@ -81,8 +81,9 @@ class Gate:
             (x.speed, x.acceleration, x.jerk, x.step),
             (x.rotation_speed, x.rotation_acceleration, x.rotation_jerk, x.rotation_step),
         )
-        wide = [x.joint_speed, x.joint_acceleration, x.joint_jerk, x.joint_step]
-        rows = [[v] for v in wide] if self.joint_space else [list(p) for p in pairs]
+        self._joint_speed = np.atleast_1d(x.joint_speed)  # [1], or of each joint
+        wide = [self._joint_speed, [x.joint_acceleration], [x.joint_jerk], [x.joint_step]]
+        rows = wide if self.joint_space else [list(p) for p in pairs]
         self._speed, self._acceleration, self._jerk, self._step = (np.minimum(np.array(r), _HUGE) for r in rows)
         self.walls = Walls(limits, self.gain, dt)
         self.grip, self._gripped = 0.0, -math.inf
@@ -110,6 +111,9 @@ class Gate:
     def __call__(self, request: Request, measured: Measured, now: float, slow: bool = False) -> Passed:
         """What may go to the robot for ``request``. Never raises for what a request holds."""
         work = np.zeros(len(STAGES))
+        if not _is_pose(measured, self.limits, self.joint_space, self.turns):
+            work[FINITE] = 1.0
+            return self._refused(work, "the robot reports a pose that no arm has")
         self.ahead.see(measured)
         if not self._sound(request, measured):
             work[FINITE] = 1.0
@@ -134,7 +138,10 @@ class Gate:
 
     def ramp(self, measured: Measured, now: float) -> Passed:
         """Towards standstill within the limits, for an arm that cannot hold by itself; the same pose once it is reached.
-        From the measured one where something has carried the arm further from its target than a step."""
+        From the measured one where something has carried the arm further from its target than a step. Refused where that is
+        none: nobody knows then where to stand still."""
+        if not _is_pose(measured, self.limits, self.joint_space, self.turns):
+            return self._refused(np.zeros(len(STAGES)), "")
         if not self._near(measured):
             self.reset()
         self.ahead.see(measured)
@@ -273,10 +280,10 @@ class Gate:
             room = self._room(joints, measured.joints)
             share = float(np.min(np.where(np.abs(joints) > room, room / np.maximum(np.abs(joints), _TINY), 1.0)))
             work[JOINTS] = (1.0 - share) * float(np.max(np.abs(joints)))
-        fastest = float(np.max(np.abs(joints))) * share
-        if fastest > x.joint_speed:
-            work[IK] = 1.0 - x.joint_speed / fastest
-            share *= x.joint_speed / fastest
+        faster = share * float(np.max(np.abs(joints) / self._joint_speed))  # times its limit, of the joint nearest to it
+        if faster > 1.0:
+            work[IK] = 1.0 - 1.0 / faster
+            share /= faster
         return velocity if share >= 1.0 else velocity * share
 
     def _room(self, u: np.ndarray, joints: np.ndarray) -> np.ndarray:
@@ -358,6 +365,18 @@ class Gate:
             else:
                 self.grip, self._gripped = want, now
         return self.grip
+
+
+def _is_pose(measured: Measured, limits: Limits, joint_space: bool, turns: bool) -> bool:
+    """Whether all is there that a target is led from, and an arm may be there."""
+    sizes = {"joints": {len(limits.joint_low) or np.size(measured.joints)}}
+    if not joint_space:
+        sizes |= {"position": {3}, "quaternion": {4} if turns else {0, 4}}
+    for name, allowed in sizes.items():
+        value = getattr(measured, name)
+        if np.shape(value) not in {(size,) for size in allowed} or not bool((np.abs(value) < MOST[name]).all()):
+            return False  # (NaN is not below it either)
+    return joint_space or not turns or abs(float(np.linalg.norm(measured.quaternion)) - 1.0) <= UNIT
 
 
 def _escapes(walls: Walls, measured: Measured, work: np.ndarray) -> str | None:

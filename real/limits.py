@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vla_rl.errors import UserError
 
 Vector = tuple[float, ...]
@@ -38,6 +40,7 @@ class Limits:
     ``joint_margin`` what stays free at both ends. ``force`` and ``torque`` are measured at the hand: above them nothing
     pushes further, above twice as much the session pauses. ``observation_age`` is how old what a policy saw may be.
     The gripper changes its mind where the request is above ``gripper_threshold``, and not again for ``gripper_lockout`` s.
+    ``joint_speed`` is one number for all joints, or one for each.
     ``slow`` is the share of the speeds that is left after a fault.
     """
 
@@ -54,7 +57,7 @@ class Limits:
     joint_low: Vector = ()
     joint_high: Vector = ()
     joint_margin: float = 0.0
-    joint_speed: float = math.inf
+    joint_speed: float | Vector = math.inf
     joint_acceleration: float = math.inf
     joint_jerk: float = math.inf
     joint_step: float = math.inf
@@ -110,6 +113,11 @@ def parse(data: Any, own: Limits, keys: tuple[str, ...], place: str) -> Limits:
         raise LimitsError(f"{place} lacks {', '.join(missing)}: this robot needs {', '.join(keys)}")
     values = {key: _value(key, value, place) for key, value in data.items()}
     found = dataclasses.replace(own, **values)
+    if isinstance(found.joint_speed, tuple) and len(found.joint_speed) != (count := len(own.joint_low)):
+        said = f"the robot has {count} joints" if count else "the robot does not say how many joints it has"
+        raise LimitsError(
+            f"{place}: joint_speed has {len(found.joint_speed)} numbers, and {said}: give one for each, or one for all"
+        )
     if problems := wider(found, own):
         raise LimitsError(f"{place} is wider than the robot's own limits: {'; '.join(problems)}")
     return found
@@ -124,6 +132,12 @@ def _value(key: str, value: Any, place: str) -> Any:
         return tuple(_box(f"keep_out[{i}]", box, place) for i, box in enumerate(value))
     if key in ("joint_low", "joint_high"):
         return _numbers(key, value, place)
+    if key == "joint_speed" and isinstance(value, list):
+        return tuple(_above_zero(f"{key}[{i}]", number, place) for i, number in enumerate(value))
+    return _above_zero(key, value, place)
+
+
+def _above_zero(key: str, value: Any, place: str) -> float:
     number = _numbers(key, [value], place)[0]
     most = _MOST.get(key, math.inf)
     if number < 0 or (number == 0 and key not in _MAY_BE_ZERO) or number > most:
@@ -152,9 +166,11 @@ def wider(found: Limits, own: Limits) -> list[str]:
     """In what ``found`` allows more than ``own``: one line each."""
     lines = []
     for name in (*_MOTION, *_TURN, *_JOINT, "force", "torque"):
-        mine, theirs = getattr(found, name), getattr(own, name)
-        if mine > theirs * (1 + 1e-9):
-            lines.append(f"{name} {mine:g}, robot {theirs:g}")
+        mine, theirs = np.broadcast_arrays(getattr(found, name), getattr(own, name))
+        over = np.flatnonzero(mine > theirs * (1 + 1e-9))
+        if len(over):
+            which = f" of joint {over[0] + 1}" if mine.size > 1 else ""
+            lines.append(f"{name}{which} {mine.flat[over[0]]:g}, robot {theirs.flat[over[0]]:g}")
     if found.joint_margin < own.joint_margin:
         lines.append(f"joint_margin {found.joint_margin:g}, robot {own.joint_margin:g}")
     if own.box and found.box:

@@ -38,7 +38,7 @@ _M = TypeVar("_M", bound=Message)
 
 
 class Scorer(Protocol):
-    """What says of the running episode how far it is (`vla_rl.robot.live.Live`)."""
+    """What says of the running episode how far it is (`vla_rl.robot.reward_process.Live`)."""
 
     @property
     def due(self) -> bool: ...

@@ -39,8 +39,12 @@ def _compose() -> Callable[[], float]:
 
 def _nano() -> tuple[Any, Any]:
     """The policy of the quickstart's size, and the module that makes observations for it."""
-    import policies.bench as bench
     from policies.nano_vla import NanoVLA, preset
+
+    try:
+        from benchmarks.policy import nano as bench
+    except ImportError:  # of before the benchmarks had a room
+        import policies.bench as bench
 
     return NanoVLA(preset("nano"), bench.bench_embodiment()).eval(), bench
 
@@ -137,8 +141,12 @@ def _iteration() -> Callable[[], float]:
 
 def _simulator() -> Callable[[], float]:
     """A control step in chunks of eight, and a picture of each camera after every chunk."""
-    from sim import bench
     from sim.tabletop.simulator import TabletopConfig, TabletopSimulator
+
+    try:
+        from benchmarks.simulator import tabletop as bench
+    except ImportError:  # (likewise)
+        from sim import bench
 
     simulator = TabletopSimulator(TabletopConfig(tasks=["lift_cube"], look="light"))
     episode, actions = next(iter(bench.record(simulator, "lift_cube", 80)))

@@ -72,12 +72,24 @@ def _entry(node: ast.ClassDef | ast.FunctionDef) -> list[str]:
     return [f"### {node.name}", "", "```python", *code, "```", "", *_prose(node), "", *methods, *([""] if methods else [])]
 
 
+def _defined(module: str) -> tuple[ast.Module, dict[str, ast.ClassDef | ast.FunctionDef]]:
+    """The syntax tree of a module, and what it defines; of a package, what it hands on from its own modules too."""
+    path = ROOT / module.replace(".", "/")
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    found = {n.name: n for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef)}
+    for node in tree.body if path.is_dir() else ():
+        if isinstance(node, ast.ImportFrom) and node.module:
+            others = _defined(node.module)[1]
+            found |= {a.name: others[a.name] for a in node.names if a.name in others}
+    return tree, found
+
+
 def _api_page(name: str) -> str:
     title, purpose, modules = API[name]
     lines: list[str] = []
     for module, names in modules.items():
-        tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8"))
-        found = {n.name: n for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef)}
+        tree, found = _defined(module)
         chosen = names or [n for n in found if not n.startswith("_")]
         lines += [f"## {module}", "", *_prose(tree), "", *(line for n in chosen for line in _entry(found[n]))]
     return page(title, purpose, lines)

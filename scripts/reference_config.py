@@ -30,10 +30,10 @@ from vla_rl.config import RunConfig
 ROOT = Path(__file__).resolve().parent.parent
 # The options of `vla-rl robot`, which are no part of a run's config: key → class.
 ROBOT = {
-    "": "vla_rl.robot.settings:SessionSettings",
+    "": "vla_rl.config.robot:SessionSettings",
     "robot.supervisor": "real.supervisor.settings:SupervisorConfig",
     "console": "real.console.settings:ConsoleConfig",
-    "operator": "vla_rl.robot.settings:OperatorSettings",
+    "operator": "vla_rl.config.robot:OperatorSettings",
 }
 GROUPS = {  # what each component group chooses
     "policy": "the policy: its network, and how it acts and is trained",

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from vla_rl import config as configs
+from vla_rl.assembly.context import Run
+from vla_rl.assembly.env_and_policy import checked_env
+from vla_rl.assembly.learner import learner_of, trained_policy
 from vla_rl.checkpoint import load_training_state, load_weights, save_checkpoint
-from vla_rl.reporting.progress import Progress
-from vla_rl.run.context import Run
-from vla_rl.run.opening import checked_env
-from vla_rl.run.rl_phase import learner_of, trained_policy
+from vla_rl.monitoring.progress import Progress
 
 
 def main() -> None:

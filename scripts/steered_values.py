@@ -22,13 +22,13 @@ from torch import Tensor
 
 from vla_rl import config as configs
 from vla_rl.algorithms.dsrl import DSRL
+from vla_rl.assembly.context import Run, evaluate_held_out
+from vla_rl.assembly.env_and_policy import checked_env
+from vla_rl.assembly.learner import learner_of, trained_policy
 from vla_rl.checkpoint import load_training_state, load_weights
 from vla_rl.data.replay import ONLINE
 from vla_rl.learning.learners import ReplayLearner
-from vla_rl.reporting.progress import Progress
-from vla_rl.run.context import Run, evaluate_held_out
-from vla_rl.run.opening import checked_env
-from vla_rl.run.rl_phase import learner_of, trained_policy
+from vla_rl.monitoring.progress import Progress
 
 NOISES = 16  # of each state, for the spread of values
 

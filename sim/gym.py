@@ -13,7 +13,7 @@ import importlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -37,6 +37,8 @@ class GymConfig:
     uint8 picture [h w 3] is a camera (none: `render`), all other numbers (but of uint8) are proprioception. ``success`` is
     the key of ``info`` that says so, or "terminated", where the end of an episode is success.
     """
+
+    finds_cameras: ClassVar[bool] = True
 
     # of the registry: Name-v0, or module:Name-v0
     id: str = ""

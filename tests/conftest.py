@@ -159,7 +159,7 @@ def ray_here():
     os.environ.setdefault("RAY_raylet_start_wait_time_s", "240")
     os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "240")
     from vla_rl.cluster.session import ray_session
-    from vla_rl.cluster.settings import RayConfig
+    from vla_rl.config.cluster import RayConfig
 
     with ray_session(RayConfig(object_store_mib=100)) as ray:
         yield ray

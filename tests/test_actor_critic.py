@@ -26,7 +26,8 @@ from vla_rl.algorithms.actor_critic import SAC, TD3, rewards_to_go
 from vla_rl.algorithms.dsrl import DSRL
 from vla_rl.algorithms.iql import IQL, IQLThenSAC, advantage_weights, expectile_loss
 from vla_rl.algorithms.parl import PARL
-from vla_rl.algorithms.replay_settings import (
+from vla_rl.checkpoint import load_policy, save_checkpoint
+from vla_rl.config.replay_algorithms import (
     CriticsConfig,
     DSRLConfig,
     IQLConfig,
@@ -35,7 +36,6 @@ from vla_rl.algorithms.replay_settings import (
     SACConfig,
     TD3Config,
 )
-from vla_rl.checkpoint import load_policy, save_checkpoint
 from vla_rl.data.replay import Replay
 from vla_rl.errors import ConfigError
 from vla_rl.learning.learners import learner_for
@@ -1025,7 +1025,7 @@ def test_what_does_not_fit_is_refused_with_the_remedy():
     ],
 )
 def test_pairs_that_do_not_fit_are_refused_before_anything_runs(overrides, error):
-    from vla_rl.run.preflight import check_run
+    from vla_rl.checks.preflight import check_run
 
     with pytest.raises(ConfigError, match=error):
         check_run(configs.compose(["run=quickstart", *overrides]))

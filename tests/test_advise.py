@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from vla_rl.advice.advise import group_episodes, read_figures, render
+from vla_rl.advice.start_checks import BAD, GOOD, WATCH, Check, Figures, Rate, checks, chunk_spread, overall
 from vla_rl.config import RunConfig, compose
-from vla_rl.evaluation.advise import group_episodes, read_figures, render
 from vla_rl.evaluation.outcome import EpisodeOutcome, EvaluationResult
-from vla_rl.evaluation.start_checks import BAD, GOOD, WATCH, Check, Figures, Rate, checks, chunk_spread, overall
-from vla_rl.reporting.metrics import MetricsLogger
+from vla_rl.monitoring.metrics import MetricsLogger
 from vla_rl.types import TaskSpec
 
 RUN = Path("outputs/mine")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from vla_rl import cli
-from vla_rl.run import preflight
+from vla_rl.checks import preflight
 
 TOY = [
     "run=toy", "collect.episodes_per_task=2", "sft.validation_episodes=1", "sft.updates=4", "slots.slots_per_worker=2",

@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from test_replay_store import episode
 
+from benchmarks.learning.faults import KINDS, Counted, CountedConfig, _accounts, _order, _Soak, measure, text
 from vla_rl import cli
 from vla_rl.errors import UserError
-from vla_rl.evaluation.bench_faults import KINDS, Counted, CountedConfig, _accounts, _order, _Soak, bench_faults, faults_text
-from vla_rl.reporting.metrics import write_json
+from vla_rl.monitoring.metrics import write_json
 from vla_rl.storage import save_state
 
 
@@ -61,9 +61,9 @@ def test_a_process_is_found_by_what_it_is(tmp_path):
 
 def test_what_a_run_has_not_cannot_be_killed():
     with pytest.raises(UserError, match="--kinds inference: this run has rollout, rank, simulator, driver, node"):
-        bench_faults([], kinds=["inference"])
+        measure([], kinds=["inference"])
     with pytest.raises(UserError, match=r"--kills 3: rl.iterations=7 has room for 2, .*give rl.iterations=8 or fewer kills"):
-        bench_faults(["rl.iterations=7"], kills=3)
+        measure(["rl.iterations=7"], kills=3)
 
 
 def test_scoring_waits_at_the_gate(tmp_path):
@@ -93,4 +93,4 @@ def test_a_short_soak_loses_nothing(tmp_path, capsys):
     for side in ("calm", "killed"):
         assert (found[side]["learned_from"], found[side]["lost"], found[side]["twice"]) == (8 * 16, 0, 0)
         assert found[side]["iterations"] == 8
-    assert "3 kills" in capsys.readouterr().out and "1 driver" in faults_text(found)
+    assert "3 kills" in capsys.readouterr().out and "1 driver" in text(found)

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.learning import against, methods, runs, update
+from benchmarks.learning.against import compared
+from benchmarks.learning.runs import PARTS, learning_of, run_text
 from vla_rl import cli
+from vla_rl.assembly import context
 from vla_rl.config import compose
 from vla_rl.errors import ConfigError, TrainingDiverged
-from vla_rl.evaluation import bench_methods as methods
-from vla_rl.evaluation import bench_update
-from vla_rl.evaluation.bench_learn import PARTS, against_text, bench_runs, compared, learning_of, run_text, split_overrides
 from vla_rl.evaluation.outcome import EpisodeOutcome, EvaluationResult
 from vla_rl.learning.figures import add_figures
-from vla_rl.reporting.metrics import read_metrics
-from vla_rl.run import context
+from vla_rl.monitoring.metrics import read_metrics
 from vla_rl.run.pipeline import run_pipeline
 
 TOY = [
@@ -94,8 +94,8 @@ def test_several_runs_stand_side_by_side_in_a_table_and_a_figure(finished, tmp_p
     rows = [record(1, wait=4.0, learn=10.0, **{"eval/success": 0.4}), record(2, wait=4.0, learn=10.0)]
     other = write(tmp_path / "other", rows, {})
     (other / "config.yaml").write_text("algorithm:\n  type: td3\nactor:\n  type: residual\n")
-    bench_runs([finished, other], 0.8, tmp_path / "curves.html")
-    lines = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines() if line}
+    text = runs.text(runs.measure([finished, other], 0.8, tmp_path / "curves.html"))
+    lines = {line.split()[0]: line.split() for line in text.splitlines() if line}
     assert lines[str(finished)][1:] == ["40%", "92%", "384", "18", "000", "62"]
     assert lines[str(other)][1:] == ["td3", "+", "residual", "40%", "40%", "not", "reached"]
     page = (tmp_path / "curves.html").read_text()
@@ -122,10 +122,10 @@ def test_a_run_that_goes_on_and_one_of_before(tmp_path, capsys):
     run = write(tmp_path / "old", rows, {"eval_sft": {"complete": True}, "eval_rl": {"complete": False}}, planned=16)
     evaluation(run, "sft", 15)
     evaluation(run, "rl", 50)
-    found = bench_runs([run], 0.8)["runs"][0]
+    document = runs.measure([run], 0.8)
+    (found,), text = document["runs"], runs.text(document)
     assert [p["success"] for p in found["curve"]] == [0.3] and found["reached"] is None
     assert found["learn_seconds"] == 30.0 and found["seconds_per_iteration"]["rest"] == 0.5  # 3 · (6.5 + 0.5 + 3) s
-    text = capsys.readouterr().out
     assert "3 of 16 iterations of RL, 192 episodes, 30.0 s of learning (evaluation not timed then)" in text
     assert "80% not reached in 192 episodes" in text and "none fell below it" in text
     (run / "phases.json").unlink()
@@ -156,18 +156,18 @@ def test_two_sides_compared():
     assert found["equal_work"] == ["act", "score", "update", "critic", "rest"]
     text = {"overrides": ["seed=1"], "against": ["a=1"], "start": "SFT", "rounds": 2, "iterations": 1, **found}
     text["peak_memory_gib"] = [1.5, 2.75]
-    table = {line.split("  ")[0].strip(): line.split() for line in against_text(text).splitlines()}
+    table = {line.split("  ")[0].strip(): line.split() for line in against.text(text).splitlines()}
     assert table["update"][1:] == ["3.00", "7.50", "2.50", "2.00", "to", "3.00", "yes"]
     assert table["simulate"][-1] == "no" and table["control steps"][2:] == ["1000.0", "1050.0", "+5.0%"]
     assert table["peak memory, GiB"][3:6] == ["1.50", "2.75", "+1.25"]
-    assert "not at equal work: simulate, whole iteration" in against_text(text)
+    assert "not at equal work: simulate, whole iteration" in against.text(text)
     stopped = compared([plain, [[side(4.0, 1.0, epochs=1.0)], [side(6.0, 1.0, epochs=1.0)]]])
     assert "update" not in stopped["equal_work"] and "simulate" in stopped["equal_work"]
 
 
 def test_overrides_are_split_at_commas_before_a_key():
-    assert split_overrides("a.b=1,tasks=[x,y],c=2") == ["a.b=1", "tasks=[x,y]", "c=2"]
-    assert split_overrides("++a=1,~b.c") == ["++a=1", "~b.c"]
+    assert against.split_overrides("a.b=1,tasks=[x,y],c=2") == ["a.b=1", "tasks=[x,y]", "c=2"]
+    assert against.split_overrides("++a=1,~b.c") == ["++a=1", "~b.c"]
 
 
 def test_the_command_compares_two_settings(tmp_path, capsys):
@@ -214,7 +214,8 @@ def test_methods_run_from_one_start_resume_and_stand_side_by_side(start, tmp_pat
     found = json.loads((tmp_path / "out.json").read_text())
     assert [r["run"] for r in found["runs"]] == [str(tmp_path / "out" / name / "seed_0") for name in ("ppo", "rlpd")]
     assert [(r["algorithm"], r["actor"]) for r in found["runs"]] == [("ppo", "none"), ("sac", "direct")]
-    assert found["command"].startswith(f"vla-rl bench learn --start {start} --methods ppo,rlpd --seeds 0 run=toy")
+    assert found["command"].startswith("vla-rl bench learn run=toy ")
+    assert f" --start {start} --methods ppo,rlpd --seeds 0 --out " in found["command"]
     for run in found["runs"]:
         phases = set(json.loads((Path(run["run"]) / "phases.json").read_text()))
         assert phases - {"peak_memory_bytes"} == {"eval_sft", "rl", "eval_rl", "report"}
@@ -233,7 +234,7 @@ def test_a_method_that_diverges_does_not_keep_the_others(start, tmp_path, monkey
         write(config.run_dir, [record(1, wait=1.0, learn=5.0, **{"eval/success": 0.5})], {})
 
     monkeypatch.setattr(methods, "run_pipeline", run)
-    found = methods.bench_methods(start, ["ppo", "residual"], PACE, seeds=[3, 4], out=tmp_path)
+    found = methods.measure(start, ["ppo", "residual"], PACE, seeds=[3, 4], level=0.8, out=tmp_path)
     assert [Path(r["run"]).relative_to(tmp_path).as_posix() for r in found["runs"]] == ["residual/seed_3", "residual/seed_4"]
     assert [Path(r).relative_to(tmp_path).as_posix() for r in found["diverged"]] == ["ppo/seed_3", "ppo/seed_4"]
     assert "diverged: ten updates in a row" in capsys.readouterr().out
@@ -287,7 +288,7 @@ def test_methods_that_cannot_start_are_refused_before_anything_runs(start, tmp_p
         shutil.copytree(start, tmp_path / "actor" / "rl")
         header = json.loads((start / "config.json").read_text())
         (tmp_path / "actor" / "rl" / "config.json").write_text(json.dumps(header | {"policy_type": "residual"}))
-        methods.bench_methods(tmp_path / "actor" / "rl", ["ppo"])
+        methods.measure(tmp_path / "actor" / "rl", ["ppo"], seeds=[0], level=0.8, out=out)
 
 
 # ------------------------------------------------------------------------------------------------------------- the loop
@@ -337,10 +338,10 @@ def test_what_does_not_fit_is_named(arguments, part, capsys):
 # ------------------------------------------------------------------------------------------------------------- bench update
 def test_an_update_with_images_encoded_anew_learns_from_the_same_numbers():
     config = compose(["run=residual_quickstart", "algorithm.batch_size=8"])
-    _, replay, base = bench_update.learner_on_noise(config, 84, decisions=120)
+    _, replay, base = update.learner_on_noise(config, 84, decisions=120)
     kept, encoded = (
-        bench_update.drawing(replay, base, way, torch.Generator().manual_seed(0))(8, gamma=0.9, n_step=2, images=False)
-        for way in (bench_update.KEPT, bench_update.ENCODED)
+        update.drawing(replay, base, way, torch.Generator().manual_seed(0))(8, gamma=0.9, n_step=2, images=False)
+        for way in (update.KEPT, update.ENCODED)
     )
     assert torch.equal(kept.actions, encoded.actions), "the same rows"
     for a, b in ((kept.extra, encoded.extra), (kept.next_extra, encoded.next_extra)):
@@ -350,11 +351,11 @@ def test_an_update_with_images_encoded_anew_learns_from_the_same_numbers():
             torch.testing.assert_close(a[name].float(), b[name].float(), rtol=2e-3, atol=4e-3)
 
 
-def test_bench_update_prints_all_ways_and_refuses_an_actor_without_features(capsys):
-    document = bench_update.bench_update(["run=residual_quickstart"], batch=4, rounds=1, updates=1, decisions=60)
-    kept, encoded, pictures = (document["milliseconds"][way] for way in bench_update.WAYS)
-    assert document["ratio"] == pytest.approx(encoded / kept) and document["command"].endswith("--batch 4 --size 84")
-    said = capsys.readouterr().out
+def test_bench_update_prints_all_ways_and_refuses_an_actor_without_features():
+    document = update.measure(["run=residual_quickstart"], 4, 84, rounds=1, updates=1, decisions=60)
+    kept, encoded, pictures = (document["milliseconds"][way] for way in update.WAYS)
+    said = update.text(document)
+    assert document["ratio"] == pytest.approx(encoded / kept)
     assert f"{kept:.0f} ms with kept features" in said and f"{pictures:.0f} ms with eyes of its own" in said
     with pytest.raises(ConfigError, match="actor=own reads no kept features"):
-        bench_update.bench_update(["run=iql_quickstart"])
+        update.measure(["run=iql_quickstart"], 4, 84)

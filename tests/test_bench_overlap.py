@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from benchmarks.learning.overlap import DEFAULT, compared, figures_of, measure
 from vla_rl import cli
 from vla_rl.config import compose
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation.bench_overlap import DEFAULT, bench_overlap, compared, figures_of
 
 ONE_ACTOR = ["cluster.rollouts=1", "slots.workers=0", "slots.slots_per_worker=4", "rl.episodes_per_iteration=4",
              "collect.episodes_per_task=8", "sft.updates=2", "env.step_seconds=0", "env.step_tail=0"]  # fmt: skip
@@ -38,9 +38,7 @@ def test_figures_are_those_of_the_iterations_that_count():
 ])  # fmt: skip
 def test_what_cannot_be_compared_is_refused(words, message):
     with pytest.raises(ConfigError, match=message):
-        bench_overlap(words)
-    with pytest.raises(ConfigError, match="--rounds"):
-        bench_overlap(words, rounds=0)
+        measure(words, 1, 1)
 
 
 @pytest.mark.slow

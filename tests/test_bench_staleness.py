@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from benchmarks.learning.staleness import Cell, StaleCollector, means, text
 from vla_rl import cli
 from vla_rl.config import compose
-from vla_rl.evaluation.bench_staleness import Cell, StaleCollector, staleness_text, table
-from vla_rl.reporting.metrics import read_metrics
+from vla_rl.monitoring.metrics import read_metrics
 from vla_rl.run.pipeline import run_pipeline
 
 TOY = [
@@ -57,14 +57,14 @@ def test_the_command_trains_each_way_at_each_lag(tmp_path, capsys):
 
 def test_the_table_has_a_row_for_each_lag_and_way():
     cells = [Cell(8, "none", 0, 1, 4, 0.5, 1.0), Cell(8, "mask", 0, 2, 4, None, 1.0), Cell(8, "none", 1, 3, 4, 0.7, 1.0)]
-    rows = table(cells)
+    rows = means(cells)
     assert [(r["lag"], r["way"], r["success"], r["mean"]) for r in rows] == [
         (8, "none", [0.25, 0.75], 0.5), (8, "mask", [0.5], 0.5),
     ]  # fmt: skip
     assert rows[0]["behavior_kl"] == pytest.approx(0.6) and rows[1]["behavior_kl"] is None
-    text = staleness_text({"overrides": ["run=toy"], "iterations": 3, "start": {"0": 0.1, "1": 0.2}, "table": rows})
-    assert text.splitlines()[2].split() == ["8", "none", "50%", "25%", "75%", "0.600"]
-    assert text.splitlines()[3].split()[-1] == "–"
+    told = text({"overrides": ["run=toy"], "iterations": 3, "start": {"0": 0.1, "1": 0.2}, "table": rows})
+    assert told.splitlines()[2].split() == ["8", "none", "50%", "25%", "75%", "0.600"]
+    assert told.splitlines()[3].split()[-1] == "–"
 
 
 @pytest.mark.parametrize(

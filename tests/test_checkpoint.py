@@ -28,7 +28,7 @@ from vla_rl.checkpoint import (
     save_checkpoint,
 )
 from vla_rl.errors import ConfigError, DiskFull, EmbodimentMismatch, UserError
-from vla_rl.run.lock import RunLock
+from vla_rl.lock import RunLock
 from vla_rl.storage import load_state, save_state
 from vla_rl.types import CameraSpec, EmbodimentSpec
 

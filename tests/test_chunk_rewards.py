@@ -17,16 +17,16 @@ from vla_rl.algorithms import estimators
 from vla_rl.algorithms.actor_critic import RETURN, SAC
 from vla_rl.algorithms.advantages import decision_discounts, decision_rewards, discounted_returns
 from vla_rl.algorithms.offline_chain import iql_config
-from vla_rl.algorithms.offline_settings import OfflineConfig
-from vla_rl.algorithms.replay_settings import CriticsConfig, SACConfig
-from vla_rl.algorithms.settings import PPOConfig
 from vla_rl.asked import AlgorithmOptions, asked
+from vla_rl.assembly.prior_data import _scored
+from vla_rl.config.algorithms import PPOConfig
+from vla_rl.config.episodes import CombinedConfig
+from vla_rl.config.offline import OfflineConfig
+from vla_rl.config.replay_algorithms import CriticsConfig, SACConfig
 from vla_rl.learning.learners import ReplayLearner
 from vla_rl.rewards.build import linked_to_algorithm
 from vla_rl.rewards.combined import CombinedReward
 from vla_rl.rewards.scorer import RewardScorer
-from vla_rl.run.prior_data import _scored
-from vla_rl.settings import CombinedConfig
 from vla_rl.types import RolloutBatch, Trajectory
 
 CONFIGS = {name: build.config_class("algorithm", name) for name in build.names("algorithm")}

@@ -16,8 +16,8 @@ import yaml
 
 import vla_rl
 from vla_rl import cli
+from vla_rl.assembly.sources import load_source
 from vla_rl.errors import UserError
-from vla_rl.rewards.sources import load_source
 from vla_rl.run import pipeline
 
 TOY = ["run=toy", "slots.slots_per_worker=4"]
@@ -314,7 +314,7 @@ def test_eval_compares_two_checkpoints_on_the_same_episodes(checkpoint, tmp_path
 def test_a_checkpoint_outside_of_its_run_is_of_a_suite_that_is_named(checkpoint, tmp_path, capsys, monkeypatch):
     """Nothing says which env it is of; the default is another one's."""
     from vla_rl.errors import EmbodimentMismatch
-    from vla_rl.evaluation import checkpoints
+    from vla_rl.run import evaluate_checkpoints as checkpoints
 
     def differs(*_, **__):
         raise EmbodimentMismatch("the robots differ")

@@ -17,6 +17,8 @@ import torch
 from safetensors.torch import load_file
 
 from vla_rl import build
+from vla_rl.assembly.env_and_policy import acting_policy, open_env
+from vla_rl.checks.preflight import check_run
 from vla_rl.cluster import group as groups
 from vla_rl.cluster import session, workplace
 from vla_rl.cluster.collector import job_of, parallel_stats
@@ -24,16 +26,14 @@ from vla_rl.cluster.group import RolloutGroup
 from vla_rl.cluster.packing import packed, packed_weights, unpacked, unpacked_weights
 from vla_rl.cluster.seats import Seats
 from vla_rl.cluster.session import nodes_of, ray_session
-from vla_rl.cluster.settings import RayConfig
 from vla_rl.config import compose
+from vla_rl.config.cluster import RayConfig
 from vla_rl.data.codec import trajectory_from_state, trajectory_state
 from vla_rl.errors import ConfigError, MissingPackage, TrainingDiverged, UserError
 from vla_rl.learning.spool import learned_weights
-from vla_rl.reporting.metrics import read_metrics
+from vla_rl.monitoring.metrics import read_metrics
 from vla_rl.rollout.engine import RolloutEngine, pooled_stats
-from vla_rl.run.opening import acting_policy, open_env
 from vla_rl.run.pipeline import run_pipeline
-from vla_rl.run.preflight import check_run
 from vla_rl.types import EpisodeSpec
 
 TOY = ["run=toy", "wandb.mode=off", "slots.workers=0", "slots.slots_per_worker=4", "rollout.serve_fraction=1"]

@@ -20,6 +20,7 @@ import torch
 from test_cluster import TOY, start  # noqa: F401 - a fixture
 from test_replay_store import episode
 
+from vla_rl.assembly.env_and_policy import acting_policy, open_env
 from vla_rl.cluster.collector import AheadRayCollector, job_of, parallel_stats, staleness
 from vla_rl.cluster.group import RolloutGroup, _Worker
 from vla_rl.cluster.packing import packed_weights, unpacked
@@ -27,10 +28,9 @@ from vla_rl.cluster.rollout_actor import Job, RolloutActor
 from vla_rl.config import compose, override
 from vla_rl.data.codec import trajectory_from_state
 from vla_rl.errors import ConfigError
-from vla_rl.learning.ahead import Plans
+from vla_rl.learning.lookahead import Plans
 from vla_rl.learning.spool import learned_weights
-from vla_rl.reporting.metrics import read_metrics
-from vla_rl.run.opening import acting_policy, open_env
+from vla_rl.monitoring.metrics import read_metrics
 from vla_rl.run.pipeline import run_pipeline
 from vla_rl.storage import load_state, save_state
 from vla_rl.types import EpisodeSpec

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from test_cluster import TOY, alive, assert_same_episodes, figures, gathered, specs, start  # noqa: F401 - a fixture
 
+from vla_rl.assembly.env_and_policy import acting_policy, open_env
 from vla_rl.cluster.collector import job_of
 from vla_rl.cluster.group import RolloutGroup
 from vla_rl.cluster.inference import InferenceActor, RemotePolicy, ServerJob, Servers
@@ -22,7 +23,6 @@ from vla_rl.config import compose
 from vla_rl.errors import ConfigError
 from vla_rl.learning.spool import learned_weights
 from vla_rl.rollout.engine import RolloutEngine
-from vla_rl.run.opening import acting_policy, open_env
 from vla_rl.run.pipeline import run_pipeline
 
 

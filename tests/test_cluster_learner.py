@@ -13,14 +13,14 @@ import torch
 from safetensors.torch import load_file
 from test_cluster import TOY, start  # noqa: F401 - a fixture
 
+from vla_rl.checks.preflight import check_run
 from vla_rl.cluster.learner import GroupLearner, _RankLost
 from vla_rl.cluster.session import alive_nodes
 from vla_rl.config import compose
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.learning.learners import BatchLearner
-from vla_rl.reporting.metrics import read_metrics
+from vla_rl.monitoring.metrics import read_metrics
 from vla_rl.run.pipeline import run_pipeline
-from vla_rl.run.preflight import check_run
 
 
 @pytest.mark.slow

@@ -19,15 +19,15 @@ from types import SimpleNamespace
 import pytest
 from test_cluster import TOY, start  # noqa: F401 - a fixture
 
-from vla_rl.cluster import checks
+from benchmarks.learning.faults import Nodes
+from vla_rl.checks import cluster as checks
+from vla_rl.checks.preflight import check, check_run
 from vla_rl.cluster.placement import Amount, Group, arranged, choices, resolved
 from vla_rl.cluster.seats import Seats
 from vla_rl.cluster.times import measured
 from vla_rl.config import RunConfig, compose
 from vla_rl.errors import ConfigError, UserError
-from vla_rl.evaluation.bench_faults import Nodes
-from vla_rl.reporting.metrics import read_metrics
-from vla_rl.run.preflight import check, check_run
+from vla_rl.monitoring.metrics import read_metrics
 
 GPUS, CPUS = Amount(96, 8), Amount(32)  # a node with, and one without
 SIXTEEN = (Amount(64, 16),)

@@ -9,13 +9,13 @@ import torch
 from test_cluster import TOY
 from test_replay_store import episode
 
+from vla_rl.assembly.env_and_policy import open_env
+from vla_rl.assembly.reward import start_reward
 from vla_rl.cluster.placement import Amount
 from vla_rl.cluster.scoring import RemoteReward, RewardActor
 from vla_rl.cluster.seats import Seats
 from vla_rl.config import compose
 from vla_rl.errors import ConfigError, UserError
-from vla_rl.run.opening import open_env
-from vla_rl.run.reward_phases import start_reward
 
 
 class ActorLost(Exception): ...

@@ -16,19 +16,20 @@ from test_pool import wrapped
 from sim import toy
 from sim.calls import Calls
 from sim.inline import InlineEnv
+from vla_rl.assembly.context import Run
+from vla_rl.checks import preflight
 from vla_rl.config import compose
+from vla_rl.config.run import CollectConfig
 from vla_rl.data.collect import collect_demonstrations
-from vla_rl.data.collect_policy import collect_with_policy
+from vla_rl.data.lerobot_format import BY_BASE
 from vla_rl.data.lerobot_reader import load_demonstrations
 from vla_rl.errors import ConfigError, MissingDependency, MissingPackage, UserError
 from vla_rl.evaluation.outcome import mean_jerk
-from vla_rl.reporting.progress import Progress
+from vla_rl.monitoring.progress import Progress
 from vla_rl.rollout.engine import RolloutEngine
-from vla_rl.rollout.handover import BY_BASE, Handover
+from vla_rl.rollout.handover import Handover
 from vla_rl.rollout.stepwise import Stepwise
-from vla_rl.run import preflight
-from vla_rl.run.context import Run
-from vla_rl.run.settings import CollectConfig
+from vla_rl.run.collect_policy import collect_with_policy
 from vla_rl.run.sft_phase import phase_collect
 from vla_rl.types import ActionChunk, EpisodeSpec, PolicyOutput
 

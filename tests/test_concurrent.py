@@ -15,25 +15,25 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.learning.rhythm import compared, figures_of
 from policies.settings import SmallConfig
 from policies.small import SmallPolicy
 from sim.inline import InlineEnv
 from sim.toy import ToyConfig, ToyReach
 from vla_rl.algorithms.actor_critic import TD3
-from vla_rl.algorithms.replay_settings import CriticsConfig, TD3Config
+from vla_rl.assembly import learner_main
 from vla_rl.checkpoint import load_training_state
 from vla_rl.config import compose, from_tree, to_tree
+from vla_rl.config.replay_algorithms import CriticsConfig, TD3Config
 from vla_rl.data.replay import Replay
 from vla_rl.errors import CheckpointError, ConfigError, UserError
-from vla_rl.evaluation.bench_rhythm import compared, figures_of
 from vla_rl.files import WEIGHTS as MODEL
-from vla_rl.learning import learner_process
 from vla_rl.learning.concurrent import SwappingCollector
 from vla_rl.learning.learner_process import LearnerProcess
 from vla_rl.learning.learner_server import STOP, LearnerServer
 from vla_rl.learning.learners import ReplayLearner
 from vla_rl.learning.spool import INBOX, Spool, learned_weights, published_weights, stored_learner, take_weights
-from vla_rl.reporting.metrics import read_metrics
+from vla_rl.monitoring.metrics import read_metrics
 from vla_rl.rollout.engine import RolloutEngine
 from vla_rl.run.pipeline import run_pipeline
 from vla_rl.storage import load_tensors
@@ -242,10 +242,9 @@ def processes_job(config) -> dict:
     return {"config": to_tree(config), "embodiment": SPEC.to_dict(), "tasks": [dataclasses.asdict(ToyReach().tasks[0])]}
 
 
-def test_a_process_that_keeps_dying_ends_the_run_with_one_message(tmp_path, monkeypatch):
-    monkeypatch.setattr(learner_process, "_MODULE", "no_such_module")
+def test_a_process_that_keeps_dying_ends_the_run_with_one_message(tmp_path):
     said: list[str] = []
-    process = LearnerProcess(tmp_path, {}, 1.0, 2, said.append)
+    process = LearnerProcess(tmp_path, "no_such_module", {}, 1.0, 2, said.append)
     try:
         with pytest.raises(UserError, match=r"ended by itself \(status 1\), for the 3. time .*goes on from here"):
             process.start()
@@ -267,9 +266,8 @@ threading.Event().wait()
 def test_a_learner_that_hangs_is_noticed_killed_and_started_again(tmp_path, monkeypatch):
     (tmp_path / "hanging_learner.py").write_text(HANGS)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(learner_process, "_MODULE", "hanging_learner")
     said: list[str] = []
-    process = LearnerProcess(tmp_path / "learner", {}, 1.0, 1, said.append, hang_seconds=0.3)
+    process = LearnerProcess(tmp_path / "learner", "hanging_learner", {}, 1.0, 1, said.append, hang_seconds=0.3)
     try:
         process.start()
         first = process.pid
@@ -298,13 +296,14 @@ def concurrently(start: str, folder: Path, *overrides: str):
 def test_what_a_learner_gives_up_for_is_the_actors_error_and_an_orphan_ends(start, tmp_path):
     tree = to_tree(concurrently(start, tmp_path))
     tree["algorithm"] = {"type": "filtered_bc"}
-    process = LearnerProcess(tmp_path / "a", processes_job(from_tree(tree)), 1.0, 5, lambda text: pytest.fail(text))
+    job, module = processes_job(from_tree(tree)), learner_main.__name__
+    process = LearnerProcess(tmp_path / "a", module, job, 1.0, 5, lambda text: pytest.fail(text))
     try:
         with pytest.raises(ConfigError, match="needs an algorithm that learns from a replay"):
             process.start()
     finally:
         process.stop()
-    process = LearnerProcess(tmp_path / "b", processes_job(concurrently(start, tmp_path)), 1.0, 0)
+    process = LearnerProcess(tmp_path / "b", module, processes_job(concurrently(start, tmp_path)), 1.0, 0)
     try:
         process.start()
         assert process.newest()[0] == 1 and process.newest() is None and process.is_even

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 import sys
 import textwrap
 from pathlib import Path
@@ -12,13 +13,13 @@ import pytest
 
 from vla_rl import asked as questions
 from vla_rl import build
+from vla_rl.checks.preflight import check_run
 from vla_rl.commands.evaluate import config_of_checkpoint
 from vla_rl.config import RunConfig, compose, from_tree, load, override, save, to_tree
+from vla_rl.config.episodes import refuse_potential
+from vla_rl.config.own_files import searching
 from vla_rl.errors import ConfigError
-from vla_rl.own_configs import searching
 from vla_rl.paths import config_dir
-from vla_rl.run.preflight import check_run
-from vla_rl.settings import refuse_potential
 
 RUNS = sorted(path.stem for path in (config_dir() / "run").glob("*.yaml"))
 _OTHERS = ("run", "robot", "limits")  # no options of a run: whole runs; sessions with a robot and their limits
@@ -260,7 +261,7 @@ def test_what_is_no_override_gives_an_example(override):
 
 
 def test_broken_override_syntax_gives_an_example():
-    assert "Overrides look like run=quickstart" in message("tasks=[a,")
+    assert "[ is opened and not closed: write ] behind the last entry" in message("tasks=[a,")
 
 
 @pytest.mark.parametrize(
@@ -336,6 +337,39 @@ def test_a_potential_takes_no_discount_from_an_algorithm_that_names_none(own_mod
         refuse_potential(shaping, algorithm)
     for allowed in ({"gamma": 0.9}, {"mode": "delta"}, {"weight": 0.0}):
         refuse_potential(dataclasses.replace(shaping, **allowed), algorithm)
+
+
+GAMMAS = [  # of the algorithm, of the potential, and by the control step (both): whether both discount alike
+    (0.99, -1.0, False, False, ""), (0.99, 0.99, False, False, ""), (0.99, 0.99, True, True, ""),
+    (0.99, -1.0, True, False, ""), (1.0, 1.0, False, True, ""), (1.0, -1.0, False, True, ""),
+    (0.99, 1.0, False, False, "gamma=1 is not algorithm.gamma=0.99"), (0.99, 0.0, False, False, "gamma=0 is not"),
+    (0.99, 0.98, True, True, "gamma=0.98 is not"), (0.99, -1.0, False, True, "by the decision"),
+    (0.99, 0.99, False, True, "by the decision"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("gamma, own, by_step, own_by_step, said", GAMMAS)
+def test_a_potential_discounts_as_the_algorithm_does(gamma, own, by_step, own_by_step, said):
+    """A worked example of why: two ways to one success, straight (s0, s2) or by a place of high potential (s0, s1, s1, s2).
+    With γ = 0.9 both are paid 0.9 and 0.729 for it, and a potential of 1 at s1 alone changes neither sum; with γ' = 1 in it,
+    the way round is paid 0.1 · (1 + 0.9) more, and wins."""
+    values, ways = {"s0": 0.0, "s1": 1.0, "s2": 0.0}, (["s0", "s2"], ["s0", "s1", "s1", "s2"])
+
+    def paid(places, of_potential):
+        success = 0.9 ** (len(places) - 1)
+        shaped = [of_potential * values[b] - values[a] for a, b in itertools.pairwise(places)]
+        return success + sum(0.9**i * reward for i, reward in enumerate(shaped))
+
+    assert [paid(way, 0.9) for way in ways] == pytest.approx([0.9, 0.729])
+    assert [paid(way, 1.0) for way in ways] == pytest.approx([0.9, 0.729 + 0.1 * 1.9])
+    config = compose(["reward=process", f"algorithm.gamma={gamma}", f"algorithm.gamma_per_control_step={by_step}"])
+    shaping = dataclasses.replace(config.reward.shaping, mode="potential", gamma=own, gamma_per_control_step=own_by_step)
+    if not said:
+        return refuse_potential(shaping, config.algorithm)
+    with pytest.raises(ConfigError, match=said):
+        refuse_potential(shaping, config.algorithm)
+    for allowed in ({"mode": "delta"}, {"weight": 0.0}):
+        refuse_potential(dataclasses.replace(shaping, **allowed), config.algorithm)
 
 
 def test_override_changes_a_finished_config_and_checks_it():

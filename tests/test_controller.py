@@ -72,7 +72,7 @@ def test_rotation_matrix_turns_about_its_axis() -> None:
 @pytest.mark.slow
 def test_same_states_and_pixels_as_robosuite(controller: str) -> None:
     """A whole grasp and lift under noise (with rotations for osc_pose), robosuite's `env.step` beside ours."""
-    from sim.bench import same_start
+    from benchmarks.simulator.tabletop import same_start
     from sim.tabletop.scene import make_env
 
     cameras = ["agentview", "robot0_eye_in_hand"]

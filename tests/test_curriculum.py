@@ -17,7 +17,7 @@ from vla_rl.algorithms.curriculum import (
     systematic_sample,
     with_floor,
 )
-from vla_rl.algorithms.settings import STRATEGIES
+from vla_rl.config.algorithms import STRATEGIES
 from vla_rl.errors import ConfigError
 
 RATES = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0])

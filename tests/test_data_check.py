@@ -386,8 +386,8 @@ def test_a_video_that_is_long_is_jumped_through(filmed, monkeypatch):
 
 
 def test_only_what_is_kept_is_decoded(sound, monkeypatch):
-    decoded, image = [], lerobot_pictures._image
-    monkeypatch.setattr(lerobot_pictures, "_image", lambda *a: decoded.append(a[3]) or image(*a))
+    decoded, image = [], lerobot_pictures.image_of
+    monkeypatch.setattr(lerobot_pictures, "image_of", lambda *a: decoded.append(a[3]) or image(*a))
 
     def choose(episodes: Any, actions: torch.Tensor) -> list:
         assert [e.length for e in episodes] == list(LENGTHS) and actions.shape == (18, 2)
@@ -815,7 +815,7 @@ def red() -> str:
 
 def test_sft_learns_from_successes_alone_unless_failures_are_asked_for(red, tmp_path):
     from sim.toy import ToyReach
-    from vla_rl.run.context import imitated, split_demonstrations
+    from vla_rl.assembly.context import imitated, split_demonstrations
 
     data, said = toy_data(tmp_path / "data", (red, red, red), (True, False, True)), []
     for failures, numbers in ((False, [0, 2]), (True, [0, 1, 2])):
@@ -858,11 +858,11 @@ def test_a_run_refuses_nonsense_before_its_first_phase(texts, successes, scale, 
 
 
 def test_reward_fitting_reads_what_it_needs_and_says_what_failed(red, tmp_path, monkeypatch):
-    from vla_rl.rewards.sources import load_source
+    from vla_rl.assembly.sources import load_source
 
     data = toy_data(tmp_path / "data", (red,) * 4, (True, False, True, True))
-    decoded, image = [], lerobot_pictures._image
-    monkeypatch.setattr(lerobot_pictures, "_image", lambda *a: decoded.append(a[3]) or image(*a))
+    decoded, image = [], lerobot_pictures.image_of
+    monkeypatch.setattr(lerobot_pictures, "image_of", lambda *a: decoded.append(a[3]) or image(*a))
     source = load_source(data, limit=2)
     assert len(source.trajectories) == 2 and len(decoded) == 12
     assert "1 of 4 episodes are marked as failures" in source.what

@@ -11,21 +11,22 @@ import torch
 from contracts import check_policy
 from test_denoising import DIFFUSION, FORMS, SPEC, make, observe, rollouts
 
-from policies.denoising.bench import bench_heads
+from benchmarks.policy import denoising as heads
+from benchmarks.policy.inputs import bench_embodiment
 from policies.denoising.consistency import ConsistencyConfig, ConsistencyVLA, Grid, predict_action, same_noise_loss
 from policies.denoising.expert import ActionExpert
 from policies.denoising.policy import DenoisingVLA
 from policies.trunk.noise import counter_normals
 from vla_rl import config as configs
 from vla_rl.algorithms.ppo import PPO, PPOConfig
+from vla_rl.assembly.env_and_policy import open_env
 from vla_rl.build import policy_class
 from vla_rl.checkpoint import load_policy, save_checkpoint
 from vla_rl.cli import main
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import DistillablePolicy, LikelihoodPolicy
-from vla_rl.reporting.progress import Progress
+from vla_rl.monitoring.progress import Progress
 from vla_rl.run.distill import DistillConfig, train_student
-from vla_rl.run.opening import open_env
 from vla_rl.run.pipeline import run_pipeline
 
 
@@ -181,17 +182,11 @@ def test_what_does_not_fit_is_refused():
 
 
 def test_bench_compares_equal_outputs():
-    spec = dataclasses.replace(SPEC, cameras=tuple(dataclasses.replace(c, height=84, width=84) for c in SPEC.cameras))
-
-    def make_observation(spec: object, batch: int) -> object:
-        small = observe(batch)
-        images = torch.randint(0, 256, (batch, 84, 84, 3), dtype=torch.uint8)
-        return dataclasses.replace(small, images={"front": images})
-
-    result = bench_heads(spec, make_observation, batch_sizes=(1,), repeats=1, steps=2, verbose=False)
+    result = heads.measure(bench_embodiment(), batch_sizes=(1,), repeats=1, steps=2)
     row = result["batches"]["1"]
     assert set(row["latency_ms"]) >= {"token head", "teacher", "student", "plain teacher"}
     assert all(r["p50"] > 0 for r in row["latency_ms"].values()) and row["teacher_over_student"] > 0
+    assert "plain teacher" in heads.text(result)
 
 
 # -------------------------------------------------------------------------------------------------------------- command

@@ -11,13 +11,13 @@ import torch
 from contracts import check_policy, check_simulator
 
 from vla_rl import build
+from vla_rl.checks.preflight import check_run
 from vla_rl.config import compose
+from vla_rl.config.run import CollectConfig
 from vla_rl.interfaces import Critic, RewardModel
-from vla_rl.reporting.metrics import read_metrics
+from vla_rl.monitoring.metrics import read_metrics
 from vla_rl.rollout.engine import RolloutEngine
 from vla_rl.run.pipeline import run_pipeline
-from vla_rl.run.preflight import check_run
-from vla_rl.run.settings import CollectConfig
 from vla_rl.specs import EpisodeSpec
 from vla_rl.types import Observation, Trajectory
 

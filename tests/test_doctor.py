@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import builtins
 import importlib.util
+import math
 import sys
 from pathlib import Path
 
 import pytest
 
 from sim.libero import package as libero_package
-from vla_rl import doctor as module
-from vla_rl.doctor import FAIL, MISSING, OK, Check, check_gl, exit_status, render, run_child
+from vla_rl import devices
+from vla_rl.data.direct import cacheable_bytes
+from vla_rl.doctor import machine as module
+from vla_rl.doctor.machine import FAIL, MISSING, OK, Check, check_gl, exit_status, render, run_child
 
 LEROBOT = "<0.7,>=0.6.1" if sys.version_info >= (3, 12) else "<0.5,>=0.4.4"
 
@@ -170,8 +173,21 @@ def test_libero_never_asks(monkeypatch, tmp_path):
 
 
 def test_memory_and_disk(monkeypatch, tmp_path):
-    monkeypatch.setattr(module, "_available_memory_bytes", lambda: 2 * 2**30)
+    monkeypatch.setattr(module, "free_memory_bytes", lambda: 2 * 2**30)
     assert module.check_memory(6.0).status == FAIL and "slots" in module.check_memory(6.0).fix
     assert module.check_memory(1.0).status == OK
     assert module.check_disk(tmp_path, 0.0).status == OK
     assert module.check_disk(Path(tmp_path), 1e9).status == FAIL
+
+
+def test_free_memory_is_read_in_one_place(monkeypatch, tmp_path):
+    file = tmp_path / "meminfo"
+    monkeypatch.setattr(devices, "_MEMINFO", file)
+    assert devices.free_memory_bytes() == 0 and cacheable_bytes() == math.inf, "no Linux"
+    for text, free in (
+        ("MemTotal: 900 kB\nMemFree: 10 kB\nMemAvailable:     300 kB\n", 300 * 1024), ("MemTotal: 900 kB\n", 0),
+        ("MemAvailable:\n", 0), ("MemAvailable: x kB\n", 0), ("", 0), ("nothing\n", 0),
+    ):  # fmt: skip
+        file.write_text(text)
+        assert devices.free_memory_bytes() == free
+        assert cacheable_bytes() == (free / 2 if free else math.inf)

@@ -11,11 +11,11 @@ import pytest
 import torch
 from reward_helpers import picture, trajectory
 
+from vla_rl.config.episodes import RewardCheckConfig
 from vla_rl.rewards import equal_times as e
 from vla_rl.rewards.quality import decide, judge
 from vla_rl.rewards.scorer import CoEvolvingReward
 from vla_rl.rewards.tools import co_evolving
-from vla_rl.settings import RewardCheckConfig
 
 LIMIT = 10
 

@@ -12,6 +12,7 @@ import torch
 
 from sim.inline import InlineEnv
 from sim.toy import ToyConfig, ToyReach
+from vla_rl.config.episodes import EvaluateConfig
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.evaluation.clips import make_clips, write_failure_videos, write_videos
 from vla_rl.evaluation.evaluate import evaluate, evaluation_episodes
@@ -28,7 +29,6 @@ from vla_rl.evaluation.outcome import (
 from vla_rl.evaluation.statistics import wilson_interval
 from vla_rl.evaluation.video import FAILURE, SUCCESS, Clip, grid, upscale, write_mp4
 from vla_rl.rollout.engine import RolloutConfig, RolloutEngine
-from vla_rl.settings import EvaluateConfig
 from vla_rl.types import ActionChunk, Observation, PolicyOutput
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from vla_rl import cli
 from vla_rl.config import compose, load
-from vla_rl.reporting.metrics import read_metrics
+from vla_rl.monitoring.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"

@@ -18,7 +18,7 @@ from policies.actors.settings import DirectConfig, ResidualConfig
 from vla_rl import config as configs
 from vla_rl.algorithms import choices
 from vla_rl.algorithms.actor_critic import SAC, TD3
-from vla_rl.algorithms.replay_settings import CriticsConfig, SACConfig, TD3Config
+from vla_rl.config.replay_algorithms import CriticsConfig, SACConfig, TD3Config
 from vla_rl.data.replay import Replay
 from vla_rl.errors import ConfigError
 from vla_rl.types import ActionChunk, PolicyOutput

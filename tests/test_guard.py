@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from vla_rl import cli
-from vla_rl.algorithms.imitation_settings import FilteredBCConfig
-from vla_rl.algorithms.settings import PPOConfig
+from vla_rl.advice.remedies import advice, image_figures
+from vla_rl.advice.start_checks import Figures, Rate, checks
+from vla_rl.checks.preflight import check_run, is_sparse
 from vla_rl.config import compose
+from vla_rl.config.algorithms import PPOConfig
+from vla_rl.config.imitation import FilteredBCConfig
+from vla_rl.config.run import RLConfig
 from vla_rl.diagnostics import Movement
 from vla_rl.errors import ConfigError, UserError
-from vla_rl.evaluation.start_checks import Figures, Rate, checks
 from vla_rl.learning.guard import NO_SUCCESS, STILL, Guard, judge
-from vla_rl.learning.remedies import advice, image_figures
-from vla_rl.reporting.metrics import MetricsLogger
-from vla_rl.run.preflight import check_run, is_sparse
-from vla_rl.run.settings import RLConfig
+from vla_rl.monitoring.metrics import MetricsLogger
 
 
 def window(count: int = 5, episodes: int = 128, successes: int = 0, first: int = 3, **figures: float) -> list[dict]:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from pathlib import Path
 
 import pytest
+from importlinter.api import read_configuration
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("vla_rl", "sim", "real", "policies", "reward_models")
+PACKAGES = ("vla_rl", "sim", "real", "policies", "reward_models", "benchmarks")
 FILES = sorted(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))
 FUNCTION_LINES, FILE_LINES, CLASS_LINES, PARAMETERS = 60, 450, 300, 8
 
@@ -30,8 +32,6 @@ LONG_CLASSES = {
 }
 MANY_PARAMETERS = {
     "sim/tabletop/controller.py:_torques": KERNEL,
-    "policies/bench.py:bench_policy": OPTIONS,
-    "policies/denoising/bench.py:bench_heads": OPTIONS,
     "sim/libero/backend.py:TaskScene.__init__": "a scene is what its simulator's options make of a task",
     "vla_rl/algorithms/advantages.py:grpo_advantages": OPTIONS,
 }
@@ -42,11 +42,11 @@ SYSTEM = "not every operating system has it"
 VERSIONS = "not every version of that library has it"
 KINDS = "that library's classes tell themselves apart by it"
 PROBES = {
-    "vla_rl/evaluation/bench_learn.py:getloadavg": SYSTEM,
-    "vla_rl/reporting/machine.py:sched_getaffinity": SYSTEM,
+    "benchmarks/measuring.py:getloadavg": SYSTEM,
+    "vla_rl/monitoring/machine.py:sched_getaffinity": SYSTEM,
     "vla_rl/storage.py:renameat2": SYSTEM,
     "sim/pool.py:memfd_create": SYSTEM,
-    "vla_rl/data/bench_replay.py:posix_fadvise": SYSTEM,
+    "benchmarks/learning/replay.py:posix_fadvise": SYSTEM,
     "vla_rl/data/tables.py:posix_fadvise": SYSTEM,
     "vla_rl/storage.py:errno": "errors of other libraries carry the system's number without being OSError",
     "sim/libero/perturb_scene.py:tex_nchannel": VERSIONS,
@@ -187,6 +187,17 @@ def test_no_imports_run_in_a_circle():
     for name in sorted(graph):
         walk_from(name, [])
     assert len(done) == len(names) > 150
+
+
+def test_the_floors_are_drawn_as_the_contract_has_them():
+    """Floor by floor, from left to right: what docs/architecture.md shows is what import-linter enforces, all of it."""
+    contracts = read_configuration(str(ROOT / "pyproject.toml"))["contracts_options"]
+    floors = next(c for c in contracts if c["name"].startswith("The floors of vla_rl"))
+    assert floors["exhaustive"] == "True" and not {"ignore_imports", "exhaustive_ignores"} & set(floors)
+    rows = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").partition("```\n 7 ")[2].partition("```")[0]
+    cells = [re.split(r"  +", line.strip()) for line in f"7 {rows}".splitlines()]
+    drawn = [room for row in cells for room in row[2 if row[0].isdigit() else 0 :]]
+    assert drawn == floors["layers"]
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from vla_rl.algorithms import augmentation
 from vla_rl.algorithms import imitation as im
-from vla_rl.algorithms.imitation_settings import AugmentConfig
 from vla_rl.algorithms.validation import derangement, described, first_loss, input_use, verdict
+from vla_rl.config.imitation import AugmentConfig
 from vla_rl.errors import ConfigError, TrainingDiverged
 from vla_rl.specs import CameraSpec, EmbodimentSpec, EpisodeSpec, Mirror
 from vla_rl.types import Observation, Trajectory

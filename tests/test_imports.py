@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import subprocess
@@ -10,14 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl import paths
-from vla_rl.errors import MissingDependency
+from vla_rl import build, paths
+from vla_rl.config.algorithms import PPOConfig
+from vla_rl.errors import ConfigError, MissingDependency
+from vla_rl.moved import MOVED
 
 SDKS = [
     *("robosuite", "mujoco", "numba", "sapien", "libero", "lerobot", "ray", "pyrealsense2", "diffusers", "peft", "wandb"),
     *("tensorboard", "rerun", "simplejpeg", "jaxtyping", "beartype", "hydra", "omegaconf", "rich"),
 ]
-PACKAGES = ("vla_rl", "policies", "sim", "real", "reward_models")
+PACKAGES = ("vla_rl", "policies", "sim", "real", "reward_models", "benchmarks")
 
 # Every finder answers for an SDK as if it were not installed.
 _BLOCK = f"""
@@ -166,6 +169,19 @@ except ConfigError as error:
     place = own.parent if own.name == "__init__.py" else own
     assert done.stdout.startswith(f"{place} hides the package '{package}' of vla-rl"), done.stdout + done.stderr
     assert f"such as my_{place.name}" in done.stdout
+
+
+def test_a_module_by_its_older_place_is_found_and_an_import_of_it_names_the_new_one(tmp_path, monkeypatch):
+    """Strings that name a moved module go on working; what a user's own file imports there cannot, and says where it is."""
+    for old, new in MOVED.items():
+        assert importlib.util.find_spec(new) is not None
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module(old)
+    assert build.attribute("vla_rl.algorithms.settings:PPOConfig") is PPOConfig
+    (tmp_path / "my_algorithm.py").write_text("from vla_rl.algorithms.settings import PPOConfig\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"my_algorithm:Mine' imports vla_rl.algorithms.settings, which is vla_rl.config"):
+        build.attribute("my_algorithm:Mine")
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from vla_rl.config import compose
-from vla_rl.reporting.metrics import read_metrics
+from vla_rl.monitoring.metrics import read_metrics
 from vla_rl.run.pipeline import run_pipeline
 
 

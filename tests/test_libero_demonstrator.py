@@ -279,8 +279,8 @@ def test_collected_datasets_load_in_lerobot(tmp_path, monkeypatch) -> None:
     if problem := libero_problem():
         pytest.skip(f"needs LIBERO: {problem}")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    from vla_rl.config.run import CollectConfig
     from vla_rl.data.collect import collect_demonstrations
-    from vla_rl.run.settings import CollectConfig
 
     env = LiberoConfig(tasks=["1"], look="light", controller="fast", camera_size=32)
     settings = CollectConfig(episodes_per_task=1, action_noise=0.1, workers=1)

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from sim.libero_demos import LiberoDemonstrations, moving_steps
+from vla_rl.assembly.context import demonstrations
 from vla_rl.config import RunConfig
+from vla_rl.config.run import CollectConfig
 from vla_rl.data.demonstrations import DemonstrationDataset
 from vla_rl.data.lerobot_format import DatasetError
 from vla_rl.data.lerobot_writer import DemonstrationWriter
 from vla_rl.data.published import load_published
 from vla_rl.errors import EmbodimentMismatch, UserError
-from vla_rl.run.context import demonstrations
-from vla_rl.run.settings import CollectConfig
 from vla_rl.types import CameraSpec, EmbodimentSpec, TaskSpec
 
 h5py = pytest.importorskip("h5py", reason="h5py is not installed: pip install 'vla-rl[libero]'")

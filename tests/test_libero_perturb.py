@@ -21,8 +21,8 @@ from sim.libero.perturb_language import paraphrase
 from sim.libero.settings import LiberoConfig
 from sim.libero.tasks import SUITES, suite_tasks
 from vla_rl import build
+from vla_rl.assembly.env_and_policy import select_tasks
 from vla_rl.errors import ConfigError, MissingDependency, UserError
-from vla_rl.run.opening import select_tasks
 from vla_rl.specs import EpisodeSpec
 
 SIZE, TASK = 48, "libero_object/2"

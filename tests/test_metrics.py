@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.reporting import machine
-from vla_rl.reporting import progress as progress_module
-from vla_rl.reporting.machine import MemoryWatch, memory_bytes, versions
-from vla_rl.reporting.metrics import MetricsLogger, finite, read_metrics, write_json
-from vla_rl.reporting.progress import Progress
+from vla_rl.monitoring import machine
+from vla_rl.monitoring import progress as progress_module
+from vla_rl.monitoring.machine import MemoryWatch, memory_bytes, versions
+from vla_rl.monitoring.metrics import MetricsLogger, finite, read_metrics, write_json
+from vla_rl.monitoring.progress import Progress
 
 
 def lines(folder):

@@ -18,19 +18,19 @@ from vla_rl import config as configs
 from vla_rl.algorithms.dynamics import Dynamics, StateCodec
 from vla_rl.algorithms.iql import IQL
 from vla_rl.algorithms.offline_chain import OfflineChain, accepts
-from vla_rl.algorithms.offline_settings import DynamicsConfig, OfflineConfig
 from vla_rl.algorithms.ppo import PPO
-from vla_rl.algorithms.replay_settings import CriticsConfig
 from vla_rl.checkpoint import load_policy, load_training_state
+from vla_rl.checks.preflight import check_run
 from vla_rl.config import RunConfig
+from vla_rl.config.offline import DynamicsConfig, OfflineConfig
+from vla_rl.config.replay_algorithms import CriticsConfig
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.learning.learners import ReplayLearner
 from vla_rl.learning.offline import OfflineRounds
-from vla_rl.reporting.metrics import MetricsLogger, read_metrics
+from vla_rl.monitoring.metrics import MetricsLogger, read_metrics
+from vla_rl.monitoring.progress import Progress
 from vla_rl.reporting.page import write_report
-from vla_rl.reporting.progress import Progress
 from vla_rl.run.pipeline import run_pipeline
-from vla_rl.run.preflight import check_run
 from vla_rl.types import Transitions
 
 ENDS = {name: [sign, sign] for names, sign in (("low q01", -1.0), ("high q99", 1.0)) for name in names.split()}

@@ -18,9 +18,9 @@ from contracts import check_policy, random_observation
 from openvla_checkpoints import IMAGE, STATISTICS, libero_like, random_weights, write_checkpoint
 from PIL import Image
 
+from benchmarks.policy.openvla import generate_tokens, tokens_without_reuse
 from policies.openvla import OpenVLA, OpenVLAConfig, OpenVLAL1
 from policies.openvla import images as image_path
-from policies.openvla.bench import generate_tokens, tokens_without_reuse
 from policies.openvla.model import stock_llama
 from policies.openvla.tokens import ActionCodec, PromptTokenizer
 from vla_rl.errors import ConfigError, EmbodimentMismatch, MissingPackage, UserError

@@ -10,10 +10,11 @@ import torch
 from openvla_checkpoints import libero_like, write_checkpoint
 from safetensors.torch import load_file
 
-from policies.bench import bench_embodiment, bench_observation, dry_run
+from benchmarks.policy import openvla
+from benchmarks.policy.inputs import bench_embodiment, bench_observation
+from benchmarks.policy.memory import estimate, skeleton
+from benchmarks.policy.presets import estimated
 from policies.openvla import OpenVLA, OpenVLAConfig
-from policies.openvla.bench import bench_decoding, bench_training
-from policies.openvla.memory import estimate, skeleton
 from vla_rl.cli import main
 from vla_rl.config import compose
 from vla_rl.errors import ConfigError
@@ -65,17 +66,17 @@ def test_dry_run_from_the_command_line(tmp_path, capsys):
     assert main(["bench", "policy", "--preset", "openvla-7b"]) == 2
     assert "need a GPU" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="openvla-7b"):
-        dry_run("nano")
+        estimated([], "nano")
 
 
 # --------------------------------------------------------------------------------------------------------------- bench
-def test_all_forms_of_decoding_choose_the_same_tokens(capsys):
-    result = bench_decoding(bench_embodiment(56), bench_observation, batch_sizes=(1, 3), repeats=1)
-    assert all(row["equal"] for row in result["batches"].values()) and "same tokens" in capsys.readouterr().out
+def test_all_forms_of_decoding_choose_the_same_tokens():
+    result = openvla.decoding(bench_embodiment(56), batch_sizes=(1, 3), repeats=1)
+    assert all(row["equal"] for row in result["batches"].values()) and "same tokens" in openvla.text({"decoding": result})
 
 
 def test_training_bench_counts_tokens():
-    result = bench_training(bench_embodiment(56), bench_observation, "nano", batch=2, updates=1, device="cpu", verbose=False)
+    result = openvla.training(bench_embodiment(56), "nano", batch=2, updates=1, device="cpu")
     assert set(result) == {"lora", "full"} and result["full"]["utilisation"] is None
     assert result["full"]["tokens_per_second"] > 0
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from vla_rl import errors
+from vla_rl.checks import preflight
 from vla_rl.config import compose
 from vla_rl.errors import MissingPackage, install_command, require_packages
-from vla_rl.run import preflight
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("vla_rl", "sim", "real", "policies", "reward_models")

@@ -23,13 +23,13 @@ from vla_rl.algorithms.actor_critic import SAC, TD3
 from vla_rl.algorithms.dagger import Dagger
 from vla_rl.algorithms.eyes import Eyes
 from vla_rl.algorithms.iql import IQL
-from vla_rl.algorithms.replay_settings import CriticsConfig, DaggerConfig, IQLConfig, SACConfig, TD3Config
 from vla_rl.checkpoint import load_policy, save_checkpoint
+from vla_rl.checks.preflight import check_run
+from vla_rl.config.replay_algorithms import CriticsConfig, DaggerConfig, IQLConfig, SACConfig, TD3Config
 from vla_rl.data.replay import Replay
 from vla_rl.errors import ConfigError
-from vla_rl.reporting.metrics import read_metrics
+from vla_rl.monitoring.metrics import read_metrics
 from vla_rl.run.pipeline import run_pipeline
-from vla_rl.run.preflight import check_run
 from vla_rl.specs import CameraSpec
 from vla_rl.types import Observation, Trajectory
 

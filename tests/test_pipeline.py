@@ -24,22 +24,24 @@ from vla_rl import checkpoint, cli, storage
 from vla_rl import config as configs
 from vla_rl.algorithms.imitation import Imitation
 from vla_rl.algorithms.ppo import PPO
-from vla_rl.algorithms.settings import PPOConfig
-from vla_rl.build import attribute, policy_class
+from vla_rl.assembly import context
+from vla_rl.assembly import env_and_policy as opening
+from vla_rl.build import policy_class
 from vla_rl.checkpoint import load_policy, load_training_state
 from vla_rl.config import RunConfig, compose
+from vla_rl.config.algorithms import PPOConfig
+from vla_rl.config.phases import PHASES, evaluations, with_followers
+from vla_rl.data.trajectories import ROLLOUTS
 from vla_rl.errors import ConfigError, DiskFull, EmbodimentMismatch, TrainingDiverged, UserError
-from vla_rl.evaluation.checkpoints import evaluate_checkpoints
 from vla_rl.evaluation.video import have_video
 from vla_rl.learning.figures import rollout_metrics
 from vla_rl.learning.sft import postponed_interrupts
 from vla_rl.learning.spool import STATE
-from vla_rl.reporting.metrics import read_metrics
-from vla_rl.rewards.sources import ROLLOUTS
+from vla_rl.lock import RunLock
+from vla_rl.monitoring.metrics import read_metrics
 from vla_rl.rollout.engine import RolloutEngine
-from vla_rl.run import context, eval_phase, opening, pipeline, reward_phases, rl_phase, sft_phase
-from vla_rl.run.lock import RunLock
-from vla_rl.run.phases import PHASES, evaluations, with_followers
+from vla_rl.run import eval_phase, pipeline, reward_phases, rl_phase, sft_phase
+from vla_rl.run.evaluate_checkpoints import evaluate_checkpoints
 from vla_rl.run.pipeline import run_pipeline
 from vla_rl.specs import FAILURE_KINDS
 from vla_rl.terminal import terminable
@@ -113,9 +115,10 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, owner: type, method: str, call: i
 
 # ------------------------------------------------------------------------------------------------------ what a run leaves
 def test_every_phase_is_one_row(whole):
-    """What the rows say of the phases is so: their functions exist, and they leave what others look for."""
+    """What the rows say of the phases is so: each has its function, and they leave what others look for."""
+    assert list(pipeline.FUNCTIONS) == list(PHASES)
     for row in PHASES.values():
-        assert callable(attribute(row.run)) and row.says and row.label
+        assert row.says and row.label
         assert row.needs in ("", "demonstrations", "start", *list(PHASES)[: list(PHASES).index(row.name)])
         if row.steps is not None:
             assert attrgetter(row.steps[1])(small(whole.parent)) > 0
@@ -277,7 +280,7 @@ def test_a_real_signal_stops_with_130_and_resumes(stop, before_rl, whole, tmp_pa
 
 
 def test_fresh_keeps_the_old_run_aside(copy, tmp_path, monkeypatch):
-    monkeypatch.setattr(pipeline, "attribute", lambda path: lambda run: {})
+    monkeypatch.setattr(pipeline, "FUNCTIONS", dict.fromkeys(PHASES, lambda run: {}))
     run_pipeline(small(tmp_path, "seed=9"), fresh=True)
     aside = [p for p in tmp_path.iterdir() if p != copy]
     assert len(aside) == 1 and aside[0].name.startswith("toy.")
@@ -396,7 +399,7 @@ def test_a_run_that_made_nothing_leaves_its_name_free(tmp_path, monkeypatch):
     configs.save(small(tmp_path, "seed=5"), folder / "config.yaml")
     (folder / "phases.json").write_text('{"collect": {"seconds": 99.0, "complete": false}}')
     (folder / "metrics.jsonl").touch()
-    monkeypatch.setattr(pipeline, "attribute", lambda path: lambda run: {})
+    monkeypatch.setattr(pipeline, "FUNCTIONS", dict.fromkeys(PHASES, lambda run: {}))
     run_pipeline(small(tmp_path))
     assert configs.load(folder / "config.yaml").seed == 0
     assert json.loads((folder / "phases.json").read_text())["collect"]["seconds"] < 99
@@ -406,7 +409,7 @@ def test_a_failure_after_something_was_made_keeps_it(copy, tmp_path, monkeypatch
     def failing(run):
         raise UserError("it failed")
 
-    monkeypatch.setattr(eval_phase, "report", failing)
+    monkeypatch.setitem(pipeline.FUNCTIONS, "report", failing)
     with pytest.raises(UserError, match="it failed"):
         run_pipeline(small(tmp_path))
     assert (copy / "config.yaml").exists() and (copy / "checkpoints" / "rl").is_dir()

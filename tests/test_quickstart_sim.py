@@ -14,13 +14,14 @@ import torch
 
 from vla_rl import build, cli
 from vla_rl.algorithms.curriculum import Curriculum
+from vla_rl.assembly import context
+from vla_rl.assembly.env_and_policy import select_tasks
 from vla_rl.config import load
 from vla_rl.evaluation.evaluate import evaluation_episodes
 from vla_rl.learning.online import OnlineRL
 from vla_rl.learning.plan import UNLIMITED, propose_episodes
-from vla_rl.reporting.metrics import read_metrics
-from vla_rl.run import context, sft_phase
-from vla_rl.run.opening import select_tasks
+from vla_rl.monitoring.metrics import read_metrics
+from vla_rl.run import sft_phase
 from vla_rl.types import EpisodeSpec
 
 pytestmark = [pytest.mark.real_sim, pytest.mark.slow]

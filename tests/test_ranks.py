@@ -32,11 +32,11 @@ from torch.utils import _pytree
 
 from policies.nano_vla import NanoVLA
 from vla_rl.algorithms.imitation import Imitation
-from vla_rl.algorithms.imitation_settings import AugmentConfig, ImitationConfig
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.checkpoint import CheckpointError, load_training_state, load_weights, save_checkpoint
-from vla_rl.cluster.ranks import MODES, Ranks, full_state, is_sharded, shard
+from vla_rl.config.imitation import AugmentConfig, ImitationConfig
 from vla_rl.errors import ConfigError, NoGradient, UserError
+from vla_rl.ranks import MODES, Ranks, full_state, is_sharded, shard
 from vla_rl.storage import load_state, save_state
 from vla_rl.types import ActionChunk, EpisodeSpec, Observation, PolicyEvaluation, PolicyOutput, RolloutBatch, Trajectory
 

@@ -11,12 +11,14 @@ import time
 
 import numpy as np
 import pytest
-from real_helpers import LIMITS
+from real_helpers import LIMITS, rig
 
-from real.bench.trials import Operator, driver, trial
+from benchmarks.robot.kept import Kept, unrecorded
+from benchmarks.robot.sessions import launcher_trial, learner_trial, starts
+from benchmarks.robot.trials import Operator, driver, trial
 from real.body import Body, BodyConfig, StartError
 from real.checks import MessageError
-from real.journal import journals, read
+from real.journal import JournalWriter, journals, read, scan
 from real.link import Client, LinkError, Server
 from real.messages import Beat, Frame, Hello, Notice, Writer, decode, encode
 from real.named import make_world, named
@@ -40,6 +42,45 @@ def test_the_arm_holds_when_a_process_dies_or_hangs(victim, how):
     found = trial(victim, how, FAKE, delay=0.5)
     assert found.speed > 0.1, "it was moving"
     assert found.hold_s < LATE_S and found.rest_s < LATE_S + 0.5 and found.distance < FAR, found
+
+
+SEEN = BodyConfig(
+    limits=str(LIMITS / "fake_point.yaml"), camera_hz=20.0,
+    supervisor={"required": ["guard", "console", "recorder"], "cameras": ["front"]},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "victim, how", [("picture", "frozen"), ("picture", "killed"), ("recorder", "killed"), ("guard", "frozen")]
+)
+def test_the_arm_holds_and_the_journal_keeps_what_it_had(victim, how):
+    found = trial(victim, how, SEEN, delay=0.5)
+    assert found.speed > 0.1, "it was moving"
+    assert found.hold_s < LATE_S and found.rest_s < LATE_S + 0.5 and found.distance < FAR, found
+    assert found.lost == 0 and (found.unwritten == 0 or victim == "recorder")
+
+
+def test_what_a_journal_lost_is_counted(tmp_path):
+    """Five whole records, then seven; one is changed, which is damage to all behind it; two are cut off; all are gone."""
+    ticks = {state.tick: state for state in rig().auto().run(0.2)}
+    first = min(ticks)
+    writer = JournalWriter(tmp_path, 1, {})
+    for number in (1, 2, 4, 5):
+        writer.tick(ticks[first + number])
+    kept = Kept(tmp_path)
+    writer.tick(ticks[first + 6])
+    path = writer.close("done")
+    assert kept.lost() == 0
+    assert unrecorded(tmp_path, range(first, first + 9)) == (1, 2), "3 is a hole; 7 and 8 came last; 0 was before it"
+    now, whole = Kept(tmp_path), path.read_bytes()
+    places = [place for place, _ in scan(path)]
+    assert len(places) == 7, "header, five ticks, end"
+    path.write_bytes(whole[: places[3] - 1] + bytes([whole[places[3] - 1] ^ 1]) + whole[places[3] :])
+    assert (kept.lost(), now.lost()) == (2, 4)
+    path.write_bytes(whole[: places[4]])
+    assert (kept.lost(), now.lost()) == (0, 2)
+    path.unlink()
+    assert (kept.lost(), now.lost()) == (5, 7) and unrecorded(tmp_path, [1, 2]) == (0, 0)
 
 
 def test_a_session_records_what_it_did_and_says_farewell(tmp_path):
@@ -242,7 +283,7 @@ def test_what_a_scripted_person_goes_by_grows_until_the_task_is_done(task):
 def test_the_panda_behind_the_gate_keeps_its_limits(controller):
     """Adversarial actions of every kind; the walls were pushed against, and no wall and no speed was passed: of the hand, of
     its turns, of any joint."""
-    from real.bench.gate import CONTROLLERS, KINDS, adversarial
+    from benchmarks.robot.gate import CONTROLLERS, KINDS, adversarial
 
     options = {"cameras": ["agentview"], "camera_size": 16, **CONTROLLERS["tabletop"][controller]}
     world = make_world("tabletop", options)
@@ -256,7 +297,7 @@ def test_the_panda_behind_the_gate_keeps_its_limits(controller):
 
 @pytest.mark.parametrize("controller", ["impedance", "following", "joints"])
 def test_the_fake_arm_behind_the_gate_keeps_its_limits(controller):
-    from real.bench.gate import CONTROLLERS, KINDS, adversarial
+    from benchmarks.robot.gate import CONTROLLERS, KINDS, adversarial
 
     limits = LIMITS / ("fake_point_joints.yaml" if controller == "joints" else "fake_point.yaml")
     world = make_world("fake", CONTROLLERS["fake"][controller])
@@ -267,3 +308,16 @@ def test_the_fake_arm_behind_the_gate_keeps_its_limits(controller):
         return
     assert all(figures["nearest"][name] > -1e-3 for name in ("box", "keep_out")), figures
     assert figures["clipped"]["workspace"] > 0 and figures["fastest"]["speed"]["measured"] > 0.1, figures
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+def test_a_session_whose_launcher_or_learner_is_struck_loses_nothing(tmp_path, how):
+    """The bench's own trials: the arm holds for its launcher, and goes on without its learner, who is replaced."""
+    made = starts(tmp_path)
+    found = launcher_trial(how, made["launcher"], 0.5)
+    assert found.speed > 0.1 and found.hold_s < LATE_S and found.rest_s < LATE_S + 0.5 and found.distance < FAR, found
+    assert (found.lost, found.unwritten) == (0, 0)
+    learner = learner_trial(how, made["learner"], 0.5)
+    assert learner.episodes >= 3 and (learner.lost, learner.records, learner.ended) == (0, 0, 0), learner

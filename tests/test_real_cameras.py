@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from real_helpers import LIMITS
 
-from real.bench.trials import Operator, driver
+from benchmarks.robot.trials import Operator, driver
 from real.body import Body, BodyConfig, StartError
 from real.cameras.process import CameraConfig
 from real.cameras.protocol import CameraLost, Changes, Grabbed, fitted
@@ -20,9 +20,9 @@ from real.journal import journals, read
 from real.link import Client
 from real.messages import Frame, Notice
 from real.ring import Rings
+from vla_rl.config.robot import compose
 from vla_rl.errors import ConfigError, MissingDependency, MissingPackage
 from vla_rl.robot import session
-from vla_rl.robot.settings import compose
 
 
 def realsense():

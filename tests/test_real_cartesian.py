@@ -18,8 +18,8 @@ from real.robots.protocol import Reference
 from real.rotations import multiply
 from real.supervisor.core import Supervisor
 from real.supervisor.settings import SupervisorConfig
+from vla_rl.config.robot import compose
 from vla_rl.errors import ConfigError
-from vla_rl.robot.settings import compose
 
 
 def made(folder, clock=None, **changes) -> CartesianArm:

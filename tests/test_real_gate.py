@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import math
 
 import numpy as np
@@ -12,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_helpers import DT, LIMITS, Clock, point_limits, point_robot
 
+from benchmarks.robot.gate import Judge
 from real import limits as limit_files
 from real.gate import AGE, FINITE, FORCE, GRIPPER, IK, JOINTS, RATE, STAGES, STEP, WORKSPACE, Gate, Request
 from real.limits import Box, Limits, LimitsError
+from real.robots import remote
 from real.robots.protocol import Capabilities, Measured
 from real.rotations import difference, from_vector, multiply, to_vector
 from vla_rl.errors import ConfigError
@@ -445,3 +448,87 @@ def test_limits_files(tmp_path):
 def test_stages_are_in_the_order_of_the_contract():
     assert STAGES == ("finite", "age", "step", "rate", "workspace", "joints", "ik", "force", "gripper")
     assert list(range(9)) == [FINITE, AGE, STEP, RATE, WORKSPACE, JOINTS, IK, FORCE, GRIPPER]
+
+
+# ------------------------------------------------------------------------------------------------------------ absurd states
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("position", [math.nan, 0.0, 0.3]), ("position", [1e9, 0.0, 0.3]), ("position", [0.0, 100.0, 0.3]),
+        ("position", [0.0, 0.3]), ("position", []), ("quaternion", [0.0, 0.0, 0.0, 0.0]), ("quaternion", []),
+        ("quaternion", [0.0, 1.0, math.inf, 0.0]), ("quaternion", [0.0, 2.0, 0.0, 0.0]), ("joints", [0.0, math.nan, 0.3]),
+        ("joints", [1e7, 0.0, 0.3]), ("joints", [0.0, 0.3]),
+    ],
+)  # fmt: skip
+def test_a_pose_that_no_arm_has_is_led_nowhere(field, value):
+    """Of a robot that nothing stands in front of: `real.robots.caught` lets none of these through."""
+    ends = {"joint_low": (-1.0,) * 3, "joint_high": (1.0,) * 3, "joint_margin": 0.1}
+    seen = dataclasses.replace(at(), **{field: np.array(value, dtype=float)})
+    g = gate(turns=True, **ends)
+    passed = g(Request(0.0, at().position, DOWN), seen, 0.0)
+    assert passed.reference is None and passed.mask == only(FINITE) and "no arm has" in passed.trip
+    assert g.ramp(seen, 0.0).reference is None
+    assert g(Request(0.0, at().position, DOWN), at(), 0.0).reference is not None, "what comes after it is led again"
+    if field == "joints":
+        led = gate(kind="joints", joint_step=0.1, joint_speed=1.0, **ends)
+        assert led(Request(0.0, joints=np.zeros(3)), seen, 0.0).reference is None and led.ramp(seen, 0.0).reference is None
+
+
+# ------------------------------------------------------------------------------------------------------- one speed per joint
+EACH = (0.6, 2.0, 0.3)
+
+
+def test_each_joint_has_a_speed_of_its_own():
+    """The hand moves by its joints one to one, the third ten times as fast. 6 /s from 1, 2 and 0.2 cm away: 0.06, 0.12 and
+    0.12 rad/s; of the third's 0.03 that is four times too much, of one limit for all no more than twice."""
+    jacobian = np.vstack([np.diag([1.0, 1.0, 0.1]), np.zeros((3, 3))])
+    for joint_speed, share in (((1.0, 1.0, 0.03), 0.25), ((0.03, 1.0, 1.0), 0.5), ((1.0, 0.12, 1.0), 1.0), (0.06, 0.5)):
+        passed = gate(gain=6.0, joint_speed=joint_speed)(to(0.01, 0.02, 0.302), at(jacobian=jacobian), 0.0)
+        np.testing.assert_allclose(passed.reference.position, [0.01 * share, 0.02 * share, 0.3 + 0.002 * share], atol=2e-4)
+        assert passed.mask == (only(IK) if share < 1.0 else 0), joint_speed
+
+
+def test_joints_that_are_commanded_have_speeds_of_their_own():
+    loose = {"joint_acceleration": 1e6, "joint_jerk": 1e9, "joint_step": 10.0}
+    led = gate(kind="joints", joint_speed=EACH, **loose)
+    passed = led(Request(0.0, joints=np.array([1.0, 1.0, 1.3])), at(), 0.0)
+    np.testing.assert_allclose(led.velocity, 0.95 * np.array(EACH))  # (0.95 of its limit, for a target)
+    np.testing.assert_allclose(passed.reference.joints, [0.0, 0.0, 0.3] + 0.95 * np.array(EACH) * DT)
+
+
+@pytest.mark.parametrize("speeds, over", [((0.5, 1.9, 0.2), None), ((0.0, 0.0, 0.31), 2), ((0.61, 0.0, 0.0), 0)])
+def test_the_joint_that_is_nearest_to_its_own_limit_is_looked_at(speeds, over):
+    """By the foresight, of an arm that goes on as it does, and by the bench's judge (which allows a twentieth more)."""
+    ahead = gate(gain=6.0, speed=9.0, joint_speed=EACH).ahead
+    seen = dataclasses.replace(at(jacobian=np.vstack([np.eye(3), np.zeros((3, 3))])), joint_velocity=np.array(speeds))
+    ahead.see(seen)
+    assert ahead.excess()[1] == pytest.approx(0.0 if over is None else 0.01, abs=1e-9)
+    judge = Judge(Limits(joint_speed=EACH, joint_low=(-1.0,) * 3, joint_high=(1.0,) * 3))
+    judge._joints(np.zeros(3), 1.06 / 1.02 * np.array(speeds))
+    assert judge.kinds["joint_speed"] == (0 if over is None else 1) and judge.fastest()["joint_speed"]["limit"] == EACH
+
+
+def test_limits_files_may_name_a_speed_for_each_joint():
+    own = Limits(joint_speed=2.0, joint_low=(-1.0,) * 3, joint_high=(1.0,) * 3)
+
+    def parsed(value, own=own):
+        return limit_files.parse({"joint_speed": value}, own, (), "mine.yaml").joint_speed
+
+    assert parsed(1.5) == 1.5 and parsed([0.6, 2.0, 0.3]) == EACH
+    each = dataclasses.replace(own, joint_speed=(1.0, 2.0, 3.0))
+    assert parsed([1.0, 2.0, 3.0], each) == (1.0, 2.0, 3.0) and parsed(1.0, each) == 1.0
+    for value, robot, said in (
+        ([1.0, 1.0], own, r"joint_speed has 2 numbers, and the robot has 3 joints: give one for each"),
+        ([], own, r"joint_speed has 0 numbers, and the robot has 3"),
+        ([1.0], Limits(), r"the robot does not say how many joints it has: .* or one for all"),
+        ([1.0, 2.5, 1.0], own, r"wider than the robot's own limits: joint_speed of joint 2 2\.5, robot 2"),
+        (2.0, each, r"joint_speed of joint 1 2, robot 1"),
+        ([1.0, 0.0, 1.0], own, r"joint_speed\[1\] is 0, which must be above 0"),
+        ([1.0, "x", 1.0], own, r"joint_speed\[1\] is \['x'\], and finite numbers are meant"),
+        ([1.0, math.nan, 1.0], own, r"joint_speed\[1\] is \[nan\], and finite numbers"),
+        ([1.0, [2.0], 1.0], own, r"joint_speed\[1\] is"),
+        ({"a": 1.0}, own, r"joint_speed is \[\{'a'"),
+    ):
+        with pytest.raises(LimitsError, match=said):
+            parsed(value, robot)
+    assert remote._limits(json.loads(json.dumps(dataclasses.asdict(each)))) == each, "as it comes over the socket"

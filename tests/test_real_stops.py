@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from real_helpers import LIMITS, Clock, Rig, point_robot
 
-from real.bench.trials import Operator, driver
+from benchmarks.robot.trials import Operator, driver
 from real.body import Body, BodyConfig
 from real.console.control import Control
 from real.console.hub import Hub

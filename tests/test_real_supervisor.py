@@ -582,3 +582,23 @@ def test_an_action_a_little_beyond_its_bounds_is_clipped(value):
     assert session.mode == "AUTO"
     with pytest.raises(ConfigError, match="whole multiple"):
         Rig(point_robot(clock := Clock()), clock, hz=70.0)
+
+
+@pytest.mark.parametrize(
+    "joints, home, said",
+    [
+        (False, (0.1, 0.1), "needs x y z in metres"), (False, (0.1,) * 4, "needs x y z"), (False, (0.1,) * 8, "needs x y z"),
+        (False, (0.1, 0.1, 0.2, 2.0, 0.0, 0.0, 0.0), "w x y z of a quaternion"),
+        (False, (0.1, 0.1, 0.2, 0.0, 0.0, 0.0, 0.0), "w x y z of a quaternion"),
+        (False, (0.1, 0.1, math.nan), "finite numbers"), (False, (0.1, "x", 0.2), "finite numbers"),
+        (True, (0.1, 0.1), "needs the 3 joints"), (True, (0.1,) * 7, "needs the 3 joints"),
+    ],
+)  # fmt: skip
+def test_a_home_that_the_robot_cannot_be_sent_to_is_refused(joints, home, said):
+    with pytest.raises(ConfigError, match=rf"supervisor\.home=.*{said}"):
+        rig(joints=joints, config={"home": home})
+
+
+def test_a_home_is_a_place_a_pose_or_joints():
+    for joints, home in ((False, (0.1, 0.1, 0.2)), (False, (0.1, 0.1, 0.2, 0.0, 1.0, 0.0, 0.0)), (True, (0.1, 0.1, 0.2))):
+        rig(joints=joints, config={"home": home})

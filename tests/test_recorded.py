@@ -11,8 +11,8 @@ from test_replay_store import SPEC, episode
 
 from sim.toy import ToyReach
 from vla_rl.algorithms.actor_critic import TD3
-from vla_rl.algorithms.replay_settings import CriticsConfig, TD3Config
 from vla_rl.config import compose
+from vla_rl.config.replay_algorithms import CriticsConfig, TD3Config
 from vla_rl.data.recorded import check_recorded, recorded
 from vla_rl.data.replay import Replay
 from vla_rl.errors import ConfigError, EmbodimentMismatch, UserError
@@ -190,7 +190,7 @@ def test_offline_updates_need_no_demonstrations_where_other_runs_are_there(earli
     ],
 )
 def test_replays_that_nothing_would_learn_from_are_refused_before_anything_runs(earlier, overrides, error):
-    from vla_rl.run.preflight import check_run
+    from vla_rl.checks.preflight import check_run
 
     named = [o.format(run=earlier) for o in overrides]
     with pytest.raises(ConfigError, match=error):

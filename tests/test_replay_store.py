@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.learning.replay import Sizes, Tuples, measure, text, write_episodes
 from vla_rl.data import direct, journal, tables
-from vla_rl.data.bench_replay import Sizes, Tuples, bench_replay, write_episodes
 from vla_rl.data.direct import can_read_directly
 from vla_rl.data.replay import Replay
 from vla_rl.errors import DiskFull, EmbodimentMismatch, UserError
@@ -538,8 +538,8 @@ def test_damage_that_no_kill_explains_is_an_error_that_changes_nothing(tmp_path,
 
 
 # ------------------------------------------------------------------------------------------------------------- the bench
-def test_the_bench_compares_equal_rows_and_leaves_nothing_behind(tmp_path, capsys):
-    r = bench_replay(Sizes(steps=1200, size=40, cameras=2, chunk=4), folder=tmp_path, rounds=1, batches=2)
+def test_the_bench_compares_equal_rows_and_leaves_nothing_behind(tmp_path):
+    r = measure(1200, 40, cameras=2, chunk=4, folder=tmp_path, rounds=1, batches=2)
     frame = 2 * 5120 + 8 * 4 + 8  # images (4800 bytes, in whole blocks of a disk), proprio, text
     decision = 2 * 4 * 7 * 4 + 2 * 4 + 4  # actions twice, two masks, reward
     assert r["written"]["bytes"] == 300 * decision + 303 * frame and r["rows_in_ram"] == 300
@@ -550,7 +550,7 @@ def test_the_bench_compares_equal_rows_and_leaves_nothing_behind(tmp_path, capsy
         for speed in speeds.values():
             assert speed["ratio"] == pytest.approx(speed["per_second"] / speeds["tuples"]["per_second"])
     assert list(tmp_path.iterdir()) == []
-    assert "1 million steps" in capsys.readouterr().out
+    assert "1 million steps" in text(r)
 
 
 def test_the_bench_fills_tuples_with_the_replays_own_frames():

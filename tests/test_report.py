@@ -15,11 +15,7 @@ import pytest
 from vla_rl import build
 from vla_rl.asked import AlgorithmFigures, asked
 from vla_rl.diagnostics import Alarm, Diagnostic
-from vla_rl.errors import UserError
-from vla_rl.evaluation.outcome import EpisodeOutcome, EvaluationResult
-from vla_rl.evaluation.statistics import mean_interval, wilson_interval
-from vla_rl.evaluation.video import Clip, have_video
-from vla_rl.reporting.charts import (
+from vla_rl.display.charts import (
     Interval,
     Series,
     count_bars,
@@ -33,9 +29,13 @@ from vla_rl.reporting.charts import (
     stacked_bar,
     thin_out,
 )
+from vla_rl.errors import UserError
+from vla_rl.evaluation.outcome import EpisodeOutcome, EvaluationResult
+from vla_rl.evaluation.statistics import mean_interval, wilson_interval
+from vla_rl.evaluation.video import Clip, have_video
+from vla_rl.monitoring.metrics import MetricsLogger, write_json
 from vla_rl.reporting.diagnostics import warnings
 from vla_rl.reporting.figures import learning_curve, paired, verdict
-from vla_rl.reporting.metrics import MetricsLogger, write_json
 from vla_rl.reporting.page import summary, write_report
 from vla_rl.reporting.runs import find_runs, load_run
 from vla_rl.reporting.study import group_runs, median_curve, spread

@@ -14,17 +14,17 @@ from test_rollout import SeeingPolicy, toy
 from sim.pool import ProcessPool
 from sim.toy import ToyConfig, ToyReach
 from vla_rl.algorithms.curriculum import Curriculum
-from vla_rl.algorithms.settings import CurriculumConfig
 from vla_rl.config import compose
+from vla_rl.config.algorithms import CurriculumConfig
+from vla_rl.config.run import RestartsConfig, RLConfig
 from vla_rl.data.codec import trajectory_from_state, trajectory_state
 from vla_rl.data.lerobot_reader import load_demonstrations
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.learning.plan import UNLIMITED, propose_episodes
 from vla_rl.learning.restarts import Restarts, restart_metrics, whole
-from vla_rl.reporting.metrics import read_metrics
+from vla_rl.monitoring.metrics import read_metrics
 from vla_rl.rollout.engine import RolloutEngine
 from vla_rl.run.pipeline import run_pipeline
-from vla_rl.run.settings import RestartsConfig, RLConfig
 from vla_rl.types import EpisodeSpec
 
 TASK = "reach_red"

@@ -27,9 +27,9 @@ from reward_models.shaping import ShapingConfig
 from reward_models.value_progress import ValueProgress, ValueProgressConfig
 from reward_models.vlac import VLAC, InternVLBackend, Question, VLACConfig, parse_done, parse_score
 from vla_rl.config import compose
+from vla_rl.config.episodes import RewardCheckConfig
 from vla_rl.errors import ConfigError, MissingDependency, UserError
 from vla_rl.rewards.quality import decide, judge, spearman
-from vla_rl.settings import RewardCheckConfig
 
 SMALL = {"updates": 70, "batch_size": 24, "learning_rate": 4e-3}
 MODELS = {

@@ -15,6 +15,7 @@ import pytest
 import torch
 from reward_helpers import episodes, trajectory
 
+from benchmarks.learning import reward as bench_reward
 from reward_models.pairwise import PairwiseConfig
 from reward_models.process import ProcessConfig
 from reward_models.settings import ValueProgressConfig
@@ -24,14 +25,15 @@ from reward_models.value_progress import ValueProgress
 from vla_rl import cli
 from vla_rl.algorithms.advantages import decision_discounts, discounted_returns
 from vla_rl.algorithms.ppo import PPOConfig
+from vla_rl.assembly import prior_data
 from vla_rl.checkpoint import CheckpointError
 from vla_rl.config import compose
+from vla_rl.config.episodes import CombinedConfig
 from vla_rl.data.lerobot_reader import load_demonstrations
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.interfaces import FittedReward, ProgressReward, RewardModel
 from vla_rl.learning.groups import GroupBuffer
-from vla_rl.reporting.metrics import MetricsLogger, read_metrics
-from vla_rl.rewards import sources as reward_data
+from vla_rl.monitoring.metrics import MetricsLogger, read_metrics
 from vla_rl.rewards import tools as reward_tools
 from vla_rl.rewards.build import (
     RewardContext,
@@ -45,10 +47,10 @@ from vla_rl.rewards.combined import CombinedReward
 from vla_rl.rewards.handle import is_fitted
 from vla_rl.rewards.quality import Figures, RewardCheckConfig, backwards, decide, judge, render_quality, write_quality
 from vla_rl.rewards.scorer import CoEvolvingReward, RewardScorer
-from vla_rl.rewards.sources import mark_worth
-from vla_rl.run import prior_data, reward_phases
+from vla_rl.rewards.tools import mark_worth
+from vla_rl.rollout import episodes as reward_data
+from vla_rl.run import reward_phases
 from vla_rl.run.pipeline import run_pipeline
-from vla_rl.settings import CombinedConfig
 from vla_rl.splits import stable_seed
 from vla_rl.types import RolloutBatch
 
@@ -555,7 +557,7 @@ def test_rollout_episodes_are_unique_and_of_the_train_split():
 
 
 def test_bench_counts_frames(run):
-    kinds = [("success", TaskSuccessConfig()), ("srpo", srpo()), ("process", ProcessConfig())]
-    document = reward_tools.bench_reward(kinds, episodes=4, decisions=3, size=16, repeats=1, run=run)
+    kinds = [f"reward={name}" for name in ("success", "srpo", "process")]
+    document = bench_reward.measure(kinds, episodes=4, decisions=3, size=16, repeats=1, run=run)
     assert document["frames"] == 16 and document["rewards"]["srpo"]["frames_per_second"] > 0
     assert 0 <= document["run"]["share"] < 1 and 0 < document["rewards"]["srpo"]["share_of_iteration"] < 1

@@ -18,6 +18,7 @@ import pytest
 import torch
 from real_helpers import kill_child
 
+from benchmarks.robot import hil
 from policies.actors.residual import ACTION, ResidualPolicy
 from policies.actors.settings import ResidualConfig
 from policies.nano_vla import NanoVLA
@@ -31,16 +32,15 @@ from real.lockstep import Lockstep
 from real.robots.world import PointWorld
 from real.tasks import Task
 from vla_rl.algorithms.dagger import Dagger
-from vla_rl.algorithms.replay_settings import DaggerConfig
 from vla_rl.checkpoint import save_checkpoint
 from vla_rl.cli import main
+from vla_rl.config.replay_algorithms import DaggerConfig
 from vla_rl.data.replay import INTERVENTIONS, ONLINE, Replay
 from vla_rl.data.session_trajectory import session_trajectory, version_name, version_number
 from vla_rl.errors import ConfigError, TrainingDiverged, UserError
-from vla_rl.evaluation import bench_hil
+from vla_rl.monitoring.machine import versions
+from vla_rl.monitoring.metrics import MetricsLogger, read_metrics
 from vla_rl.paths import config_dir
-from vla_rl.reporting.machine import versions
-from vla_rl.reporting.metrics import MetricsLogger, read_metrics
 from vla_rl.robot import learning
 from vla_rl.robot.harvest import Harvest, HarvestThread
 from vla_rl.robot.labels import SessionReward
@@ -550,8 +550,8 @@ def test_in_real_time_an_operator_helps_and_a_slow_reward_holds_nothing_up(start
 
 def test_a_classifier_is_fitted_on_the_runs_own_labels_and_kept(start, tmp_path):
     """Every second episode has time to succeed. Labels are rewards until four are there; then the classifier scores."""
-    from vla_rl.robot.live import judge_of
-    from vla_rl.run.learner_main import job_of, run_of
+    from vla_rl.assembly.learner_main import job_of, run_of
+    from vla_rl.robot.reward_process import judge_of
 
     out = tmp_path / "a"
     small = ["reward=classifier", "reward.updates=60", "reward.refit_updates=20", "reward_check.refit_every=4"]
@@ -633,23 +633,22 @@ def test_methods_are_compared_in_one_table(start, tmp_path, monkeypatch):
         "hil_serl": [*small, "operator=stuck"],
         "bc": ["run=toy_td3", "algorithm=dagger", "actor=none", "algorithm.batch_size=16"],
     }
-    monkeypatch.setattr(bench_hil, "METHODS", methods)
+    monkeypatch.setattr(hil, "METHODS", methods)
     said: list[str] = []
     page = tmp_path / "page.html"
-    effort = bench_hil.Effort(2, 2, 1)
-    found = bench_hil.bench_hil(
-        start, ["bc", "hil_serl"], shared, effort, out=tmp_path / "out", figure=page, say=said.append
-    )
+    monkeypatch.setattr(hil, "say", said.append)
+    effort = {"episodes": 2, "every": 2, "judge": 1}
+    found = hil.measure(shared, start, "bc,hil_serl", **effort, out=tmp_path / "out", figure=page)
     serl, cloned = found["methods"]
     assert [p["episodes"] for p in serl["curve"]] == [0, 2] and [p["episodes"] for p in cloned["curve"]] == [2]
     assert serl["curve"][1]["minutes"] == cloned["curve"][0]["minutes"] > 0 and serl["first_interventions"] > 0
-    assert any("decisions of people" in text for text in said) and "arm's minutes" in said[-1]
+    assert any("decisions of people" in text for text in said) and "arm's minutes" in hil.text(found)
     assert "held-out starts" in page.read_text()
     curve = [{"success": s, "minutes": m} for s, m in ((0.0, 0.0), (1.0, 3.0), (0.9, 5.0), (0.96, 8.0), (1.0, 9.0))]
-    assert bench_hil.reached(curve, 0.95) == 8.0 and bench_hil.reached(curve[:3], 0.95) is None
-    for wrong, text in ((["bc"], "name that too"), (["dagger"], "choose among"), ([], "choose among")):
+    assert hil.reached(curve, 0.95) == 8.0 and hil.reached(curve[:3], 0.95) is None
+    for wrong, text in (("bc", "name that too"), ("dagger", "choose among"), ("", "choose among")):
         with pytest.raises(ConfigError, match=text):
-            bench_hil.bench_hil(start, wrong, shared, effort, out=tmp_path / "b")
+            hil.measure(shared, start, wrong, **effort, out=tmp_path / "b")
 
 
 def test_the_cost_of_earlier_processes_counts_killed_ones_by_their_last_row(tmp_path):

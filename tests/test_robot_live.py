@@ -25,16 +25,16 @@ from reward_models.vlac import VLAC, VLACConfig
 from vla_rl.checkpoint import save_checkpoint
 from vla_rl.cli import main
 from vla_rl.config import compose as compose_run
+from vla_rl.config.robot import compose
 from vla_rl.data.session_trajectory import session_trajectory
 from vla_rl.errors import ConfigError
-from vla_rl.reporting.metrics import read_metrics
+from vla_rl.monitoring.metrics import read_metrics
 from vla_rl.rewards.build import build_reward, save_reward
 from vla_rl.robot import learning
-from vla_rl.robot import live as lives
-from vla_rl.robot.live import Live, Remembering
+from vla_rl.robot import reward_process as lives
 from vla_rl.robot.operator import make_operator
+from vla_rl.robot.reward_process import Live, Remembering
 from vla_rl.robot.session import Asked, run
-from vla_rl.robot.settings import compose
 
 
 def watched(folder: Path, judge, every: int = 4, episodes: int = 1):
@@ -242,7 +242,7 @@ def test_a_reward_that_dies_does_not_end_the_session(tmp_path, riser, classifier
     for text in process.stdout:
         said.append(text)
         if text.startswith("episode 1:"):
-            kill_child(process, "vla_rl.robot.live")
+            kill_child(process, "vla_rl.robot.reward_process")
     process.communicate(timeout=60)
     assert process.returncode == 0, said
     first, *_, last = [read(path) for path in journals(tmp_path / "s")]

@@ -26,9 +26,9 @@ from real.teleop.protocol import DeviceLost
 from real.verify import verify
 from vla_rl.checkpoint import save_checkpoint
 from vla_rl.cli import main
+from vla_rl.config.robot import compose
 from vla_rl.errors import ConfigError
 from vla_rl.robot.session import Asked, possible
-from vla_rl.robot.settings import compose
 
 HELPS = ["operator.patience_s=0.4", "operator.help_gain=2", "operator.longest_s=20", "operator.reaction_median_s=0.05"]
 

@@ -16,13 +16,13 @@ from real.lockstep import Lockstep
 from real.messages import Event, Notice, Progress, Writer
 from real.practice import GAVE_UP, Practice, Rounds
 from real.tasks import Task
+from vla_rl.config.robot import compose
 from vla_rl.data.session_trajectory import session_trajectory
 from vla_rl.errors import ConfigError
-from vla_rl.reporting.metrics import read_metrics
+from vla_rl.monitoring.metrics import read_metrics
 from vla_rl.robot import learning
 from vla_rl.robot.operator import make_operator
 from vla_rl.robot.session import Asked, _check_practice, make_plan, summary
-from vla_rl.robot.settings import compose
 
 RAISE, LOWER = Task("raise", "raise the point", horizon=40), Task("lower", "lower the point", horizon=40)
 BOTH = dataclasses.replace(FAKE, options={"tasks": ["raise", "lower"]})

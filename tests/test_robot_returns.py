@@ -19,13 +19,13 @@ from real.modes import Mode
 from real.practice import CALL
 from real.returns import SHOW, Returns, Starts, Tried
 from real.tasks import Task, parse, spoken
+from vla_rl.config.robot import compose
 from vla_rl.data.journal import Journal
 from vla_rl.errors import ConfigError
 from vla_rl.robot import learning
 from vla_rl.robot.harvest import LEDGER
 from vla_rl.robot.operator import make_operator
 from vla_rl.robot.session import Asked, make_plan
-from vla_rl.robot.settings import compose
 
 RAISE, LOWER = Task("raise", "raise the point", horizon=40), Task("lower", "lower the point", horizon=40)
 PATIENT = dataclasses.replace(EXACT, patience_s=1000.0)  # it never takes over by itself

@@ -20,6 +20,8 @@ from real_helpers import LIMITS, Clock, Rig, point_robot
 from session_policy import Mover, Stubborn
 
 import real.body
+from benchmarks.robot import acting as bench_acting
+from benchmarks.robot.acting import seams
 from real.acting import Acting, ActingConfig
 from real.body import Body, BodyConfig
 from real.episodes import Conductor, Plan
@@ -33,16 +35,14 @@ from real.tasks import Task, parse
 from real.verify import check, verify
 from vla_rl.checkpoint import save_checkpoint
 from vla_rl.cli import main
+from vla_rl.config.robot import compose
 from vla_rl.data.session_export import export_session
 from vla_rl.data.session_trajectory import session_trajectory
+from vla_rl.doctor.robot import FAIL, MISSING, OK, check_devices, check_port, doctor, render
 from vla_rl.errors import ConfigError, UserError
-from vla_rl.evaluation import bench_acting
-from vla_rl.evaluation.bench_acting import seams
-from vla_rl.robot.doctor import FAIL, MISSING, OK, check_devices, check_port, doctor, render
 from vla_rl.robot.operator import OperatorSettings, make_operator
 from vla_rl.robot.policy import make_decide
 from vla_rl.robot.session import Asked, default_checkpoint, run
-from vla_rl.robot.settings import compose
 
 TESTS = Path(__file__).resolve().parent
 RAISE = Task("raise", "raise the point", horizon=40)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 
 import pytest
 from real_helpers import LIMITS
 
-from real.bench import people, soak
-from real.bench.gate import Judge
+from benchmarks.robot import people, soak
+from benchmarks.robot.gate import Judge
 from real.journal import JournalWriter, read
 from real.limits import Box
 from vla_rl.cli import main
@@ -21,7 +22,8 @@ def short(tmp_path, kinds: list[str], monkeypatch, minutes: float = 0.3):
     """(the document, what was said) of a soak whose faults are ``kinds`` in turn."""
     told: list[str] = []
     monkeypatch.setattr(soak.Soak, "fill", lambda self: self.bag.extend(kinds[::-1]) if not self.bag else None)
-    return soak.bench_soak("fake", FAKE, minutes, 3.0, 0, told.append, tmp_path), told
+    monkeypatch.setattr(soak, "say", told.append)
+    return soak.measure("fake", FAKE, minutes, math.inf, 3.0, 0, tmp_path), told
 
 
 @pytest.mark.slow

@@ -22,10 +22,10 @@ import pytest
 import robotwin_worker as worker
 import yaml
 
-from sim.bench_ways import OURS
+from benchmarks.simulator import robotwin as bench_robotwin
+from benchmarks.simulator.ways import OURS
 from sim.calls import Calls, check_machine
 from sim.robotwin import branches, primitive_arm
-from sim.robotwin.bench import bench_robotwin
 from sim.robotwin.checkout import Checkout
 from sim.robotwin.collect import robot_of
 from sim.robotwin.published import episodes
@@ -580,14 +580,14 @@ def test_an_episode_that_mains_own_script_collects_is_read(tmp_path) -> None:
 @pytest.mark.parametrize("checkout", branches.KNOWN[:1], indirect=True)
 def test_the_benchmark_needs_rlinfs_own_env_and_joint_targets(checkout) -> None:
     with pytest.raises(UserError, match=r"robotwin/envs/vector_env\.py, which .* laid out as branch RLinf_support, has not"):
-        bench_robotwin(RoboTwinConfig(root=str(checkout)))
+        bench_robotwin.measure(RoboTwinConfig(root=str(checkout)))
     with pytest.raises(ConfigError, match=r"env\.control=ee: set qpos"):
-        bench_robotwin(RoboTwinConfig(root=str(checkout), control="ee"))
+        bench_robotwin.measure(RoboTwinConfig(root=str(checkout), control="ee"))
 
 
 @needs("RLinf_support")
 def test_the_benchmark_shows_what_rlinfs_own_env_shows() -> None:
-    document = bench_robotwin(config("RLinf_support"), chunk=5, steps=5, resets=5, python=PYTHON)
+    document = bench_robotwin.measure(config("RLinf_support"), chunk=5, steps=5, resets=5, python=PYTHON)
     same = [count for name, count in document["identical"].items() if "official" not in name]
     assert same == [document["decisions"]] * 2 == [8, 8]
     assert document["ms_per_step"][OURS] > 0 and len(document["mb_over_resets"]) == 5
@@ -596,7 +596,7 @@ def test_the_benchmark_shows_what_rlinfs_own_env_shows() -> None:
 @needs("main")
 @pytest.mark.timeout(900)  # its expert plans eight times
 def test_the_benchmark_shows_what_mains_own_evaluation_shows() -> None:
-    document = bench_robotwin(config("main"), chunk=2, steps=2, resets=1, python=PYTHON)
+    document = bench_robotwin.measure(config("main"), chunk=2, steps=2, resets=1, python=PYTHON)
     same = [count for name, count in document["identical"].items() if "env.path=chunk" not in name]
     assert same == [document["decisions"]] * 3 == [8, 8, 8]
     assert document["identical"]["simulator, env.path=chunk"] >= 4 and document["ms_per_step"][OURS] > 0

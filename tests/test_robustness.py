@@ -17,13 +17,13 @@ from sim.inline import InlineEnv
 from vla_rl import cli
 from vla_rl.checkpoint import save_checkpoint
 from vla_rl.config import compose
+from vla_rl.config.episodes import EvaluateConfig
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.evaluate import evaluate, evaluation_episodes
 from vla_rl.evaluation.outcome import EvaluationResult, task_gap
 from vla_rl.evaluation.robustness import choose, compare_robustness, perturbed_episodes, run_robustness
 from vla_rl.rollout.engine import RolloutEngine
 from vla_rl.run.pipeline import run_pipeline
-from vla_rl.settings import EvaluateConfig
 from vla_rl.specs import EpisodeSpec
 
 DECLARED = PerturbedToy.perturbations

@@ -13,10 +13,10 @@ import pytest
 from libero_reference import libero_problem
 
 from vla_rl import build
+from vla_rl.checks import preflight
 from vla_rl.config import RunConfig, compose
 from vla_rl.errors import ConfigError
 from vla_rl.paths import config_dir
-from vla_rl.run import preflight
 from vla_rl.types import EpisodeSpec
 
 RUNS = sorted(path.stem for path in (config_dir() / "run").glob("*.yaml"))

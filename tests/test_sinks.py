@@ -12,12 +12,13 @@ import urllib.request
 
 import pytest
 
+from vla_rl.checks import preflight
 from vla_rl.config import compose
+from vla_rl.config.run import WandbConfig
 from vla_rl.errors import ConfigError, MissingPackage
-from vla_rl.reporting import sinks as module
-from vla_rl.reporting.metrics import MetricsLogger
-from vla_rl.reporting.sinks import WandbConfig, sinks, wandb_mode
-from vla_rl.run import preflight
+from vla_rl.monitoring import sinks as module
+from vla_rl.monitoring.metrics import MetricsLogger
+from vla_rl.monitoring.sinks import sinks, wandb_mode
 
 REACHABLE = module.reachable
 

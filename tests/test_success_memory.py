@@ -13,11 +13,11 @@ from test_filtered_bc import Constant, batch, trajectory
 from test_ppo import BanditPolicy, rollout
 from torch import Tensor
 
-from vla_rl.algorithms.imitation_settings import AugmentConfig, MemoryConfig
 from vla_rl.algorithms.optim import make_adamw
 from vla_rl.algorithms.ppo import PPO
-from vla_rl.algorithms.settings import PPOConfig
 from vla_rl.algorithms.success_memory import SuccessMemory
+from vla_rl.config.algorithms import PPOConfig
+from vla_rl.config.imitation import AugmentConfig, MemoryConfig
 from vla_rl.errors import ConfigError
 from vla_rl.storage import load_state, save_state
 from vla_rl.types import EpisodeSpec, Observation

@@ -402,18 +402,17 @@ def test_osc_pose_demonstrator_and_proprio() -> None:
 
 @real_sim
 @pytest.mark.slow
-def test_bench_compares_both_sides_on_the_same_actions(tmp_path, capsys) -> None:
-    from sim.bench import bench_tabletop
+def test_bench_compares_both_sides_on_the_same_actions() -> None:
+    from benchmarks.simulator import tabletop as bench
 
-    path = tmp_path / "bench.json"
-    document = bench_tabletop(["lift_cube"], chunk=8, workers=[], steps=16, camera_size=SIZE, json_file=path)
-    assert json.loads(path.read_text()) == document
+    document = bench.measure(tasks=["lift_cube"], chunk=8, workers=[], steps=16, camera_size=SIZE)
+    assert json.loads(json.dumps(document)) == document
     assert document["pixels"]["identical"] == document["pixels"]["decisions"] == 2
     assert document["pixels"]["largest_qpos_difference"] < 1e-9
     assert document["simulator"]["ms_per_step"] > 0 and document["plain"]["ms_per_step"] > 0
-    assert "control steps/s" in capsys.readouterr().out
+    assert "control steps/s" in bench.text(document)
     with pytest.raises(ConfigError, match="chunk"):
-        bench_tabletop(["lift_cube"], chunk=0)
+        bench.measure(tasks=["lift_cube"], chunk=0)
 
 
 def test_every_object_belongs_to_a_scene() -> None:

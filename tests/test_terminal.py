@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pty
+import re
 import resource
 import signal
 import subprocess
@@ -17,10 +18,11 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from vla_rl import cli
-from vla_rl.config import compose
+from vla_rl.config import compose, override
+from vla_rl.config.overrides import _typed, spoken
+from vla_rl.config.robot import compose as compose_session
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.files import explained, replacing_file, require_new, write_whole
-from vla_rl.overrides import spoken
 from vla_rl.storage import disk_full, is_disk_full
 from vla_rl.terminal import ready_streams
 
@@ -47,9 +49,56 @@ def test_a_value_in_any_script_is_read_as_it_stands(typed, value):
     assert not override.is_sweep_override() and override.value() == value
 
 
-def test_sweeps_and_what_is_cut_short_stay_as_they_are():
-    for typed in ("rl.iterations=1,2", "tasks=[reach_red", "x='é", "~nothing"):
-        assert spoken(typed, ("name",)) == typed
+def test_what_is_taken_away_stays_as_it_is():
+    assert spoken("~nothing", ("name",)) == "~nothing"
+
+
+UNREADABLE = [
+    ('name="half', 'the quote " is opened and not closed', """ "name='\\"half'" """),
+    ("x='half", "the quote ' is opened and not closed", """ "x='\\\\'half'" """),
+    ('x="a"b', 'the quote " is closed before the end', """ "x='\\"a\\"b'" """),
+    ("tasks=[a", "[ is opened and not closed: write ] behind", """ "tasks='[a'" """),
+    ('tasks=[a,"b]', "close every quote and bracket", """ "tasks='[a,\\"b]'" """),
+    ("rl.fallback_reward={a:1", "{ is opened and not closed: write }", """ "rl.fallback_reward='{a:1'" """),
+    ("x={é:1}", "each word of ASCII letters", "run=./mine.yaml"),
+    ("x={'é':1}", "each word of ASCII letters", "run=./mine.yaml"),
+    ("x={a}", "a mapping is written x={word: value, word: value}", """ "x='{a}'" """),
+    ("seed=1,2", "names several values", "seed=[...]"),
+    ("seed=choice(1,2)", "names several values", """ "seed='choice(1,2)'" """),
+    ('name="$(rm x)', "is opened and not closed", """ "name='\\"\\$(rm x)'" """),
+]
+
+
+@pytest.mark.parametrize("word, said, remedy", UNREADABLE)
+def test_a_word_that_hydra_cannot_read_is_named_with_how_to_quote_it(word, said, remedy):
+    with pytest.raises(ConfigError) as error:
+        compose(["run=toy", word])
+    text = str(error.value)
+    assert text.startswith(word) and said in text and remedy.strip() in text and "\n" not in text, text
+
+
+@pytest.mark.parametrize("word", ['name="half', "tasks=[a", 'tasks=[a,"b]'])
+def test_so_it_is_where_a_finished_config_or_a_session_is_changed(word):
+    value = word.partition("=")[2]
+    with pytest.raises(ConfigError, match=f"^{re.escape(word)}: .* type "):
+        override(compose(["run=toy"]), [word])
+    with pytest.raises(ConfigError, match=f"^{re.escape(f'robot.tasks={value}')}: .* type "):
+        compose_session(["robot=fake", f"robot.tasks={value}"])
+
+
+@pytest.mark.parametrize("value", ['"half', "it's", "a,b", "[a", "{é:1}", "$HOME `x` \\ \"y\" 'z'", "Ünal"])
+def test_what_the_remedy_says_is_read_as_the_text(value):
+    """Typed in a shell."""
+    said = subprocess.run(["sh", "-c", f"printf %s {_typed('dataset', value)}"], capture_output=True, text=True, check=True)
+    assert compose(["run=toy", said.stdout]).dataset == value
+
+
+@pytest.mark.parametrize(
+    "word, kind", [("name=[a]", "list"), ("dataset=[a,b]", "list"), ("wandb.project={a: 1}", "mapping")]
+)
+def test_a_key_that_takes_one_text_takes_no_list(word, kind):
+    with pytest.raises(ConfigError, match=f"this key takes one text, and that is a {kind}"):
+        compose(["run=toy", word])
 
 
 def test_a_config_has_the_name_and_places_that_were_typed(monkeypatch):

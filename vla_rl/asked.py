@@ -125,7 +125,7 @@ class NoiseOptions:
 class EnvOptions:
     """``env.…``: what room on the disk and checks depend on. Sizes are in pixels, ``horizon`` in control steps (0: the
     tasks' own). ``observe`` state: it shows no pictures. ``chunk_is_path``: the same actions, in other chunks, lead
-    elsewhere. ``action_noise`` is put on what is executed."""
+    elsewhere. ``action_noise`` is put on what is executed. ``finds_cameras``: where none is named, it has those it finds."""
 
     tasks: Sequence[str] = ()
     horizon: int = 0
@@ -135,6 +135,7 @@ class EnvOptions:
     observe: str = "pictures"
     chunk_is_path: bool = False
     action_noise: float | None = None
+    finds_cameras: bool = False
 
     @property
     def pixels(self) -> int:

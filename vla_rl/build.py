@@ -17,6 +17,7 @@ from typing import Any
 
 from vla_rl.asked import CLASSES, OPTIONS, AlgorithmFigures, ComponentClass, ShapingOptions, asked, misspelt
 from vla_rl.errors import ConfigError
+from vla_rl.moved import MOVED
 
 
 @dataclass
@@ -62,22 +63,21 @@ class AlgorithmEntry(Entry):
 class EnvEntry(Entry):
     """An env and what comes with it: a new benchmark is one row.
 
-    ``collect`` runs one scripted demonstration, ``demonstrations`` reads those that others published, ``bench`` measures
-    its speed (``vla-rl bench sim``; with ``bench_overrides`` it takes a config, which these and the user's make), ``check``
-    tells `vla-rl doctor` (status, detail, fix) without importing the simulator. ``suites`` are names that ``--suite`` knows
-    besides the env's own; ``suite_overrides`` then set its config.
+    ``collect`` runs one scripted demonstration, ``demonstrations`` reads those that others published, ``check`` tells
+    `vla-rl doctor` (status, detail, fix) without importing the simulator. ``suites`` are names that ``--suite`` knows
+    besides the env's own; ``suite_overrides`` then set its config. ``records``, a function of the run's config, opens one
+    that is a recording, in which no episode can be run.
     """
 
     collect: str = ""
     demonstrations: str = ""
-    bench: str = ""
-    bench_overrides: tuple[str, ...] | None = None
     check: str = ""
     suites: tuple[str, ...] = ()
     suite_overrides: tuple[str, ...] = ()
+    records: str = ""
 
 
-_OUR_PACKAGES = ("sim", "real", "policies", "reward_models")  # top-level names that others may have as well
+_OUR_PACKAGES = ("sim", "real", "policies", "reward_models", "benchmarks")  # names that others may have as well
 
 REGISTRY: dict[str, dict[str, Entry]] = {
     "policy": {
@@ -138,14 +138,12 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             "sim.tabletop.simulator:TabletopSimulator",
             "sim.tabletop.simulator:TabletopConfig",
             collect="sim.tabletop.collect:collect_episode",
-            bench="sim.bench:bench_tabletop",
         ),
         "libero": EnvEntry(
             "sim.libero.perturb:PerturbedLibero",
             "sim.libero.settings:LiberoConfig",
             collect="sim.libero.collect:collect_episode",
             demonstrations="sim.libero_demos:LiberoDemonstrations",
-            bench="sim.libero.bench:bench_libero",
             check="sim.libero.package:check",
             suites=("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"),
             # a benchmark's time limit is part of its protocol, whatever training used
@@ -155,23 +153,24 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             "sim.dualarm.simulator:DualArmSimulator",
             "sim.dualarm.settings:DualArmConfig",
             collect="sim.dualarm.collect:collect_episode",
-            bench="sim.dualarm.bench:bench_dualarm",
-            bench_overrides=("env.camera_size=240", "env.camera_width=320", "env.horizon=1000000"),
             check="sim.vulkan:check",
         ),
         "robotwin": EnvEntry(
             "sim.robotwin.simulator:RoboTwinSimulator",
             "sim.robotwin.settings:RoboTwinConfig",
             collect="sim.robotwin.collect:collect_episode",
-            bench="sim.robotwin.bench:bench_robotwin",
-            bench_overrides=(),
+        ),
+        "dataset": EnvEntry(
+            "vla_rl.assembly.recorded_env:RecordedEnv",
+            "vla_rl.config.recording:RecordingConfig",
+            records="vla_rl.assembly.recorded_env:open_recorded",
         ),
         "gym": EnvEntry("sim.gym:GymSimulator", "sim.gym:GymConfig", collect="sim.gym:collect_episode"),
         "toy": EnvEntry("sim.toy:ToyReach", "sim.toy:ToyConfig", collect="sim.toy:collect_episode"),
     },
     "reward": {
         "success": Entry("reward_models.success:TaskSuccess", "reward_models.settings:TaskSuccessConfig"),
-        "combined": Entry("vla_rl.rewards.combined:CombinedReward", "vla_rl.settings:CombinedConfig"),
+        "combined": Entry("vla_rl.rewards.combined:CombinedReward", "vla_rl.config.episodes:CombinedConfig"),
         "srpo": Entry("reward_models.srpo:SRPO", "reward_models.settings:SRPOConfig"),
         "pairwise": Entry("reward_models.pairwise:PairwiseCritic", "reward_models.settings:PairwiseConfig"),
         "process": Entry("reward_models.process:ProcessReward", "reward_models.settings:ProcessConfig"),
@@ -183,30 +182,30 @@ REGISTRY: dict[str, dict[str, Entry]] = {
         "vlac": Entry("reward_models.vlac:VLAC", "reward_models.settings:VLACConfig"),
     },
     "algorithm": {
-        "ppo": AlgorithmEntry("vla_rl.algorithms.ppo:PPO", "vla_rl.algorithms.settings:PPOConfig", "likelihood"),
+        "ppo": AlgorithmEntry("vla_rl.algorithms.ppo:PPO", "vla_rl.config.algorithms:PPOConfig", "likelihood"),
         "filtered_bc": AlgorithmEntry(
-            "vla_rl.algorithms.filtered_bc:FilteredBC", "vla_rl.algorithms.imitation_settings:FilteredBCConfig", "imitation"
+            "vla_rl.algorithms.filtered_bc:FilteredBC", "vla_rl.config.imitation:FilteredBCConfig", "imitation"
         ),
-        "td3": AlgorithmEntry("vla_rl.algorithms.actor_critic:TD3", "vla_rl.algorithms.replay_settings:TD3Config", "actor"),
-        "sac": AlgorithmEntry("vla_rl.algorithms.actor_critic:SAC", "vla_rl.algorithms.replay_settings:SACConfig", "actor"),
-        "parl": AlgorithmEntry("vla_rl.algorithms.parl:PARL", "vla_rl.algorithms.replay_settings:PARLConfig", "candidates"),
-        "dsrl": AlgorithmEntry("vla_rl.algorithms.dsrl:DSRL", "vla_rl.algorithms.replay_settings:DSRLConfig", "actor"),
-        "iql": AlgorithmEntry("vla_rl.algorithms.iql:IQL", "vla_rl.algorithms.replay_settings:IQLConfig", "weighted"),
+        "td3": AlgorithmEntry("vla_rl.algorithms.actor_critic:TD3", "vla_rl.config.replay_algorithms:TD3Config", "actor"),
+        "sac": AlgorithmEntry("vla_rl.algorithms.actor_critic:SAC", "vla_rl.config.replay_algorithms:SACConfig", "actor"),
+        "parl": AlgorithmEntry("vla_rl.algorithms.parl:PARL", "vla_rl.config.replay_algorithms:PARLConfig", "candidates"),
+        "dsrl": AlgorithmEntry("vla_rl.algorithms.dsrl:DSRL", "vla_rl.config.replay_algorithms:DSRLConfig", "actor"),
+        "iql": AlgorithmEntry("vla_rl.algorithms.iql:IQL", "vla_rl.config.replay_algorithms:IQLConfig", "weighted"),
         "dagger": AlgorithmEntry(
-            "vla_rl.algorithms.dagger:Dagger", "vla_rl.algorithms.replay_settings:DaggerConfig", "weighted"
+            "vla_rl.algorithms.dagger:Dagger", "vla_rl.config.replay_algorithms:DaggerConfig", "weighted"
         ),
         "iql_sac": AlgorithmEntry(
-            "vla_rl.algorithms.iql:IQLThenSAC", "vla_rl.algorithms.replay_settings:IQLThenSACConfig", "actor"
+            "vla_rl.algorithms.iql:IQLThenSAC", "vla_rl.config.replay_algorithms:IQLThenSACConfig", "actor"
         ),
     },
     "collector": {"engine": Entry("vla_rl.build:the_engine")},
     "cluster": {
-        "local": Entry("vla_rl.build:no_component", "vla_rl.cluster.settings:LocalConfig"),
-        "ray": Entry("vla_rl.cluster.collector:ray_collector", "vla_rl.cluster.settings:RayConfig"),
+        "local": Entry("vla_rl.build:no_component", "vla_rl.config.cluster:LocalConfig"),
+        "ray": Entry("vla_rl.cluster.collector:ray_collector", "vla_rl.config.cluster:RayConfig"),
     },
     "critic": {
         "none": Entry("vla_rl.build:no_component"),
-        "privileged": Entry("vla_rl.algorithms.critic:PrivilegedCritic", "vla_rl.algorithms.settings:CriticConfig"),
+        "privileged": Entry("vla_rl.algorithms.critic:PrivilegedCritic", "vla_rl.config.algorithms:CriticConfig"),
     },
 }
 
@@ -227,6 +226,7 @@ def names(group: str) -> list[str]:
 def attribute(path: str) -> Any:
     """Import "module:attribute" ("module:Class.method" too)."""
     module, _, name = path.partition(":")
+    module = MOVED.get(module, module)
     if (package := module.partition(".")[0]) in _OUR_PACKAGES:
         _require_ours(package)
     try:
@@ -234,6 +234,8 @@ def attribute(path: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name and module.startswith(error.name):
             raise ConfigError(f"'{path}' cannot be imported: there is no module {error.name!r}") from error
+        if error.name in MOVED:
+            raise ConfigError(f"'{path}' imports {error.name}, which is {MOVED[error.name]} now: change it there") from error
         raise
     except AttributeError as error:
         raise ConfigError(f"'{path}' cannot be imported: {module} has no attribute {name!r}") from error

@@ -27,7 +27,6 @@ from torch import Tensor
 
 import vla_rl
 from vla_rl.asked import PolicyClass, asked
-from vla_rl.cluster.ranks import Ranks, full_state, load_full_state
 from vla_rl.errors import CheckpointError, ConfigError, UserError, first_line
 from vla_rl.files import (
     CONFIG,
@@ -43,6 +42,7 @@ from vla_rl.files import (
 )
 from vla_rl.interfaces import BasedPolicy
 from vla_rl.optional import CompletingPolicy
+from vla_rl.ranks import Ranks, full_state, load_full_state
 from vla_rl.storage import (
     load_state,
     load_tensors,

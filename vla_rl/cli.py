@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
@@ -13,7 +14,6 @@ from typing import Any
 from vla_rl import __version__
 from vla_rl.commands import bench, cluster, data, evaluate, look, policy, reward, robot, robotwin, run
 from vla_rl.errors import ConfigError, UserError
-from vla_rl.own_configs import searching
 from vla_rl.terminal import ready_streams, require_folder, terminable, unread
 
 
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         folder = vars(arguments).get("config_dir")
         require_folder()
-        with terminable(), searching([folder] if folder else []):
+        with terminable(), _searching(folder):
             _check_numbers(arguments)
             _check_targets(arguments)
             status = arguments.function(arguments) or 0
@@ -56,6 +56,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         resumes = arguments.function in (*run.RESUMES, robot.run_learn)
         print("\ninterrupted" + ("; the same command resumes" if resumes else ""), file=sys.stderr)
         return 130
+
+
+def _searching(folder: Path | None) -> contextlib.AbstractContextManager[None]:
+    """Configs of the user's own are found in ``folder`` too, where one is given."""
+    if folder is None:
+        return contextlib.nullcontext()
+    from vla_rl.config.own_files import searching  # with numpy, which parsing needs not wait for
+
+    return searching([folder])
 
 
 # What the numbers among the options may be, whatever the command (None: no limit).

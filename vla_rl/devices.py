@@ -1,8 +1,9 @@
-"""Names of devices in the config, checked before torch is imported."""
+"""Names of devices in the config, checked before torch is imported, and the memory that is free."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vla_rl.errors import ConfigError
@@ -10,6 +11,7 @@ from vla_rl.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
+_MEMINFO = Path("/proc/meminfo")
 _NAME = re.compile(r"auto|cpu|mps|(?:cuda|xpu)(?::\d+)?")
 
 
@@ -38,3 +40,13 @@ def pick_device(name: str, key: str = "device") -> torch.device:
     elif device.type != "cpu" and not getattr(torch, device.type).is_available():
         raise ConfigError(f"{key}={name} was asked for, but torch sees no such device. Use {key}=cpu or {key}=auto")
     return device
+
+
+def free_memory_bytes() -> int:
+    """What programs may still take, in bytes: free memory, and what the system's cache would give back. 0 where the system
+    does not tell (no Linux)."""
+    try:
+        lines = dict(line.split(":", 1) for line in _MEMINFO.read_text(encoding="utf-8").splitlines())
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, ValueError, KeyError, IndexError):
+        return 0

@@ -1,6 +1,6 @@
 """What a reader should look at while something learns, and when it is alarming: declared by who logs it, for the report.
 
-Phases declare theirs in their row (`vla_rl.run.phases`), algorithms in the class of their options
+Phases declare theirs in their row (`vla_rl.config.phases`), algorithms in the class of their options
 (`vla_rl.asked.AlgorithmFigures`), and with them what tells whether they move the policy. Nothing here needs torch.
 """
 

@@ -287,7 +287,7 @@ class CandidateActor(ActorPolicy, Protocol):
 
 @runtime_checkable
 class ShardablePolicy(Protocol):
-    """A policy that several processes can train together (`vla_rl.cluster.ranks.shard`).
+    """A policy that several processes can train together (`vla_rl.ranks.shard`).
 
     Any dataclass of tensors that its ``evaluate`` returns must be a registered pytree, as `PolicyEvaluation` is.
     """

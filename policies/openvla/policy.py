@@ -463,7 +463,7 @@ class OpenVLABase(nn.Module):
             )
 
     def blocks(self) -> list[nn.Module]:
-        """The transformer blocks, and the value head for its float32, for `vla_rl.cluster.ranks.shard`."""
+        """The transformer blocks, and the value head for its float32, for `vla_rl.ranks.shard`."""
         towers = (block for tower in self.vision_backbone.towers for block in tower.blocks)
         head = [self.value_head] if self.config.value_head else []
         return [*towers, *self.language_model.model.layers, *head]

@@ -225,7 +225,7 @@ class VisionLanguageTrunk(nn.Module):
         return {IMAGE_TOKENS: features["visual"].float().unflatten(1, (sum(self.camera_tokens), -1))}
 
     def blocks(self) -> list[nn.Module]:
-        """The transformer blocks, for `vla_rl.cluster.ranks.shard`."""
+        """The transformer blocks, for `vla_rl.ranks.shard`."""
         return [*(block for tower in self.vision for block in tower.blocks), *self.trunk.llama.layers]
 
     def learn_together(self, index: int, size: int, total: Callable[[Tensor], Tensor]) -> None:

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from real.named import named
-from real.robots.protocol import Measured, Reference, Robot, RobotLost
+from real.robots.protocol import MOST, UNIT, Measured, Reference, Robot, RobotLost
 from real.robots.simulated import Picture
 from vla_rl.errors import ConfigError, UserError, first_line
-
-_FAR = 100.0  # m from its base, where no arm's hand is
-_ABSURD = 1e6  # no arm's radians, degrees or newtons
-_MOST = {
-    "position": _FAR, "quaternion": _ABSURD, "joints": _ABSURD, "joint_velocity": _ABSURD, "wrench": _ABSURD,
-    "proprio": 1e9, "jacobian": _ABSURD, "gripper": _ABSURD, "stamp": math.inf,
-}  # fmt: skip
-_UNIT = 0.01  # by which a quaternion's length may differ from 1
 
 
 class Caught:
@@ -46,7 +37,7 @@ class Caught:
     def _checked(self, measured: Any) -> Measured:
         if not isinstance(measured, Measured):
             raise RobotLost(f"{self.name} reports {_short(measured)} instead of a Measured")
-        x = {name: self._numbers(name, getattr(measured, name)) for name in _MOST}
+        x = {name: self._numbers(name, getattr(measured, name)) for name in MOST}
         hand = self.capabilities.kind == "cartesian" or x["position"].size or x["quaternion"].size
         joints = x["joints"].size
         shapes: dict[str, list[tuple[int, ...]]] = {
@@ -63,7 +54,7 @@ class Caught:
         for name, allowed in shapes.items():
             if x[name] is not None and x[name].shape not in allowed:
                 raise RobotLost(f"{self.name} reports {name} of shape {list(x[name].shape)} instead of {list(allowed[0])}")
-        if hand and abs(float(np.linalg.norm(x["quaternion"])) - 1.0) > _UNIT:
+        if hand and abs(float(np.linalg.norm(x["quaternion"])) - 1.0) > UNIT:
             raise RobotLost(f"{self.name} reports the quaternion {x['quaternion'].tolist()}, whose length is not 1")
         errors: Any = measured.errors
         if not isinstance(errors, tuple | list) or not all(isinstance(error, str) for error in errors):
@@ -79,8 +70,8 @@ class Caught:
         found = np.array(value)
         if found.dtype.kind not in "fiu" and found.size:
             raise RobotLost(f"{self.name} reports {name}={_short(value)}, and numbers are meant")
-        if not (np.abs(found := found.astype(float)) < _MOST[name]).all():  # (NaN is not below it either)
-            worst = "numbers that are not finite" if not np.isfinite(found).all() else f"more than {_MOST[name]:g}"
+        if not (np.abs(found := found.astype(float)) < MOST[name]).all():  # (NaN is not below it either)
+            worst = "numbers that are not finite" if not np.isfinite(found).all() else f"more than {MOST[name]:g}"
             raise RobotLost(f"{self.name} reports {name}={_short(value)}: {worst}")
         return found
 

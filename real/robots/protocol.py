@@ -6,6 +6,7 @@ own units. Every call returns at once: `command` sets a target that the robot's 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -40,6 +41,16 @@ class Measured:
     proprio: np.ndarray
     jacobian: np.ndarray | None = None
     errors: tuple[str, ...] = ()
+
+
+_FAR = 100.0  # m from its base, where no arm's hand is
+_ABSURD = 1e6  # no arm's radians, degrees or newtons
+MOST = {
+    "position": _FAR, "quaternion": _ABSURD, "joints": _ABSURD, "joint_velocity": _ABSURD, "wrench": _ABSURD,
+    "proprio": 1e9, "jacobian": _ABSURD, "gripper": _ABSURD, "stamp": math.inf,
+}  # fmt: skip
+"""What no number of a `Measured` reaches, by its field."""
+UNIT = 0.01  # by which a quaternion's length may differ from 1
 
 
 @dataclass(frozen=True)

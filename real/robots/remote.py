@@ -145,6 +145,12 @@ class Judge:
         self._socket.close()
 
 
+def inject(address: str, name: str, seconds: float, value: float = 0.0) -> None:
+    """Let a defect of `real.robots.faults.FAULTS` strike the simulated arm at ``address`` now. Raises `RobotLost`."""
+    with _open(address) as link:
+        link.send(msgpack.packb(["inject", name, seconds, value]))
+
+
 def stop_arm(address: str) -> None:
     """A guard's way: connect, stop, wait until the arm's process says that it was. Raises `RobotLost` where that is gone,
     and OSError where it does not say so within `STOP_S`: call it again."""
@@ -189,5 +195,5 @@ def _limits(values: dict[str, Any]) -> Limits:
     def box(x: Any) -> Box | None:
         return Box(tuple(x["low"]), tuple(x["high"])) if x else None
 
-    tuples = {name: tuple(values[name]) for name in ("joint_low", "joint_high")}
+    tuples = {name: tuple(value) for name, value in values.items() if name.startswith("joint_") and isinstance(value, list)}
     return Limits(**values | tuples | {"box": box(values["box"]), "keep_out": tuple(box(b) for b in values["keep_out"])})

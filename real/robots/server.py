@@ -162,6 +162,8 @@ class ArmServer:
             self.simulated.begin(message[1])
             self._good, self._judged = 0, False
             self._tell(msgpack.packb(["began", time.monotonic()]))
+        elif kind == "inject" and self.simulated is not None:
+            self.simulated.inject(*message[1:])
         elif kind in ("demonstrate", "progress") and (coach := self._coach) is not None:
             answer = coach.demonstrate(message[2]).tolist() if kind == "demonstrate" else float(coach.progress())
             self.server.send(connection, msgpack.packb([kind, message[1], answer]))

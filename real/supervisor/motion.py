@@ -39,6 +39,16 @@ class Actions:
         if not self.joints and self.width != wanted:
             raise ConfigError(f"{name} has {self.width} numbers in an action, and {wanted} belong to what it says of them")
 
+    def require_pose(self, key: str, pose: Sequence[float]) -> None:
+        """Raises `ConfigError` for a ``pose`` (empty: none) that the robot cannot be sent to."""
+        if self.joints:
+            fits, meant = len(pose) == self.width, f"the {self.width} joints {', '.join(self.embodiment.action_names)}"
+        else:
+            unit = len(pose) != 7 or abs(float(np.linalg.norm(pose[3:])) - 1.0) < 0.01
+            fits, meant = len(pose) in (3, 7) and unit, "x y z in metres, and w x y z of a quaternion or nothing"
+        if len(pose) and not fits:
+            raise ConfigError(f"{key}={list(pose)}: {self.embodiment.name} needs {meant}")
+
     def absurd(self, rows: Sequence[Sequence[float]]) -> str:
         """What of the actions [steps, a] no policy of this robot means, or ""."""
         span = self.high - self.low

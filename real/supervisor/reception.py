@@ -55,6 +55,7 @@ class Reception:
             )
         self.robot, self.limits, self.config, self.zero, self.session = robot, limits, config, zero, session
         self.actions = Actions(robot.embodiment, robot.capabilities)
+        self.actions.require_pose("supervisor.home", config.home)
         self.gate = Gate(limits, robot.capabilities, self.actions.turns, 1.0 / config.hz)
         self.chunks = Chunks(config.hz, self.ticks_per_step, self.actions.width, limits.observation_age)
         self.modes, self.leases = Modes(), Leases(config.lease_s)

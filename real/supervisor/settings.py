@@ -64,6 +64,8 @@ class SupervisorConfig:
             raise ConfigError(f"supervisor.home_tolerance={self.home_tolerance}: give metres, or joint units, above 0")
         if not 10 <= self.hz <= 1000:
             raise ConfigError(f"supervisor.hz={self.hz}: use 10 to 1000")
+        if not all(isinstance(x, int | float) and math.isfinite(x) for x in self.home):
+            raise ConfigError(f"supervisor.home={list(self.home)}: give finite numbers")
         low, high = self.safe_low, self.safe_high
         if (low or high) and not (len(low) == len(high) == 3 and all(a < b for a, b in zip(low, high))):
             raise ConfigError(

@@ -21,7 +21,7 @@ from vla_rl.algorithms.advantages import chunk_rewards
 from vla_rl.algorithms.conservative import RETURN
 from vla_rl.algorithms.eyes import Eyes
 from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adamw, optimizer_state
-from vla_rl.algorithms.replay_settings import ActorCriticConfig, SACConfig, TD3Config
+from vla_rl.config.replay_algorithms import ActorCriticConfig, SACConfig, TD3Config
 from vla_rl.data.replay import DEMONSTRATIONS, INTERVENTIONS, OFFLINE, ONLINE
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import ActorPolicy, AlgorithmContext, Draw, Policy, SteeredActor

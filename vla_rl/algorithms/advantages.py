@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vla_rl.algorithms.settings import CENTERS, SCALES, VIRTUAL_BEST
+from vla_rl.config.algorithms import CENTERS, SCALES, VIRTUAL_BEST
 
 
 # ------------------------------------------------------------------------------------------------- rewards of decisions

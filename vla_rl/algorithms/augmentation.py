@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from vla_rl.algorithms.imitation_settings import AugmentConfig
+from vla_rl.config.imitation import AugmentConfig
 from vla_rl.errors import ConfigError
 from vla_rl.types import EmbodimentSpec, Observation
 

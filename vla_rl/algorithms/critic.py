@@ -21,7 +21,7 @@ from vla_rl.algorithms.optim import (
     make_adamw,
     optimizer_state,
 )
-from vla_rl.algorithms.settings import CriticConfig, PPOConfig
+from vla_rl.config.algorithms import CriticConfig, PPOConfig
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import Critic
 from vla_rl.optional import ChoosyCritic, ObservingCritic

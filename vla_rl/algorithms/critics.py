@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm, log_softmax
 
-from vla_rl.algorithms.replay_settings import CriticsConfig
+from vla_rl.config.replay_algorithms import CriticsConfig
 
 
 @runtime_checkable

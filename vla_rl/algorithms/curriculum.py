@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vla_rl.algorithms.settings import CurriculumConfig
+from vla_rl.config.algorithms import CurriculumConfig
 from vla_rl.errors import ConfigError
 
 Item = tuple[str, int]

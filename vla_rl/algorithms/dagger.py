@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vla_rl.algorithms import choices
 from vla_rl.algorithms.eyes import Eyes
 from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adamw, optimizer_state
-from vla_rl.algorithms.replay_settings import DaggerConfig
+from vla_rl.config.replay_algorithms import DaggerConfig
 from vla_rl.data.replay import DEMONSTRATIONS, INTERVENTIONS
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import AlgorithmContext, Draw, Policy

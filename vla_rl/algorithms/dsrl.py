@@ -16,7 +16,7 @@ from torch import Tensor
 from vla_rl.algorithms import critics
 from vla_rl.algorithms.actor_critic import ADAM_BETAS, SAC
 from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adamw, optimizer_state
-from vla_rl.algorithms.replay_settings import DSRLConfig
+from vla_rl.config.replay_algorithms import DSRLConfig
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import Policy, SteeredActor
 from vla_rl.types import Observation, Transitions

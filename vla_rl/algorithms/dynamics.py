@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from vla_rl.algorithms.critics import Critics
-from vla_rl.algorithms.offline_settings import DynamicsConfig
 from vla_rl.algorithms.optim import GuardedStep, make_adamw
+from vla_rl.config.offline import DynamicsConfig
 from vla_rl.types import Transitions
 
 PROPRIO = "proprio"  # beside the frames

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.algorithms import advantages as adv
-from vla_rl.algorithms.settings import PPOConfig, advantage_entry
+from vla_rl.config.algorithms import PPOConfig, advantage_entry
 from vla_rl.errors import ConfigError
 from vla_rl.types import RolloutBatch
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from torch import Generator, Tensor
 
 from vla_rl.algorithms.augmentation import augment
-from vla_rl.algorithms.imitation_settings import AugmentConfig
+from vla_rl.config.imitation import AugmentConfig
 from vla_rl.interfaces import Policy
 from vla_rl.optional import SeeingActor
 from vla_rl.types import Observation

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.algorithms.imitation import DecisionSampler, DecisionSamples, Imitation, ImitationConfig
-from vla_rl.algorithms.imitation_settings import FilteredBCConfig
+from vla_rl.config.imitation import FilteredBCConfig
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import AlgorithmContext, ImitationPolicy, Policy
 from vla_rl.optional import PreparedPolicy

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from vla_rl.algorithms.augmentation import augment, mirrored, require_mirror
-from vla_rl.algorithms.imitation_settings import ImitationConfig
 from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adamw, optimizer_state
-from vla_rl.cluster.ranks import Ranks
+from vla_rl.config.imitation import ImitationConfig
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import ImitationPolicy, Policy
 from vla_rl.optional import SelfImitatingPolicy
+from vla_rl.ranks import Ranks
 from vla_rl.types import Observation
 
 Batch: TypeAlias = tuple[Observation, Tensor, Tensor] | tuple[Observation, Tensor, Tensor, Tensor]

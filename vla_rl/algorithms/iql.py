@@ -16,7 +16,7 @@ from torch import Tensor
 from vla_rl.algorithms import critics
 from vla_rl.algorithms.actor_critic import ADAM_BETAS, SAC, ActorCritic
 from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adamw, optimizer_state
-from vla_rl.algorithms.replay_settings import IQLConfig, IQLThenSACConfig
+from vla_rl.config.replay_algorithms import IQLConfig, IQLThenSACConfig
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import CandidateActor, Draw, Policy, SteeredActor
 from vla_rl.optional import PractisingActor, WeightedActor

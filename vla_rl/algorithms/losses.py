@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vla_rl.algorithms.settings import AGGREGATIONS, KEPT_AXIS, KL_KINDS, LEVELS, REDUCTIONS
+from vla_rl.config.algorithms import AGGREGATIONS, KEPT_AXIS, KL_KINDS, LEVELS, REDUCTIONS
 
 MAX_LOG_RATIO = 20.0
 

@@ -23,14 +23,14 @@ import torch
 from torch import Tensor
 
 from vla_rl.algorithms.dynamics import Dynamics, StateCodec
-from vla_rl.algorithms.imitation_settings import ImitationConfig
 from vla_rl.algorithms.iql import IQL
-from vla_rl.algorithms.offline_settings import OfflineConfig
 from vla_rl.algorithms.optim import GuardedStep, make_adamw
 from vla_rl.algorithms.ppo import PPO
-from vla_rl.algorithms.replay_settings import IQLConfig
-from vla_rl.algorithms.settings import PPOConfig
 from vla_rl.asked import PolicyOptions, asked, config_of
+from vla_rl.config.algorithms import PPOConfig
+from vla_rl.config.imitation import ImitationConfig
+from vla_rl.config.offline import OfflineConfig
+from vla_rl.config.replay_algorithms import IQLConfig
 from vla_rl.data.replay import DEMONSTRATIONS, SOLVED, Replay
 from vla_rl.errors import ConfigError
 from vla_rl.optional import ChainPolicy

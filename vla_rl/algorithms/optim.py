@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim.adamw import adamw
 
-from vla_rl.cluster.ranks import Ranks, gathered, is_sharded, plain, spread_like
 from vla_rl.errors import ConfigError, NoGradient, TrainingDiverged
+from vla_rl.ranks import Ranks, gathered, is_sharded, plain, spread_like
 
 
 class MasterAdamW(torch.optim.Optimizer):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.algorithms.actor_critic import ActorCritic
-from vla_rl.algorithms.replay_settings import PARLConfig
+from vla_rl.config.replay_algorithms import PARLConfig
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import CandidateActor, Policy
 from vla_rl.types import Transitions

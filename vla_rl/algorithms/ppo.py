@@ -36,14 +36,14 @@ from vla_rl.algorithms.optim import (
     rate_factor,
 )
 from vla_rl.algorithms.reading import Reader
-from vla_rl.algorithms.settings import PPOConfig, advantage_entry
 from vla_rl.algorithms.success_memory import SuccessMemory
 from vla_rl.algorithms.surrogate import Rows, Surrogate, Totals, behavior_weights
 from vla_rl.build import attribute
-from vla_rl.cluster.ranks import Ranks
+from vla_rl.config.algorithms import PPOConfig, advantage_entry
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import AlgorithmContext, Critic, LikelihoodPolicy, Policy
 from vla_rl.optional import PreparedPolicy, ValueHeadPolicy
+from vla_rl.ranks import Ranks
 from vla_rl.types import Observation, RolloutBatch
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from vla_rl.algorithms.critic import CriticTrainer
-from vla_rl.algorithms.settings import PPOConfig
-from vla_rl.cluster.ranks import Ranks
+from vla_rl.config.algorithms import PPOConfig
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import LikelihoodPolicy, ValuePolicy
+from vla_rl.ranks import Ranks
 from vla_rl.types import Observation, PolicyEvaluation, RolloutBatch
 
 

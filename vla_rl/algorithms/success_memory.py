@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from vla_rl.algorithms.imitation import Batch, DecisionSamples, Imitation
-from vla_rl.algorithms.imitation_settings import ImitationConfig
 from vla_rl.algorithms.optim import GuardedStep
-from vla_rl.algorithms.settings import PPOConfig
-from vla_rl.cluster.ranks import Ranks
+from vla_rl.config.algorithms import PPOConfig
+from vla_rl.config.imitation import ImitationConfig
 from vla_rl.interfaces import Policy
+from vla_rl.ranks import Ranks
 from vla_rl.types import Observation, RolloutBatch
 
 

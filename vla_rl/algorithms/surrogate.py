@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.algorithms import losses
-from vla_rl.algorithms.settings import PPOConfig
+from vla_rl.config.algorithms import PPOConfig
 from vla_rl.types import PolicyEvaluation, RolloutBatch
 
 

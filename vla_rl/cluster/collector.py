@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from vla_rl import build
+from vla_rl.assembly.context import Run
 from vla_rl.cluster.group import RolloutGroup
 from vla_rl.cluster.inference import ServerJob, Servers
 from vla_rl.cluster.rollout_actor import Job
@@ -20,7 +21,6 @@ from vla_rl.cluster.workplace import Workplace
 from vla_rl.config import RunConfig
 from vla_rl.data.codec import trajectory_from_state, trajectory_state
 from vla_rl.learning.spool import learned_weights
-from vla_rl.run.context import Run
 from vla_rl.types import EpisodeSpec, RolloutResult, Trajectory
 
 _STATS = (

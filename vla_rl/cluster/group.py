@@ -24,8 +24,8 @@ from vla_rl.cluster.packing import packed_weights, unpacked
 from vla_rl.cluster.rollout_actor import Job, RolloutActor, Taken
 from vla_rl.cluster.seats import Seats
 from vla_rl.cluster.session import log_tail
-from vla_rl.cluster.settings import RayConfig
 from vla_rl.cluster.workplace import require_same_code
+from vla_rl.config.cluster import RayConfig
 from vla_rl.data.codec import trajectory_from_state
 from vla_rl.errors import UserError, first_line
 from vla_rl.types import EpisodeSpec, Trajectory

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from vla_rl.assembly.learner import trained_policy
 from vla_rl.cluster import workplace
 from vla_rl.cluster.packing import packed, unpacked, unpacked_weights
 from vla_rl.cluster.seats import Seats
@@ -26,7 +27,6 @@ from vla_rl.errors import ConfigError, UserError, first_line
 from vla_rl.interfaces import Policy, RememberingPolicy
 from vla_rl.learning.spool import take_weights
 from vla_rl.optional import PreparedPolicy
-from vla_rl.run.rl_phase import trained_policy
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyOutput
 
 

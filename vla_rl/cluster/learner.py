@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
+from vla_rl.assembly.context import Run
 from vla_rl.cluster.group import store_full
 from vla_rl.cluster.learner_actor import LearnerActor, LearnerJob
 from vla_rl.cluster.packing import packed, unpacked
@@ -25,9 +26,8 @@ from vla_rl.cluster.workplace import Workplace, require_same_code
 from vla_rl.data.codec import trajectory_state
 from vla_rl.errors import ConfigError, UserError, first_line
 from vla_rl.learning.spool import learned_weights, take_weights
+from vla_rl.monitoring.progress import Progress
 from vla_rl.optional import PreparedPolicy
-from vla_rl.reporting.progress import Progress
-from vla_rl.run.context import Run
 from vla_rl.types import Trajectory
 
 _BEAT_S = 2.0

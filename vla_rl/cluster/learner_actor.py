@@ -11,14 +11,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from vla_rl.assembly.learner import learner_of, trained_policy
 from vla_rl.cluster import workplace
 from vla_rl.cluster.packing import packed, unpacked
-from vla_rl.cluster.ranks import Ranks, gathered, load_full_state, shard
 from vla_rl.data.codec import trajectory_from_state
 from vla_rl.errors import ConfigError
 from vla_rl.learning.learners import BatchLearner
 from vla_rl.learning.spool import learned_weights
-from vla_rl.run.rl_phase import learner_of, trained_policy
+from vla_rl.ranks import Ranks, gathered, load_full_state, shard
 from vla_rl.types import TaskSpec
 
 

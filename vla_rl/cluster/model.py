@@ -1,6 +1,6 @@
 """What a cluster would do, by a discrete-event model of the pipeline that `collector.py` and `group.py` are.
 
-Rollout actors with slots, cores and a policy each; a learner; the gate of `vla_rl.learning.ahead`. Simulations, policy
+Rollout actors with slots, cores and a policy each; a learner; the gate of `vla_rl.learning.lookahead`. Simulations, policy
 calls, updates, publications and what the driver does with each episode take the times that were measured (`times.py`);
 everything else takes none.
 """

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vla_rl.cluster.model import Outcome, Setup, fastest, simulate, splits
-from vla_rl.cluster.settings import RayConfig
 from vla_rl.cluster.times import Measured, measured, setup_of, slowest
 from vla_rl.config import RunConfig
+from vla_rl.config.cluster import RayConfig
 from vla_rl.errors import UserError
 
 # Role → how its actors are called, and the option with their number. Those of their resources are ROLE_cpus and ROLE_gpus.

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from vla_rl import build
+from vla_rl.assembly.learner import trained_policy
 from vla_rl.cluster import workplace
 from vla_rl.cluster.inference import RemotePolicy
 from vla_rl.cluster.packing import packed, unpacked_weights
@@ -28,7 +29,6 @@ from vla_rl.interfaces import Collector
 from vla_rl.learning.spool import take_weights
 from vla_rl.optional import PreparedPolicy
 from vla_rl.rollout.engine import RolloutEngine
-from vla_rl.run.rl_phase import trained_policy
 from vla_rl.types import EpisodeSpec, Trajectory
 
 

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from vla_rl.assembly.context import Run
+from vla_rl.assembly.reward import start_reward
 from vla_rl.cluster import workplace
 from vla_rl.cluster.packing import packed, unpacked
 from vla_rl.cluster.seats import Seats
@@ -26,8 +28,6 @@ from vla_rl.learning.figures import mean_figures
 from vla_rl.optional import StatefulReward
 from vla_rl.rewards.build import reads_policy
 from vla_rl.rewards.handle import is_learned, metrics_of, wants_demonstrations
-from vla_rl.run.context import Run
-from vla_rl.run.reward_phases import start_reward
 from vla_rl.types import Trajectory
 
 

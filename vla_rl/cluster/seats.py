@@ -12,13 +12,13 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from vla_rl.assembly.context import Run
 from vla_rl.cluster.placement import ROLES, Amount, arranged, resolved
 from vla_rl.cluster.session import alive_nodes, nodes_of
-from vla_rl.cluster.settings import RayConfig
 from vla_rl.cluster.workplace import heard
 from vla_rl.config import RunConfig
+from vla_rl.config.cluster import RayConfig
 from vla_rl.errors import UserError
-from vla_rl.run.context import Run
 
 _NUMBERS = ("placement", "env_nodes", *(option for _, option in ROLES.values()))
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.cluster.placement import Amount
-from vla_rl.cluster.settings import RayConfig
+from vla_rl.config.cluster import RayConfig
 from vla_rl.errors import UserError, first_line, require_packages
-from vla_rl.reporting.machine import available_cores
+from vla_rl.monitoring.machine import available_cores
 
 _TOKEN_FILE = Path("~/.ray/auth_token")
 _LOG_LINES = 15

@@ -11,7 +11,7 @@ from typing import Any
 
 from vla_rl.errors import UserError
 from vla_rl.files import read_json
-from vla_rl.reporting.metrics import write_json
+from vla_rl.monitoring.metrics import write_json
 
 STATUS_FILE = "cluster.json"
 _SILENT = 30.0  # seconds

@@ -15,7 +15,7 @@ from vla_rl.cluster.status import STATUS_FILE
 from vla_rl.config import RunConfig, checked
 from vla_rl.errors import UserError
 from vla_rl.files import read_json
-from vla_rl.reporting.metrics import METRICS_FILE, read_metrics
+from vla_rl.monitoring.metrics import METRICS_FILE, read_metrics
 
 _WARM_UP = 0.25  # share of the iterations that does not count: caches, and a critic that is trained alone at first
 _FEWEST = 4  # iterations that are left

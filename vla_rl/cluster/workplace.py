@@ -17,12 +17,12 @@ from typing import Any, cast
 import torch
 
 from vla_rl import config as configs
+from vla_rl.assembly.context import Run
+from vla_rl.assembly.learner_main import Described
 from vla_rl.config import RunConfig
 from vla_rl.errors import UserError
 from vla_rl.interfaces import Env
-from vla_rl.reporting.progress import Progress
-from vla_rl.run.context import Run
-from vla_rl.run.learner_main import Described
+from vla_rl.monitoring.progress import Progress
 from vla_rl.types import EmbodimentSpec, TaskSpec
 
 _PACKAGES = ("vla_rl", "sim", "policies", "reward_models", "real")

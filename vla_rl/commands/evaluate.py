@@ -48,7 +48,7 @@ EVAL_EPISODES = 100  # of a checkpoint outside of its run
 
 
 def run_eval(arguments: argparse.Namespace) -> None:
-    from vla_rl.run import preflight
+    from vla_rl.checks import preflight
 
     config = config_of_checkpoint(arguments.checkpoint, arguments.suite, arguments.overrides)
     own = arguments.suite is None and _recorded(arguments.checkpoint).is_file()
@@ -68,7 +68,7 @@ def run_eval(arguments: argparse.Namespace) -> None:
         raise ConfigError("--levels belongs to --perturb: add --perturb all, or leave it out")
     for path in paths:
         preflight.check_start(config, path)
-    from vla_rl.evaluation.checkpoints import evaluate_checkpoints
+    from vla_rl.run.evaluate_checkpoints import evaluate_checkpoints
 
     try:
         document = evaluate_checkpoints(

@@ -44,9 +44,9 @@ def run_report(arguments: argparse.Namespace) -> None:
 
 
 def run_export_rerun(arguments: argparse.Namespace) -> None:
+    from vla_rl.assembly.sources import load_source
     from vla_rl.data.rerun_export import export_rerun
     from vla_rl.files import require_file_target, require_new
-    from vla_rl.rewards.sources import load_source
 
     if arguments.limit < 0 or arguments.episodes < 1:
         raise ConfigError("export-rerun needs --limit >= 0 and --episodes >= 1")
@@ -58,13 +58,13 @@ def run_export_rerun(arguments: argparse.Namespace) -> None:
 
 
 def run_advise(arguments: argparse.Namespace) -> None:
-    from vla_rl.evaluation.advise import advise
+    from vla_rl.advice.advise import advise
 
     write_result(arguments.json, advise(arguments.run, rollouts=arguments.rollouts, overrides=arguments.overrides))
 
 
 def run_doctor(arguments: argparse.Namespace) -> int:
-    from vla_rl.doctor import doctor, exit_status, render
+    from vla_rl.doctor.machine import doctor, exit_status, render
 
     checks = doctor()
     print(render(checks))

@@ -30,8 +30,8 @@ def add(command: Add) -> None:
 
 
 def run_distill(arguments: argparse.Namespace) -> None:
-    from vla_rl.run import preflight
-    from vla_rl.settings import DistillConfig
+    from vla_rl.checks import preflight
+    from vla_rl.config.episodes import DistillConfig
 
     names = ("steps", "method", "episodes", "updates", "learning_rate", "evaluate_episodes", "seed")
     settings = DistillConfig(**{name: getattr(arguments, name) for name in names})
@@ -50,7 +50,7 @@ def run_export(arguments: argparse.Namespace) -> None:
     from vla_rl.files import check_checkpoint
 
     check_checkpoint(arguments.checkpoint)
-    from vla_rl.run.opening import export_policy
+    from vla_rl.assembly.env_and_policy import export_policy
 
     export_policy(arguments.checkpoint, arguments.folder)
     print(f"wrote {arguments.folder}")

@@ -41,7 +41,7 @@ def _reward_sources(arguments: argparse.Namespace) -> tuple[Any, list[Any]]:
         raise UserError("name what to read: a dataset, a run or rollouts (vla-rl reward score FOLDER reward=NAME)")
     options = [o for o in arguments.overrides if "=" in o and not o.startswith("data=")]
     config = compose(with_run(options, ["~run"]))
-    from vla_rl.rewards.sources import load_source
+    from vla_rl.assembly.sources import load_source
 
     reading = {"limit": arguments.limit, "episodes": arguments.episodes, "checkpoint": arguments.policy}
     return config, [load_source(folder, stride=config.reward_check.stride, **reading) for folder in folders]
@@ -76,7 +76,7 @@ def run_reward_score(arguments: argparse.Namespace) -> None:
 
 def run_reward_fit(arguments: argparse.Namespace) -> None:
     config, sources = _reward_sources(arguments)
-    from vla_rl.reporting.progress import Progress
+    from vla_rl.monitoring.progress import Progress
     from vla_rl.rewards.build import fit_updates
     from vla_rl.rewards.tools import run_fit
 

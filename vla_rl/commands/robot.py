@@ -101,8 +101,8 @@ def run_teach(arguments: argparse.Namespace) -> None:
 
 
 def _session(arguments: argparse.Namespace, asked: Asked) -> None:
+    from vla_rl.config.robot import compose
     from vla_rl.robot.session import run
-    from vla_rl.robot.settings import compose
 
     folder = run(compose(arguments.overrides), asked, lambda text: print(text, flush=True))
     print(f"recorded in {folder}; check it with: vla-rl robot verify {folder}")
@@ -110,7 +110,7 @@ def _session(arguments: argparse.Namespace, asked: Asked) -> None:
 
 def run_doctor(arguments: argparse.Namespace) -> int:
     """Exit status 1 where a simulated session cannot run."""
-    from vla_rl.robot.doctor import doctor, render
+    from vla_rl.doctor.robot import doctor, render
 
     checks = doctor()
     print(render(checks))
@@ -136,9 +136,9 @@ def run_verify(arguments: argparse.Namespace) -> int:
 
 
 def run_replay(arguments: argparse.Namespace) -> None:
+    from vla_rl.config.robot import compose
     from vla_rl.robot.replay import replay
     from vla_rl.robot.session import Asked
-    from vla_rl.robot.settings import compose
 
     a = arguments
     asked = Asked(1, console=not (a.headless or a.lockstep), lockstep=a.lockstep)

@@ -47,8 +47,8 @@ def run_collect(arguments: argparse.Namespace) -> None:
 
 
 def _run(overrides: Sequence[str], arguments: argparse.Namespace, report: bool = True) -> None:
+    from vla_rl.checks import preflight
     from vla_rl.config import compose
-    from vla_rl.run import preflight
 
     config = compose(overrides)
     preflight.check(config, fresh=arguments.fresh)  # before the seconds that torch takes to import

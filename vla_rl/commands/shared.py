@@ -28,7 +28,7 @@ def add_overrides(sub: argparse.ArgumentParser, text: str, metavar: str = "key=v
 
 def write_result(path: Path | None, document: Any) -> None:
     if path is not None:
-        from vla_rl.reporting.metrics import write_json
+        from vla_rl.monitoring.metrics import write_json
 
         write_json(path, document)
         print(f"wrote {path}")

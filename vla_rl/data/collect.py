@@ -12,12 +12,12 @@ from typing import Any
 
 from vla_rl import build
 from vla_rl.asked import TimeLimit
+from vla_rl.config.run import CollectConfig
 from vla_rl.data.collect_worker import collect_one, embodiment, open_demonstrator
 from vla_rl.data.lerobot_format import SENT_KEY
 from vla_rl.data.lerobot_writer import DemonstrationWriter
 from vla_rl.errors import ConfigError, UserError
-from vla_rl.reporting.machine import available_cores
-from vla_rl.run.settings import CollectConfig
+from vla_rl.monitoring.machine import available_cores
 from vla_rl.splits import stable_seed
 from vla_rl.types import EpisodeSpec
 

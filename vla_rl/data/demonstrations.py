@@ -1,10 +1,12 @@
-"""Demonstrations in memory: episodes, chunks to imitate, and how they are drawn."""
+"""Demonstrations: episodes, chunks to imitate, and how they are drawn."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +15,14 @@ import torch
 from torch import Tensor
 
 from vla_rl.data.checks import DataCheck, Rows, as_success
+from vla_rl.data.frames import StoredFrames
 from vla_rl.data.lerobot_format import ACTION_KEY, STATE_KEY, DatasetError
 from vla_rl.data.lerobot_writer import feature_statistics
 from vla_rl.errors import ConfigError
 from vla_rl.types import EmbodimentSpec, Observation
+
+_AHEAD = 4  # batches that are decoded while one is learned from
+DRAWN_FROM = 3  # episodes of a task from which one is kept out, however small the share
 
 
 @dataclass(frozen=True)
@@ -32,12 +38,13 @@ class DemonstrationEpisode:
 
 
 class DemonstrationDataset:
-    """Demonstrations in memory: a decision at every control step, with the chunk of actions that followed.
+    """Demonstrations: a decision at every control step, with the chunk of actions that followed.
 
-    ``images`` {camera: uint8 [n H W 3]}, ``proprio`` float32 [n p], ``actions`` float32 [n a] (physical units) hold all
-    n control steps of all episodes; ``statistics`` {"action" | "observation.state": {"min", "max", "mean", "std",
-    "q01", "q99", …: float32 [d]}} are computed from them. ``by_base`` bool [n]: which of hybrid rollouts' steps the frozen
-    policy chose; ``sent`` float32 [n a]: what the robot was told where the label stayed clean; None where that is not known.
+    ``images`` {camera: uint8 [n H W 3]}, in memory or on the disk (`vla_rl.data.frames`), ``proprio`` float32 [n p],
+    ``actions`` float32 [n a] (physical units) hold all n control steps of all episodes; ``statistics`` {"action" |
+    "observation.state": {"min", "max", "mean", "std", "q01", "q99", …: float32 [d]}} are computed from them.
+    ``by_base`` bool [n]: which of hybrid rollouts' steps the frozen policy chose; ``sent`` float32 [n a]: what the robot was
+    told where the label stayed clean; None where that is not known.
     ``worth`` bool [n]: at which steps the decision is worth imitating, the only ones that are drawn; None: at all.
     ``notes``: what a reader found doubtful in them, or left out, a line each.
     """
@@ -52,7 +59,7 @@ class DemonstrationDataset:
     def __init__(
         self,
         embodiment: EmbodimentSpec,
-        images: dict[str, Tensor],
+        images: Mapping[str, Tensor | StoredFrames],
         proprio: Tensor,
         actions: Tensor,
         instruction_index: Tensor,
@@ -128,7 +135,7 @@ class DemonstrationDataset:
             raise DatasetError("No demonstration remains after filtering; ask for other tasks, or keep more of the data.")
         index = torch.cat(rows)
         out = DemonstrationDataset(
-            self.embodiment, {k: v[index] for k, v in self.images.items()}, self.proprio[index], self.actions[index],
+            self.embodiment, {k: _some(v, index) for k, v in self.images.items()}, self.proprio[index], self.actions[index],
             self._instruction_index[index], self.instructions, episodes, self.chunk_length,
         )  # fmt: skip
         out.by_base = None if self.by_base is None else self.by_base[index]
@@ -160,16 +167,23 @@ class DemonstrationDataset:
         return out
 
     def split(
-        self, validation_episodes: int, largest_share: float = 0.2
+        self, validation_episodes: int, largest_share: float = 0.2, seed: int | None = None
     ) -> tuple[DemonstrationDataset, DemonstrationDataset | None]:
         """What to train on, and the last ``validation_episodes`` of each task, which are kept out (at most ``largest_share``
-        of the task's; None where that leaves none). Tasks are told apart by ``task_id``, else by instruction."""
+        of the task's; None where that leaves none). Tasks are told apart by ``task_id``, else by instruction.
+
+        With a ``seed`` they are drawn, and a task of `DRAWN_FROM` episodes or more gives one whatever its share.
+        """
         by_task: dict[str, list[int]] = {}
         for i, e in enumerate(self.episodes):
             by_task.setdefault(e.task_id or e.instruction, []).append(i)
         kept_out: set[int] = set()
-        for rows in by_task.values():
-            kept_out |= set(rows[len(rows) - min(validation_episodes, int(largest_share * len(rows))) :])
+        for number, rows in enumerate(by_task.values()):
+            share = int(largest_share * len(rows))
+            if seed is not None:
+                share = max(share, int(len(rows) >= DRAWN_FROM))
+                rows = np.random.default_rng([seed, number]).permutation(rows).tolist()
+            kept_out |= set(rows[len(rows) - min(validation_episodes, share) :])
         if not kept_out:
             return self, None
         whole = [torch.ones(e.length, dtype=torch.bool) for e in self.episodes]
@@ -188,8 +202,12 @@ class DemonstrationDataset:
     def sample(
         self, batch_size: int, generator: torch.Generator | None = None, first_share: float = 0.0
     ) -> tuple[Observation, Tensor, Tensor]:
-        """``batch_size`` control steps drawn uniformly with replacement, about ``first_share`` of them from those that an
-        episode's first decision covers; returns what `at` returns."""
+        """`at` of what `draw` draws."""
+        return self.at(self.draw(batch_size, generator, first_share))
+
+    def draw(self, batch_size: int, generator: torch.Generator | None = None, first_share: float = 0.0) -> Tensor:
+        """``batch_size`` control steps int64, drawn uniformly with replacement, about ``first_share`` of them from those
+        that an episode's first decision covers."""
         rows = self._of_drawn(torch.randint(self._count, (batch_size,), generator=generator))
         if first_share:
             first = self._of_drawn(torch.arange(self._count))
@@ -197,7 +215,7 @@ class DemonstrationDataset:
             chosen = torch.rand(batch_size, generator=generator) < (first_share if len(first) else 0.0)
             if chosen.any():
                 rows[chosen] = first[torch.randint(len(first), (int(chosen.sum()),), generator=generator)]
-        return self.at(rows)
+        return rows
 
     def batches(
         self, batch_size: int, generator: torch.Generator | None = None
@@ -205,6 +223,11 @@ class DemonstrationDataset:
         """One epoch in random order; the last batch may be smaller."""
         for places in torch.randperm(self._count, generator=generator).split(batch_size):
             yield self.at(self._of_drawn(places))
+
+    @property
+    def stays_on_disk(self) -> bool:
+        """Whether pictures are decoded as they are drawn."""
+        return any(isinstance(frames, StoredFrames) for frames in self.images.values())
 
     @property
     def _count(self) -> int:
@@ -217,21 +240,40 @@ class DemonstrationDataset:
 
 
 class DatasetSampler:
-    """Draws batches of ``batch_size`` decisions from a `DemonstrationDataset` for ever (a `Sampler` for `Imitation`)."""
+    """Draws batches of ``batch_size`` decisions from a `DemonstrationDataset` for ever (a `Sampler` for `Imitation`).
+
+    Where pictures are on the disk, the batches to come are decoded by threads while this one is learned from; the same rows
+    come in the same order either way.
+    """
 
     def __init__(self, dataset: DemonstrationDataset, batch_size: int, seed: int = 0, first_share: float = 0.0):
         self.dataset, self.batch_size, self.first_share = dataset, batch_size, first_share
         self.generator = torch.Generator().manual_seed(seed)
+        self._coming: deque[tuple[Tensor, Future[Any]]] = deque()  # each with the generator's state before it was drawn
+        self._pool = ThreadPoolExecutor(_AHEAD, "batches") if dataset.stays_on_disk else None
 
     def next_batch(self) -> tuple[Observation, Tensor, Tensor]:
         """Observation [b], actions float32 [b h a] in physical units, valid bool [b h]."""
-        return self.dataset.sample(self.batch_size, self.generator, self.first_share)
+        if self._pool is None:
+            return self.dataset.sample(self.batch_size, self.generator, self.first_share)
+        while len(self._coming) <= _AHEAD:
+            before = self.generator.get_state()
+            rows = self.dataset.draw(self.batch_size, self.generator, self.first_share)
+            self._coming.append((before, self._pool.submit(self.dataset.at, rows)))
+        return self._coming.popleft()[1].result()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"generator": self.generator.get_state()}
+        return {"generator": self._coming[0][0] if self._coming else self.generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for _, batch in self._coming:
+            batch.cancel()
+        self._coming.clear()
         self.generator.set_state(state["generator"].cpu())
+
+
+def _some(frames: Tensor | StoredFrames, index: Tensor) -> Tensor | StoredFrames:
+    return frames.subset(index) if isinstance(frames, StoredFrames) else frames[index]
 
 
 def _statistics(values: Tensor) -> dict[str, np.ndarray]:

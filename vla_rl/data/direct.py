@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from vla_rl.devices import free_memory_bytes
+
 BLOCK = 512  # bytes, of which most disks want places and lengths to be multiples
 _THREADS = 16  # that wait for the disk
 _RUN = 256  # rows of one request; a system takes 1024 pieces
@@ -21,12 +23,7 @@ _RUN = 256  # rows of one request; a system takes 1024 pieces
 
 def cacheable_bytes() -> float:
     """How much of files the system may be trusted to keep in memory: half of what is free; all where it does not say."""
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text(encoding="utf-8").splitlines():
-            if line.startswith("MemAvailable:"):
-                return 512.0 * int(line.split()[1])
-    return float("inf")
+    return 0.5 * free_memory_bytes() or float("inf")
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from vla_rl.types import EmbodimentSpec
 
 STATE_KEY, ACTION_KEY, IMAGE_PREFIX = "observation.state", "action", "observation.images."
 SENT_KEY = "sent"  # what the robot was told, where the label stayed clean
+BY_BASE = "by_base"  # of each control step of hybrid rollouts: whether the frozen policy chose it
 QUANTILES = (0.01, 0.10, 0.50, 0.90, 0.99)
 AGAIN = "write or fetch the dataset again"
 _FILE = "chunk-{chunk_index:03d}/file-{file_index:03d}"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import itertools
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -21,6 +24,7 @@ from vla_rl.specs import CameraSpec
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB")  # Pillow's, of 8 bits
 _DEPTH = "Depth is no camera picture: leave this camera out, or name the one with colours"
 _TOLERANCE = 0.1  # share of a control period by which a frame may be earlier or later than its row
+_TOGETHER, _WAITING = 64, 16  # pictures that a thread decodes at a time; such parts that wait
 _SEEK_S = 1.0  # a gap between frames that are wanted which is jumped over
 
 Where = Callable[[int], str]
@@ -46,41 +50,44 @@ def require_file(file: Path) -> None:
 def read_images(path: Path, files: Sequence[Path], key: str, camera: CameraSpec, places: np.ndarray, where: Where) -> Tensor:
     """uint8 [k H W 3] of the rows ``places`` int64 [k], counted through the data ``files``; row groups without one of them
     are not read."""
-    pq = pyarrow_package().parquet
     out = np.empty((len(places), camera.height, camera.width, 3), np.uint8)
-    order = np.argsort(places, kind="stable")
-    rising, before = places[order], 0
+
+    def decode(cells: Sequence[tuple[int, Any]]) -> None:
+        for i, cell in cells:
+            out[i] = image_of(path, cell, camera, i, where)
+
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        for file in files:
-            opened = pq.ParquetFile(file)
-            for group in range(opened.num_row_groups):
-                rows = opened.metadata.row_group(group).num_rows
-                first, last = np.searchsorted(rising, (before, before + rows))
-                if first < last:
-                    table = opened.read_row_group(group, columns=[key])
-                    _fill(pool, out, table[key].chunks, path, camera, order[first:last], places - before, where)
-                before += rows
+        cells, waiting = stored_images(files, key, places), deque[Future[None]]()
+        while some := list(itertools.islice(cells, _TOGETHER)):
+            waiting.append(pool.submit(decode, some))
+            if len(waiting) > _WAITING:
+                waiting.popleft().result()
+        for each in waiting:
+            each.result()
     return torch.from_numpy(out)
 
 
-def _fill(
-    pool: ThreadPoolExecutor, out: np.ndarray, chunks: Sequence[Any], path: Path, camera: CameraSpec, chosen: np.ndarray,
-    places: np.ndarray, where: Where,
-) -> None:  # fmt: skip
-    """Decode the rows ``places[chosen]`` of a row group's chunks (joined, they might pass Arrow's 2 GiB limit)."""
-    ends = np.cumsum([len(c) for c in chunks])
+def stored_images(files: Sequence[Path], key: str, places: np.ndarray) -> Iterator[tuple[int, Any]]:
+    """(i, what is stored at ``places[i]``), place by place; row groups without one of them are not read."""
+    pq = pyarrow_package().parquet
+    order = np.argsort(places, kind="stable")
+    rising, before = places[order], 0
+    for file in files:
+        opened = pq.ParquetFile(file)
+        for group in range(opened.num_row_groups):
+            rows = opened.metadata.row_group(group).num_rows
+            first, last = np.searchsorted(rising, (before, before + rows))
+            if first < last:
+                chunks = opened.read_row_group(group, columns=[key])[key].chunks  # (joined they might pass Arrow's 2 GiB)
+                ends = np.cumsum([len(c) for c in chunks])
+                for i in order[first:last].tolist():
+                    place = int(places[i]) - before
+                    n = int(np.searchsorted(ends, place, "right"))
+                    yield i, chunks[n][place - int(ends[n]) + len(chunks[n])].as_py()
+            before += rows
 
-    def decode(rows: np.ndarray) -> None:
-        for i in rows:
-            n = int(np.searchsorted(ends, places[i], "right"))
-            cell = chunks[n][int(places[i] - ends[n] + len(chunks[n]))].as_py()
-            out[i] = _image(path, cell, camera, int(i), where)
 
-    for future in [pool.submit(decode, chosen[i : i + 64]) for i in range(0, len(chosen), 64)]:
-        future.result()
-
-
-def _image(path: Path, cell: Any, camera: CameraSpec, row: int, where: Where) -> np.ndarray:
+def image_of(path: Path, cell: Any, camera: CameraSpec, row: int, where: Where) -> np.ndarray:
     from PIL import Image
 
     place = f"{path}: {where(row)}, the picture of camera {camera.name}"
@@ -93,12 +100,12 @@ def _image(path: Path, cell: Any, camera: CameraSpec, row: int, where: Where) ->
         with Image.open(io.BytesIO(raw) if raw is not None else inside(path, cell["path"])) as image:
             if image.mode not in _MODES:
                 raise DatasetError(f"{place} has more than 8 bits a pixel (Pillow's mode {image.mode}). {_DEPTH}.")
-            return _sized(np.asarray(image.convert("RGB")), camera, place)
+            return sized(np.asarray(image.convert("RGB")), camera, place)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DatasetError(f"{place} cannot be read ({first_line(error)}). Fetch it again.") from error
 
 
-def _sized(image: np.ndarray, camera: CameraSpec, place: str) -> np.ndarray:
+def sized(image: np.ndarray, camera: CameraSpec, place: str) -> np.ndarray:
     if image.shape != (camera.height, camera.width, 3):
         raise EmbodimentMismatch(f"{place} is {image.shape[:2]}, expected {(camera.height, camera.width)}.")
     return image
@@ -114,32 +121,49 @@ def read_videos(
     out = np.empty((count, camera.height, camera.width, 3), np.uint8)
     av = av_package()
     for file, (rows, times) in wanted.items():
-        require_file(file)
         order = np.argsort(times, kind="stable")
         rows, times = rows[order], times[order]
-        cuts = np.flatnonzero(np.diff(times) > _SEEK_S) + 1
-        try:
-            with av.open(str(file)) as container:
-                if not container.streams.video:
-                    raise DatasetError(f"{file} has no video in it. Fetch the dataset again.")
-                stream = container.streams.video[0]
-                _require_colours(stream, file)
-                for chosen in np.split(np.arange(len(times)), cuts):
-                    begin = max(float(times[chosen[0]]) - 1 / hz, 0.0)
-                    if begin > _SEEK_S:
-                        container.seek(int(begin / stream.time_base), stream=stream)
-                    nearest = _nearest(container.decode(stream), times[chosen])
-                    for row, time, (stamp, frame) in zip(rows[chosen], times[chosen], nearest):
-                        place = f"{file}: {where(int(row))}, the picture of camera {camera.name}"
-                        if abs(stamp - time) > _TOLERANCE / hz + 1e-4:
-                            raise DatasetError(
-                                f"{place} should be at {time:.4g} s, and the nearest frame is at {stamp:.4g} s. Fetch the "
-                                f"dataset again, or write its time stamps anew."
-                            )
-                        out[row] = _sized(frame.to_ndarray(format="rgb24"), camera, place)
-        except (OSError, av.FFmpegError, ValueError) as error:
-            raise DatasetError(f"{file} cannot be decoded ({first_line(error)}). Fetch the dataset again.") from error
+
+        def place(i: int, file: Path = file, rows: np.ndarray = rows) -> str:
+            return f"{file}: {where(int(rows[i]))}, the picture of camera {camera.name}"
+
+        require_file(file)
+        with opened_video(file, lambda name: av.open(str(name))) as (container, stream), container:
+            for i, frame in enumerate(frames_at(container, stream, times, hz, place)):
+                out[rows[i]] = sized(frame, camera, place(i))
     return torch.from_numpy(out)
+
+
+@contextlib.contextmanager
+def opened_video(file: Path, opener: Callable[[Path], Any]) -> Iterator[tuple[Any, Any]]:
+    """(container, its stream of colours). What the block cannot decode is a `DatasetError`."""
+    av = av_package()
+    try:
+        container = opener(file)
+        if not container.streams.video:
+            raise DatasetError(f"{file} has no video in it. Fetch the dataset again.")
+        stream = container.streams.video[0]
+        _require_colours(stream, file)
+        yield container, stream
+    except (OSError, av.FFmpegError, ValueError) as error:
+        raise DatasetError(f"{file} cannot be decoded ({first_line(error)}). Fetch the dataset again.") from error
+
+
+def frames_at(container: Any, stream: Any, times: np.ndarray, hz: float, place: Where) -> Iterator[np.ndarray]:
+    """uint8 [H W 3] of the frame that is nearest to each of ``times`` (rising, s). Raises `DatasetError` where that is
+    further than a tenth of a control period (1 / ``hz``) off; ``place`` tells where number i is."""
+    cuts = np.flatnonzero(np.diff(times) > _SEEK_S) + 1
+    done = 0
+    for chosen in np.split(times, cuts):
+        container.seek(int(max(float(chosen[0]) - 1 / hz, 0.0) / stream.time_base), stream=stream)
+        for time, (stamp, frame) in zip(chosen, _nearest(container.decode(stream), chosen)):
+            if abs(stamp - time) > _TOLERANCE / hz + 1e-4:
+                raise DatasetError(
+                    f"{place(done)} should be at {time:.4g} s, and the nearest frame is at {stamp:.4g} s. Fetch the dataset "
+                    f"again, or write its time stamps anew."
+                )
+            done += 1
+            yield frame.to_ndarray(format="rgb24")
 
 
 def _nearest(frames: Iterator[Any], times: np.ndarray) -> Iterator[tuple[float, Any]]:

@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vla_rl.data.checks import Report, as_success
 from vla_rl.data.demonstrations import DemonstrationDataset, DemonstrationEpisode
+from vla_rl.data.frames import ImageReader, Kept, OnDisk, StoredFrames, VideoReader
 from vla_rl.data.lerobot_format import (
     ACTION_KEY,
     AGAIN,
@@ -73,8 +74,9 @@ def load_demonstrations(
     features: Mapping[str, str] | None = None,
     choose: Choose | None = None,
     texts: Collection[str] = (),
+    disk: OnDisk | None = None,
 ) -> DemonstrationDataset:
-    """Read a LeRobotDataset v3 folder into memory, without the hub and without lerobot.
+    """Read a LeRobotDataset v3 folder, without the hub and without lerobot.
 
     Numbers are read and checked first (`vla_rl.data.checks`); of the pictures only those of rows that are kept are decoded.
 
@@ -88,6 +90,7 @@ def load_demonstrations(
             neither names nor control rate.
         choose: Which episodes and control steps are read (None: all). What they are numbered by is their place among all.
         texts: What the run that would learn from them asks its tasks for with (none: any); not one of them is an error.
+        disk: Where pictures stay that are more than may be held in memory (None: all are held).
     Raises:
         EmbodimentMismatch: the dataset is of another robot; the message shows both sides.
         DatasetError: the folder is missing, incomplete, damaged or of another version, or its contents are no
@@ -100,12 +103,23 @@ def load_demonstrations(
         whole = [torch.ones(e.length, dtype=torch.bool) for e in rows.episodes]
         actions = torch.from_numpy(rows.vectors[ACTION_KEY].astype(np.float32))
         keep = whole if choose is None else choose(rows.episodes, actions)
-        dataset = _without_pictures(rows, spec, actions, chunk_length)
-        if choose is not None:
-            dataset = dataset.subset(keep)
-        masks = [np.zeros(len(m), bool) if k is None else k.numpy() for k, m in zip(keep, whole, strict=True)]
-        dataset.images = pictures(path, info, spec.cameras, keys, rows, np.flatnonzero(np.concatenate(masks)))
+        dataset = assembled(path, info, spec, keys, rows, keep, chunk_length, disk)
     dataset.notes = tuple(finding.line() for finding in report.warnings)
+    return dataset
+
+
+def assembled(
+    path: Path, info: Mapping[str, Any], spec: EmbodimentSpec, keys: Mapping[str, str], rows: LeRobotRows,
+    keep: Sequence[Tensor | None], chunk_length: int, disk: OnDisk | None = None,
+) -> DemonstrationDataset:  # fmt: skip
+    """The control steps that ``keep`` marks (as `Choose`), with their pictures; ``keys`` {camera: feature}. ``disk`` as
+    `pictures`."""
+    actions = torch.from_numpy(rows.vectors[ACTION_KEY].astype(np.float32))
+    dataset = _without_pictures(rows, spec, actions, chunk_length)
+    if not all(mask is not None and bool(mask.all()) for mask in keep):
+        dataset = dataset.subset(keep)
+    masks = [np.zeros(e.length, bool) if k is None else k.numpy() for k, e in zip(keep, rows.episodes, strict=True)]
+    dataset.images = pictures(path, info, spec.cameras, keys, rows, np.flatnonzero(np.concatenate(masks)), disk)
     return dataset
 
 
@@ -133,14 +147,19 @@ def check_dataset(
     path = Path(path)
     info, _, keys, rows, report = _checked(path, embodiment, None, texts)
     with damage(path):
-        for key in keys.values():
-            if info["features"][key]["dtype"] == "video":
-                for file in {_video_file(path, info, row, key) for row in rows.meta}:
-                    require_file(file)
+        require_videos(path, info, keys.values(), rows)
     report.require()
     if not failures:
         successes(rows.episodes)
     return report
+
+
+def require_videos(path: Path, info: Mapping[str, Any], keys: Iterable[str], rows: LeRobotRows) -> None:
+    """Raise `DatasetError` where the file of a video feature among ``keys`` is missing."""
+    for key in keys:
+        if info["features"][key]["dtype"] == "video":
+            for file in {_video_file(path, info, row, key) for row in rows.meta}:
+                require_file(file)
 
 
 def _checked(
@@ -196,27 +215,54 @@ def pictures(
     keys: Mapping[str, str],
     rows: LeRobotRows,
     kept: np.ndarray,
-) -> dict[str, Tensor]:
-    """{camera: uint8 [k H W 3]} of the rows ``kept`` int64 [k], in rising order; ``keys`` {camera: feature}."""
+    disk: OnDisk | None = None,
+) -> dict[str, Tensor | StoredFrames]:
+    """{camera: uint8 [k H W 3]} of the rows ``kept`` int64 [k], in rising order; ``keys`` {camera: feature}. With ``disk``
+    they stay there where they are more than it lets be held."""
 
     def where(row: int) -> str:
         return rows.where(int(kept[row]))
 
-    images, hz = {}, float(info["fps"])
+    stays = disk is not None and len(kept) * sum(c.height * c.width * 3 for c in cameras) > disk.ram_bytes
+    held = Kept(disk.ram_bytes if disk else 0)
+    images: dict[str, Tensor | StoredFrames] = {}
     for camera in cameras:
-        key = keys[camera.name]
+        key, hz = keys[camera.name], float(info["fps"])
         if info["features"][key]["dtype"] != "video":
-            images[camera.name] = read_images(path, rows.files, key, camera, rows.places[kept], where)
+            stored = path, rows.files, key, camera, rows.places[kept], where
+            images[camera.name] = (
+                StoredFrames(ImageReader(*stored, disk.folder), np.arange(len(kept)), held)
+                if stays and disk is not None
+                else read_images(*stored)
+            )
             continue
-        wanted: dict[Path, list[tuple[np.ndarray, np.ndarray]]] = {}
-        for e, meta in zip(rows.episodes, rows.meta, strict=True):
-            first, last = np.searchsorted(kept, (e.start, e.start + e.length))
-            if first < last:
-                times = float(meta[f"videos/{key}/from_timestamp"]) + rows.stamps[kept[first:last]].astype(np.float64)
-                wanted.setdefault(_video_file(path, info, meta, key), []).append((np.arange(first, last), times))
-        joined = {file: (np.concatenate([r for r, _ in p]), np.concatenate([t for _, t in p])) for file, p in wanted.items()}
-        images[camera.name] = read_videos(path, camera, joined, len(kept), hz, where)
+        files, file_of, times = _in_videos(path, info, key, rows, kept)
+        if stays:
+            reader = VideoReader(files, camera, file_of, times, hz, where)
+            images[camera.name] = StoredFrames(reader, np.arange(len(kept)), held)
+        else:
+            wanted = {file: np.flatnonzero(file_of == i) for i, file in enumerate(files)}
+            joined = {file: (mine, times[mine]) for file, mine in wanted.items()}
+            images[camera.name] = read_videos(path, camera, joined, len(kept), hz, where)
     return images
+
+
+def _in_videos(
+    path: Path, info: Mapping[str, Any], key: str, rows: LeRobotRows, kept: np.ndarray
+) -> tuple[list[Path], np.ndarray, np.ndarray]:
+    """(files of a video feature, which of them each row is in int32 [k], its time there [k] s). Raises `DatasetError` for a
+    file that is missing."""
+    files: dict[Path, int] = {}
+    file_of, times = np.zeros(len(kept), np.int32), np.zeros(len(kept), np.float64)
+    for e, meta in zip(rows.episodes, rows.meta, strict=True):
+        first, last = np.searchsorted(kept, (e.start, e.start + e.length))
+        if first < last:
+            file_of[first:last] = files.setdefault(_video_file(path, info, meta, key), len(files))
+            begin = float(meta[f"videos/{key}/from_timestamp"])
+            times[first:last] = begin + rows.stamps[kept[first:last]].astype(np.float64)
+    for file in files:
+        require_file(file)
+    return list(files), file_of, times
 
 
 def _video_file(path: Path, info: Mapping[str, Any], meta: Mapping[str, Any], key: str) -> Path:

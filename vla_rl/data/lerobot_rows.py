@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from vla_rl.data.checks import ERROR, WARNING, DataCheck, Report, Rows, as_success, bad_instruction, shortened
 from vla_rl.data.demonstrations import DemonstrationEpisode
-from vla_rl.data.lerobot_format import ACTION_KEY, SENT_KEY, STATE_KEY, DatasetError, pyarrow_package
+from vla_rl.data.lerobot_format import ACTION_KEY, BY_BASE, SENT_KEY, STATE_KEY, DatasetError, pyarrow_package
 from vla_rl.files import read_json, require_content
-from vla_rl.rollout.handover import BY_BASE
 from vla_rl.types import EmbodimentSpec
 
 _AGAIN = "Write or fetch the dataset again"
@@ -28,7 +29,7 @@ class LeRobotRows:
 
     ``places`` int64 [n]: where each lies, counted through ``files``. ``vectors`` {key: [n d]} as stored, ``stamps`` [n] (s
     since the episode began), ``task_index`` [n] into ``instructions``. ``numbers``: each episode's ``episode_index``;
-    ``meta``: its row of metadata. Episodes without a row are not there.
+    ``meta``: its row of metadata. Episodes without a row are not there. ``stride``: rows of the files for each of these.
     """
 
     path: Path
@@ -44,11 +45,29 @@ class LeRobotRows:
     by_base: np.ndarray | None = None
     names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     empty: tuple[int, ...] = ()
+    stride: int = 1
 
     def where(self, row: int) -> str:
-        """Which control step this is, in words."""
+        """Which row of the files this is, in words."""
         i = int(np.searchsorted([e.start for e in self.episodes], row, "right")) - 1
-        return f"episode {self.numbers[i]}, row {row - self.episodes[i].start}"
+        return f"episode {self.numbers[i]}, row {(row - self.episodes[i].start) * self.stride}"
+
+    def every(self, stride: int) -> LeRobotRows:
+        """One row for each ``stride`` of an episode: what was seen as they began, and the last of their actions."""
+        begins = [np.arange(e.start, e.start + e.length, stride) for e in self.episodes]
+        ends = [np.minimum(b + stride - 1, e.start + e.length - 1) for b, e in zip(begins, self.episodes, strict=True)]
+        first, last = np.concatenate(begins), np.concatenate(ends)
+        starts = np.cumsum([0, *map(len, begins)]).tolist()
+        return dataclasses.replace(
+            self,
+            places=self.places[first], stamps=self.stamps[first], task_index=self.task_index[first],
+            vectors={k: v[last if k in (ACTION_KEY, SENT_KEY) else first] for k, v in self.vectors.items()},
+            episodes=[
+                dataclasses.replace(e, start=start, length=len(b))
+                for e, start, b in zip(self.episodes, starts, begins)
+            ],
+            by_base=None if self.by_base is None else self.by_base[first], stride=stride * self.stride,
+        )  # fmt: skip
 
     def rows(self) -> Iterator[Rows]:
         for e, number in zip(self.episodes, self.numbers, strict=True):
@@ -111,9 +130,13 @@ class LeRobotRows:
             end += length
 
 
-def read_rows(path: Path, info: Mapping[str, Any], keys: Sequence[str] = (STATE_KEY, ACTION_KEY)) -> LeRobotRows:
-    """Read the numbers under ``keys``, and what is beside them. Raises `DatasetError` where the folder contradicts itself:
-    rows that its metadata do not count, a task that has no text, rows of other lengths than their feature."""
+def read_rows(
+    path: Path, info: Mapping[str, Any], keys: Sequence[str] = (STATE_KEY, ACTION_KEY),
+    stored_as: Mapping[str, str] = MappingProxyType({}),
+) -> LeRobotRows:  # fmt: skip
+    """Read the numbers under ``keys``, and what is beside them; ``stored_as`` {key: what the files call it}, where that is
+    another name. Raises `DatasetError` where the folder contradicts itself: rows that its metadata do not count, a task that
+    has no text, rows of other lengths than their feature."""
     pa = pyarrow_package()
     files = sorted((path / "data").glob("*/*.parquet"))
     if not files:
@@ -124,7 +147,9 @@ def read_rows(path: Path, info: Mapping[str, Any], keys: Sequence[str] = (STATE_
         require_content(file, DatasetError)
     stored = set(pa.parquet.read_schema(files[0]).names)
     columns = [k for k in wanted if k in keys or k in ("episode_index", "task_index") or (k in stored and k in features)]
-    table = pa.concat_tables(pa.parquet.read_table(f, columns=columns) for f in files)
+    names = {stored_as.get(key, key): key for key in columns}
+    table = pa.concat_tables(pa.parquet.read_table(f, columns=list(names)) for f in files)
+    table = table.rename_columns([names[name] for name in table.column_names])
     episode = _integers(table, "episode_index", path)
     frame = _integers(table, "frame_index", path) if "frame_index" in columns else np.arange(len(table))
     places = np.lexsort((frame, episode))

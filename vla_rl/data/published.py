@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vla_rl.data.checks import ERROR, DataCheck, Rows, as_success
 from vla_rl.data.demonstrations import DemonstrationDataset, DemonstrationEpisode, dataset_of_episodes
+from vla_rl.data.frames import OnDisk
 from vla_rl.data.lerobot_format import ACTION_KEY, STATE_KEY, DatasetError
 from vla_rl.data.lerobot_reader import load_demonstrations, read_embodiment, read_info, successes
 from vla_rl.errors import MANGLED, MissingPackage, UserError, first_line
@@ -32,13 +33,14 @@ def load_published(
     episodes_per_task: int,
     keep_noops: bool = False,
     failures: bool = False,
+    disk: OnDisk | None = None,
 ) -> DemonstrationDataset:
     """Demonstrations that a benchmark published, in a form that ``form`` knows (``build.py``, group "demonstrations").
 
     Only tasks with one of ``instructions`` are read, at most ``episodes_per_task`` demonstrations each (in the files'
     order). Control steps that do nothing are dropped unless ``keep_noops``, demonstrations that failed unless ``failures``.
-    Of a folder that this project wrote `load_demonstrations` reads the rest as it is. Raises `DatasetError` where no
-    demonstration of these tasks is found, or what is found is none (`vla_rl.data.checks`).
+    Of a folder that this project wrote `load_demonstrations` reads the rest as it is; ``disk`` as there. Raises
+    `DatasetError` where no demonstration of these tasks is found, or what is found is none (`vla_rl.data.checks`).
     """
     path = Path(path)
     wanted = {" ".join(text.lower().split()) for text in instructions}
@@ -71,12 +73,12 @@ def load_published(
         )
     if read_embodiment(path) is not None:
         own = None if failures else successes
-        return load_demonstrations(path, embodiment, chunk_length, choose=own, texts=instructions)
+        return load_demonstrations(path, embodiment, chunk_length, choose=own, texts=instructions, disk=disk)
 
     features = form.features(read_info(path)["features"], embodiment)
     moving = None if keep_noops else form.moving_steps
     choose = functools.partial(_of_tasks, path, wanted, episodes_per_task, moving, failures)
-    return load_demonstrations(path, embodiment, chunk_length, features=features, choose=choose)
+    return load_demonstrations(path, embodiment, chunk_length, features=features, choose=choose, disk=disk)
 
 
 def _of_tasks(

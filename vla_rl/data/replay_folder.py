@@ -27,8 +27,8 @@ from vla_rl.data.replay_checks import NO_PREFIX, begins_each_decision
 from vla_rl.data.tables import Field, Table
 from vla_rl.errors import ConfigError, UserError, first_line
 from vla_rl.files import REPLAY_FILES, json_object
+from vla_rl.lock import RunLock
 from vla_rl.plain import read_plain, require_plain
-from vla_rl.run.lock import RunLock
 from vla_rl.storage import disk_full, fsync, is_disk_full, to_json, write_text
 from vla_rl.types import EmbodimentSpec
 

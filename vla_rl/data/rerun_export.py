@@ -15,9 +15,9 @@ import numpy as np
 
 from vla_rl import build
 from vla_rl.data.lerobot_writer import encode_png
+from vla_rl.data.trajectories import Source
 from vla_rl.errors import MissingPackage, UserError
 from vla_rl.files import replacing_file, require_new
-from vla_rl.rewards.sources import Source
 from vla_rl.types import Observation, Trajectory
 
 

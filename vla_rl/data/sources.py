@@ -149,7 +149,7 @@ def _replay(path: Path, embodiment: EmbodimentSpec | None, texts: Collection[str
 
 
 def _rollouts(path: Path, embodiment: EmbodimentSpec | None, texts: Collection[str]) -> Report:
-    from vla_rl.rewards.sources import load_rollouts
+    from vla_rl.data.trajectories import load_rollouts
 
     check = DataCheck(str(path), "rollouts", embodiment, texts)
     for t in load_rollouts(path):

@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from vla_rl.config.episodes import EvaluateConfig
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.clips import make_clips
 from vla_rl.evaluation.outcome import EpisodeOutcome, EvaluationResult, jerk_unit, outcome
 from vla_rl.evaluation.video import Clip, have_video
 from vla_rl.rollout.engine import RolloutEngine
-from vla_rl.settings import EvaluateConfig
 from vla_rl.specs import FAILURE_KINDS
 from vla_rl.splits import stable_seed
 from vla_rl.types import EpisodeSpec, TaskSpec, Trajectory

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from vla_rl.display import words
 from vla_rl.errors import UserError
 from vla_rl.evaluation.statistics import PairedComparison, compare_paired, difference_interval, wilson_interval
 from vla_rl.evaluation.video import Clip
-from vla_rl.reporting import words
-from vla_rl.reporting.metrics import write_json
+from vla_rl.monitoring.metrics import write_json
 from vla_rl.specs import FAILURE_KINDS
 from vla_rl.types import EmbodimentSpec, Trajectory
 

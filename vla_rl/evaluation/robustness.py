@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vla_rl.config.episodes import EvaluateConfig
+from vla_rl.display.words import text_table
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.evaluate import evaluate, evaluation_episodes
 from vla_rl.evaluation.outcome import EpisodeOutcome, EvaluationResult, summarise
 from vla_rl.evaluation.statistics import PairedComparison, compare_paired
-from vla_rl.reporting.words import text_table
 from vla_rl.rollout.engine import RolloutEngine
-from vla_rl.settings import EvaluateConfig
 from vla_rl.specs import EpisodeSpec, Perturbation, TaskSpec
 
 ALL = "all"

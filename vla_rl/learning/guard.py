@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vla_rl.config.run import RLConfig
 from vla_rl.diagnostics import Movement
 from vla_rl.errors import UserError
 from vla_rl.evaluation.statistics import wilson_interval
-from vla_rl.run.settings import RLConfig
 
 NO_SUCCESS, STILL = "no_success", "still"
 STILL_KL = 1e-6  # per entry: an update of any use moves the policy by more, and float32 noise by less

@@ -22,16 +22,16 @@ from vla_rl import errors
 from vla_rl.errors import UserError
 from vla_rl.learning.learner_server import CHECKPOINT, EPISODES, STOP
 from vla_rl.learning.spool import BEAT, FAILURE, FIGURES, INBOX, JOB, NewestWeights, Spool, read_figures
-from vla_rl.reporting.metrics import write_json
+from vla_rl.monitoring.metrics import write_json
 from vla_rl.types import Trajectory
 
-_MODULE = "vla_rl.run.learner_main"
 _LOOK = 0.05  # seconds between looks at what is waited for
 _STOP_SECONDS = 60.0  # for the update under way and the state
 
 
 class LearnerProcess:
-    """A `RemoteLearner`. ``job`` is what `vla_rl.run.learner_main` is to do, JSON-ready; ``updates_per_decision`` its pace.
+    """A `RemoteLearner`: ``python -m module folder`` (`vla_rl.assembly.learner_main`). ``job`` is what it is to do,
+    JSON-ready; ``updates_per_decision`` its pace.
 
     Every method but `stop` looks after the process: one that died, or whose loop has not turned for ``hang_seconds`` (0: any
     time), is started again, at most ``restarts`` times, and ``say`` is told. One more, or a `UserError` with which the
@@ -39,10 +39,11 @@ class LearnerProcess:
     """
 
     def __init__(
-        self, folder: Path, job: Mapping[str, Any], updates_per_decision: float, restarts: int,
+        self, folder: Path, module: str, job: Mapping[str, Any], updates_per_decision: float, restarts: int,
         say: Callable[[str], None] = print, hang_seconds: float = 0.0,
     ) -> None:  # fmt: skip
         self.folder, self.job, self._pace, self._say = folder, job, updates_per_decision, say
+        self._module = module
         self._spool = Spool(folder / INBOX)
         self._restarts, self._died = restarts, 0
         self._hang_seconds = hang_seconds
@@ -137,7 +138,7 @@ class LearnerProcess:
         (self.folder / BEAT).unlink(missing_ok=True)
         paths = [path for path in sys.path if path]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", _MODULE, str(self.folder.resolve())],
+            [sys.executable, "-m", self._module, str(self.folder.resolve())],
             stdin=subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, start_new_session=True,
         )  # fmt: skip
 

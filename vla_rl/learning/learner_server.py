@@ -29,8 +29,8 @@ from vla_rl.learning.spool import (
     stored_learner,
     take_weights,
 )
-from vla_rl.reporting.metrics import write_json
-from vla_rl.reporting.progress import Progress
+from vla_rl.monitoring.metrics import write_json
+from vla_rl.monitoring.progress import Progress
 
 EPISODES, CHECKPOINT, STOP = "episodes", "checkpoint", "stop"  # commands
 _NAP = 1.0  # seconds after which it looks into the spool untold

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from vla_rl.algorithms.advantages import decision_rewards
 from vla_rl.asked import AlgorithmOptions, asked, config_of
+from vla_rl.config.run import RAM_BYTES
 from vla_rl.data.replay import ONLINE, Replay
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.interfaces import OnPolicy, Replayed
 from vla_rl.learning.figures import mean_figures
-from vla_rl.reporting.progress import Progress
-from vla_rl.run.settings import RAM_BYTES
+from vla_rl.monitoring.progress import Progress
 from vla_rl.types import EmbodimentSpec, RolloutBatch, Trajectory
 
 Given = tuple[str, Trajectory]  # a replay's source, and an episode with its rewards, that is there before the first

@@ -15,17 +15,17 @@ from typing import Any, cast
 import torch
 
 from vla_rl.algorithms.offline_chain import OfflineChain, accepts
-from vla_rl.algorithms.offline_settings import OfflineConfig
 from vla_rl.checkpoint import Checkpointable, load_training_state, load_weights, restoring, save_checkpoint
+from vla_rl.config.offline import OfflineConfig
 from vla_rl.data.replay import ONLINE
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.interfaces import Collector, RewardModel
 from vla_rl.learning.counters import Counters
 from vla_rl.learning.figures import rollout_metrics
 from vla_rl.learning.learners import ReplayLearner
-from vla_rl.reporting.metrics import MetricsLogger
-from vla_rl.reporting.progress import Progress
-from vla_rl.rewards.sources import rollout_episodes
+from vla_rl.monitoring.metrics import MetricsLogger
+from vla_rl.monitoring.progress import Progress
+from vla_rl.rollout.episodes import rollout_episodes
 from vla_rl.splits import stable_seed
 from vla_rl.types import TaskSpec, Transitions
 
@@ -159,7 +159,11 @@ class OfflineRounds:
         return metrics | figures | {"gate/accepted": float(stays), "time/candidate": time.perf_counter() - started}
 
     def _episodes(self, progress: Progress) -> dict[str, float]:
-        """New episodes into the data, which end the round."""
+        """New episodes into the data, which end the round; without any it ends at once."""
+        if not self.config.episodes:
+            self.counters.iteration, self._at.part = self.counters.iteration + 1, "values"
+            progress.say(f"round {self.counters.iteration}: estimate {self._at.estimate:.4f}")
+            return {"ope/value": self._at.estimate}
         metrics = self._gather(progress, self.config.episodes)
         number = self.counters.iteration + 1
         if self.evaluate is not None and self.config.evaluate:

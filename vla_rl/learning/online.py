@@ -18,21 +18,21 @@ from torch import Tensor
 from vla_rl.algorithms.curriculum import Curriculum
 from vla_rl.asked import AlgorithmOptions, asked
 from vla_rl.checkpoint import Checkpointable, keep_numbered, load_training_state, load_weights, restoring, save_checkpoint
+from vla_rl.config.run import RLConfig
 from vla_rl.interfaces import Collector
-from vla_rl.learning.ahead import Plans
 from vla_rl.learning.counters import Counters
 from vla_rl.learning.figures import add_figures, rollout_metrics
 from vla_rl.learning.groups import GroupBuffer
 from vla_rl.learning.guard import Finding, Guard
 from vla_rl.learning.learners import Learner
+from vla_rl.learning.lookahead import Plans
 from vla_rl.learning.plan import propose_episodes, record_outcomes
 from vla_rl.learning.restarts import Restarts, restart_metrics, whole
+from vla_rl.monitoring.metrics import MetricsLogger
+from vla_rl.monitoring.progress import Progress
 from vla_rl.optional import StatefulReward
-from vla_rl.reporting.metrics import MetricsLogger
-from vla_rl.reporting.progress import Progress
 from vla_rl.rewards.scorer import RewardScorer
 from vla_rl.rollout.engine import pooled_stats
-from vla_rl.run.settings import RLConfig
 from vla_rl.types import EpisodeSpec, TaskSpec, Trajectory
 
 
@@ -83,6 +83,9 @@ class OnlineRL:
             offline = self.learner.prepare(progress)
             if offline:
                 logger.log("offline", 0, offline)
+            if not total:  # what was recorded is all that it learns from
+                self.collector.publish(0)
+                self._save(folder)
         with progress.task("RL", total, start=counters.iteration) as bar, RewardScorer(self.reward) as scorer:
             while counters.iteration < total:
                 metrics = self._evaluated()

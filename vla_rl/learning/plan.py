@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from vla_rl.algorithms.curriculum import Curriculum
-from vla_rl.run.settings import RLConfig
+from vla_rl.config.run import RLConfig
 from vla_rl.splits import stable_seed
 from vla_rl.types import EpisodeSpec, TaskSpec, Trajectory
 

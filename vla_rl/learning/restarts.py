@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vla_rl.config.run import DEMONSTRATIONS, FAILURES, SUCCESSES, RestartsConfig
 from vla_rl.data.demonstrations import DemonstrationDataset
 from vla_rl.errors import ConfigError
-from vla_rl.run.settings import DEMONSTRATIONS, FAILURES, SUCCESSES, RestartsConfig
 from vla_rl.splits import stable_seed
 from vla_rl.types import EpisodeSpec, TaskSpec, Trajectory
 

@@ -16,8 +16,8 @@ from vla_rl.algorithms.imitation import Imitation, ResumableSampler
 from vla_rl.algorithms.validation import described, first_loss, input_use, verdict
 from vla_rl.checkpoint import Checkpointable, load_training_state, load_weights, restoring, save_checkpoint
 from vla_rl.learning.counters import Counters
-from vla_rl.reporting.metrics import MetricsLogger
-from vla_rl.reporting.progress import Progress
+from vla_rl.monitoring.metrics import MetricsLogger
+from vla_rl.monitoring.progress import Progress
 from vla_rl.terminal import leave_terminal
 from vla_rl.types import Observation
 

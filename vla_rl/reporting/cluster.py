@@ -7,8 +7,9 @@ from html import escape
 from typing import Any
 
 from vla_rl.cluster.status import STATUS_FILE, placement_lines
-from vla_rl.reporting import sections, words
-from vla_rl.reporting.charts import percent, short, stacked_bar
+from vla_rl.display import words
+from vla_rl.display.charts import percent, short, stacked_bar
+from vla_rl.reporting import sections
 from vla_rl.reporting.runs import RunData
 
 _AGE = "cluster/staleness/"

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 
 from vla_rl import build
 from vla_rl.asked import AlgorithmFigures, asked
+from vla_rl.config.phases import PHASES
+from vla_rl.config.robot import SESSION_LOGS
 from vla_rl.diagnostics import Diagnostic
+from vla_rl.display import words
+from vla_rl.display.charts import percent, short
 from vla_rl.errors import ConfigError
-from vla_rl.reporting import words
-from vla_rl.reporting.charts import percent, short
 from vla_rl.reporting.runs import RunData
-from vla_rl.robot.settings import SESSION_LOGS
-from vla_rl.run.phases import PHASES
 
 
 def declared(runs: Sequence[RunData]) -> list[tuple[str, Diagnostic]]:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from vla_rl.algorithms import validation
+from vla_rl.display import words
+from vla_rl.display.charts import percent
 from vla_rl.errors import UserError
 from vla_rl.evaluation.outcome import EpisodeOutcome, compare, fallen_text, same_episodes, summarise, task_gap
 from vla_rl.evaluation.statistics import PairedComparison, wilson_interval
-from vla_rl.reporting import words
-from vla_rl.reporting.charts import percent
 from vla_rl.reporting.runs import RunData
 
 _VALIDATION = "validation/"

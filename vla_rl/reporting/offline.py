@@ -5,9 +5,9 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
+from vla_rl.display.charts import Series, line_chart, percent, short
 from vla_rl.evaluation.statistics import wilson_interval
 from vla_rl.reporting import sections
-from vla_rl.reporting.charts import Series, line_chart, percent, short
 from vla_rl.reporting.runs import RunData
 
 PHASE = "offline"

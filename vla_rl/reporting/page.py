@@ -12,13 +12,14 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from vla_rl.display import words
+from vla_rl.display.charts import Interval, Series, episode_squares, interval_chart, line_chart, percent, short
 from vla_rl.errors import UserError
 from vla_rl.evaluation.outcome import summarise, task_gap_text
 from vla_rl.files import write_whole
-from vla_rl.reporting import cluster, figures, offline, sections, study_page, words
-from vla_rl.reporting.charts import Interval, Series, episode_squares, interval_chart, line_chart, percent, short
+from vla_rl.monitoring.metrics import write_json
+from vla_rl.reporting import actions, cluster, figures, offline, sections, study_page
 from vla_rl.reporting.diagnostics import declared, warnings
-from vla_rl.reporting.metrics import write_json
 from vla_rl.reporting.runs import RunData, find_runs, is_run, load_run
 from vla_rl.reporting.study import group_runs
 
@@ -48,7 +49,7 @@ def write_comparison(run_dirs: Sequence[Path], folder: Path) -> Path:
 def _write(runs: list[RunData], run_dir: Path) -> Path:
     name = run_dir.resolve().name
     if len(runs) == 1:
-        head, found, body = figures.verdict(runs[0])[0], summary(runs[0]), run_sections(runs[0], name)
+        head, found, body = _verdict(runs[0])[0], summary(runs[0]), run_sections(runs[0], name)
     else:
         groups = group_runs(runs)
         found = study_page.summary(groups)
@@ -74,10 +75,12 @@ def summary(run: RunData) -> dict[str, Any]:
     found = figures.run_summary(run)
     seconds = {"seconds": found["seconds"], "peak_memory_bytes": found["peak_memory_bytes"]}
     only = {name: summarise(result.outcomes) for name, result in run.evaluations.items()}
+    if judged := actions.summary(run):
+        found["actions"] = judged
     if rounds := offline.rounds(run):
         found["offline"] = rounds
     return {
-        "verdict": figures.verdict(run)[0].replace("\u00a0", " "),
+        "verdict": _verdict(run)[0].replace("\u00a0", " "),
         "seeds": [run.seed],
         **found,
         "runs": [{**figures.identity(run), "evaluations": only, **seconds}],
@@ -86,7 +89,7 @@ def summary(run: RunData) -> dict[str, Any]:
 
 def run_sections(run: RunData, name: str) -> list[str]:
     """The page of one run."""
-    head, evidence = figures.verdict(run)
+    head, evidence = _verdict(run)
     seed = "" if run.seed is None else f"seed {run.seed}"
     return [
         sections.header((name, seed, sections.machine(run)), head, evidence),
@@ -100,6 +103,7 @@ def run_sections(run: RunData, name: str) -> list[str]:
         ),
         offline.section(run),
         _failures(run),
+        actions.section(run),
         sections.notes(warnings([run])),
         sections.section("Learning", _best(run), sections.success_curve(run), sections.diagnostics([run])),
         sections.image_use(run),
@@ -109,6 +113,11 @@ def run_sections(run: RunData, name: str) -> list[str]:
         _everything(run),
         sections.versions(run),
     ]
+
+
+def _verdict(run: RunData) -> tuple[str, str]:
+    """Success where it was measured, else how right its actions are."""
+    return (None if run.names else actions.verdict(run)) or figures.verdict(run)
 
 
 def _best(run: RunData) -> str:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vla_rl.config.phases import PHASES
+from vla_rl.display import words
 from vla_rl.errors import UserError
 from vla_rl.evaluation.outcome import EvaluationResult
-from vla_rl.reporting import words
-from vla_rl.reporting.metrics import BEST_FILE, METRICS_FILE, read_metrics
-from vla_rl.run.phases import PHASES
+from vla_rl.monitoring.metrics import ACTIONS_FILE, BEST_FILE, METRICS_FILE, read_metrics
 
 _DEPTH = 3  # folders below the one named in which runs are looked for
 _SET_ASIDE = re.compile(r"\.\d{8}-\d{6}$")  # what --fresh moved away
@@ -42,6 +42,7 @@ class RunData:
     failures: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     best: dict[str, Any] = field(default_factory=dict)
+    actions: dict[str, Any] = field(default_factory=dict)  # {policy: figures}, as `vla_rl.reporting.actions` reads them
 
     @property
     def names(self) -> list[str]:
@@ -145,6 +146,7 @@ def load_run(folder: str | Path) -> RunData:
         failures=failures,
         problems=problems,
         best=_read_best(folder / BEST_FILE, problems),
+        actions=_read(folder / ACTIONS_FILE, problems),
     )
 
 

@@ -9,8 +9,9 @@ from html import escape
 from pathlib import Path
 
 from vla_rl.diagnostics import Diagnostic
-from vla_rl.reporting import figures, words
-from vla_rl.reporting.charts import Series, count_bars, line_chart, percent, running_mean, short, stacked_bar
+from vla_rl.display import words
+from vla_rl.display.charts import Series, count_bars, line_chart, percent, running_mean, short, stacked_bar
+from vla_rl.reporting import figures
 from vla_rl.reporting.diagnostics import declared, step_of
 from vla_rl.reporting.runs import RunData
 

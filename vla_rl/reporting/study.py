@@ -15,10 +15,11 @@ from statistics import fmean, median
 from typing import Any
 
 from vla_rl.config import MACHINE_KEYS
+from vla_rl.display import words
+from vla_rl.display.charts import percent
 from vla_rl.evaluation.outcome import compare_outcomes, summarise
 from vla_rl.evaluation.statistics import mean_interval, wilson_interval
-from vla_rl.reporting import figures, words
-from vla_rl.reporting.charts import percent
+from vla_rl.reporting import figures
 from vla_rl.reporting.runs import RunData
 
 _PATHS = ("checkpoint", "dataset")  # may name the seed's own folder

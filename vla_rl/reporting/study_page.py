@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from vla_rl.display import words
+from vla_rl.display.charts import Interval, Series, interval_chart, line_chart, percent, short
 from vla_rl.evaluation.outcome import summarise
 from vla_rl.evaluation.statistics import wilson_interval
-from vla_rl.reporting import figures, sections, study, words
-from vla_rl.reporting.charts import Interval, Series, interval_chart, line_chart, percent, short
+from vla_rl.reporting import figures, sections, study
 from vla_rl.reporting.diagnostics import warnings
 from vla_rl.reporting.runs import RunData
 from vla_rl.reporting.study import Group

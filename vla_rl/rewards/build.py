@@ -12,15 +12,15 @@ from typing import Any
 from torch import Tensor
 
 from vla_rl import build
-from vla_rl.algorithms.settings import advantage_of
 from vla_rl.asked import AlgorithmOptions, EncoderOptions, RewardOptions, ShapingOptions, asked
 from vla_rl.checkpoint import CheckpointError, restoring
 from vla_rl.config import checked
+from vla_rl.config.algorithms import advantage_of
+from vla_rl.config.episodes import refuse_potential
 from vla_rl.errors import ConfigError
+from vla_rl.monitoring.metrics import write_json
 from vla_rl.optional import EmbodiedReward, FilteringReward, ImageFeatures, ReferenceReward
-from vla_rl.reporting.metrics import write_json
 from vla_rl.rewards.handle import is_learned
-from vla_rl.settings import refuse_potential
 from vla_rl.storage import load_state, save_state
 from vla_rl.types import EmbodimentSpec
 
@@ -59,7 +59,7 @@ def build_reward(kind: str, config: Any, context: RewardContext | None = None) -
     if is_learned(model) and options.checkpoint:
         load_reward(options.checkpoint, kind, model)
     if options.reference and isinstance(model, ReferenceReward):
-        from vla_rl.rewards.sources import trajectories_of_dataset
+        from vla_rl.data.trajectories import trajectories_of_dataset
 
         model.set_references(trajectories_of_dataset(options.reference, context.embodiment, stride=context.stride))
     return model

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from vla_rl.algorithms.advantages import RunningScale, decision_discounts, decision_rewards, discounted_returns
 from vla_rl.asked import ShapingOptions, asked
+from vla_rl.config.episodes import CombinedConfig
 from vla_rl.errors import UserError
 from vla_rl.interfaces import ProgressReward, RewardModel
 from vla_rl.rewards.build import build_reward
 from vla_rl.rewards.handle import is_fitted, is_learned, metrics_of, prepare, shaping_of, state_of, wants_demonstrations
-from vla_rl.settings import CombinedConfig
 from vla_rl.types import Trajectory
 
 

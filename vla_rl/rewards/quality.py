@@ -28,15 +28,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vla_rl.config.episodes import RewardCheckConfig
+from vla_rl.display.charts import Series, line_chart, percent
 from vla_rl.errors import UserError
 from vla_rl.evaluation.statistics import wilson_interval
 from vla_rl.files import write_whole
 from vla_rl.interfaces import ProgressReward
+from vla_rl.monitoring.metrics import write_json
 from vla_rl.optional import ReversibleProgress, StepCritics
-from vla_rl.reporting.charts import Series, line_chart, percent
-from vla_rl.reporting.metrics import write_json
 from vla_rl.rewards.equal_times import Compared
-from vla_rl.settings import RewardCheckConfig
 from vla_rl.types import Observation, Trajectory
 
 BINS = 10

@@ -1,10 +1,8 @@
-"""What ``vla-rl reward score|fit|quality``, ``vla-rl bench reward`` and the phase ``reward`` of a run do."""
+"""What ``vla-rl reward score|fit|quality`` and the phase ``reward`` of a run do."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,22 +13,23 @@ import torch
 from torch import Tensor
 
 from vla_rl import build
-from vla_rl.asked import RewardClass, RewardOptions, asked
+from vla_rl.asked import RewardClass, asked
 from vla_rl.data.demonstrations import DemonstrationDataset
+from vla_rl.data.lerobot_format import DatasetError
+from vla_rl.data.trajectories import Source, demonstration_trajectories
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.evaluation.video import Clip, grid, have_video, write_mp4
 from vla_rl.files import write_whole
 from vla_rl.interfaces import ProgressReward
-from vla_rl.reporting.metrics import METRICS_FILE, read_metrics, write_json
+from vla_rl.monitoring.metrics import write_json
+from vla_rl.optional import FilteringReward
 from vla_rl.rewards.build import RewardContext, build_reward, demonstration_filter, save_reward
 from vla_rl.rewards.handle import is_fitted, is_learned
 from vla_rl.rewards.quality import Quality, RewardCheckConfig, judge, write_quality
 from vla_rl.rewards.scorer import CoEvolvingReward
-from vla_rl.rewards.sources import Source, mark_worth
-from vla_rl.types import EpisodeSpec, Observation, Trajectory
+from vla_rl.types import Trajectory
 
 Progress = Callable[[int, float], None]
-BENCHED = ("success", "srpo", "pairwise", "process", "classifier", "value_progress")
 
 
 # ---------------------------------------------------------------------------------------------------- the phase of a run
@@ -77,6 +76,21 @@ def fit_and_judge(
             f"reward {name!r} has no rollouts left to be judged on: raise reward_check.episodes ({check.episodes})"
         )
     return judge(reward, held, name, check), figures
+
+
+def mark_worth(dataset: DemonstrationDataset, reward: FilteringReward, *, stride: int = 4) -> float:
+    """Have only those control steps of ``dataset`` drawn that ``reward`` finds worth imitating, judged ``stride`` control
+    steps at a time; returns their share. Raises `DatasetError` where none is."""
+    worth = torch.ones(len(dataset), dtype=torch.bool)
+    trajectories = demonstration_trajectories(dataset, stride=stride)
+    for t, keep in zip(trajectories, reward.keep_masks(trajectories), strict=True):
+        e = dataset.episodes[t.episode.group_id]
+        steps = keep.cpu().repeat_interleave(stride)
+        worth[e.start : e.start + e.length] = torch.cat([steps, steps[-1:]])[: e.length]  # no decision begins at the last
+    if not worth.any():
+        raise DatasetError("sft.filter finds no step of these demonstrations worth imitating: raise its drop_threshold")
+    dataset.worth = worth
+    return float(worth.float().mean())
 
 
 def leave_out(dataset: DemonstrationDataset, folder: str, say: Callable[[str], None]) -> dict[str, float]:
@@ -241,81 +255,3 @@ def run_quality(kind: str, config: Any, source: Source, out: Path, check: Reward
     page = write_quality(quality, out)
     print(f"{kind}: {source.what}\n{quality.text()}\nwrote {page}")
     return quality
-
-
-# --------------------------------------------------------------------------------------------------------------- bench
-def synthetic_trajectories(count: int, decisions: int, size: int, seed: int = 0) -> list[Trajectory]:
-    """Trajectories of noise, half of them successes, with one camera of ``size`` pixels."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def observation(n: int) -> Observation:
-        images = torch.randint(0, 256, (n, size, size, 3), generator=generator, dtype=torch.uint8)
-        return Observation({"camera": images}, torch.rand(n, 4, generator=generator), ("move the thing",) * n)
-
-    return [
-        Trajectory(
-            episode=EpisodeSpec("bench", i, group_id=i, rollout_id=f"bench-{seed}-{i}"),
-            observations=observation(decisions),
-            final_observation=observation(1),
-            actions=torch.zeros(decisions, 8, 7),
-            valid=torch.ones(decisions, 8, dtype=torch.bool),
-            rewards=torch.zeros(decisions, 8),
-            behavior_log_prob=torch.zeros(decisions),
-            replay={},
-            terminated=i % 2 == 0,
-            truncated=i % 2 == 1,
-            success=i % 2 == 0,
-        )
-        for i in range(count)
-    ]
-
-
-def bench_reward(
-    kinds: Sequence[tuple[str, Any]], *, episodes: int = 64, decisions: int = 6, size: int = 84, repeats: int = 3,
-    run: Path | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """Frames/s of scoring ``episodes`` trajectories (best of ``repeats``; embeddings not cached), and, of a ``run``, the
-    share of its iterations that waited for scores. Prints a table; returns a JSON-ready dict."""
-    result: dict[str, Any] = {"episodes": episodes, "frames": episodes * (decisions + 1), "pixels": size, "rewards": {}}
-    iteration = None
-    if run is not None:
-        result["run"] = scoring_share(run)
-        iteration = result["run"]["iteration_seconds"]
-    for kind, config in kinds:
-        options = asked(config, RewardOptions)
-        if options.updates is not None:  # what it learns of noise does not matter, how fast it scores does
-            config = dataclasses.replace(config, updates=1)
-        if options.milestones is not None:  # the synthetic robot's dimensions have no names
-            named = dataclasses.replace(options.milestones, gripper=[3], position=[0, 1, 2])
-            config = dataclasses.replace(config, milestones=named)
-        reward = build_reward(kind, config)
-        if is_learned(reward) and not is_fitted(reward):
-            reward.fit(synthetic_trajectories(8, decisions, size, seed=1))
-        seconds = []
-        for i in range(repeats):
-            trajectories = synthetic_trajectories(episodes, decisions, size, seed=100 + i)
-            started = time.perf_counter()
-            reward.score(trajectories)
-            seconds.append(time.perf_counter() - started)
-        best = min(seconds)
-        row = {"seconds": best, "frames_per_second": result["frames"] / best}
-        row["share_of_iteration"] = None if iteration is None else best / (best + iteration)
-        result["rewards"][kind] = row
-        share = "" if iteration is None else f", {row['share_of_iteration']:.1%} of an iteration of {run}, if not overlapped"
-        print(f"{kind:<16} {best * 1e3:>9.1f} ms for {episodes} episodes, {row['frames_per_second']:>9.0f} frames/s{share}")
-    if run is not None:
-        r = result["run"]
-        print(f"{run}: {r['share']:.1%} of an iteration ({r['iteration_seconds']:.1f} s) waited for scores, "
-              f"{r['overlapped_seconds']:.2f} s were scored meanwhile")  # fmt: skip
-    return result
-
-
-def scoring_share(run: Path) -> dict[str, float]:
-    """Mean seconds of a run's iterations (rollout, scoring, update), and the share of scoring, from its metrics."""
-    rows = [r for r in read_metrics(run / METRICS_FILE) if r["phase"] == "rl" and r.get("time/reward") is not None]
-    if not rows:
-        raise UserError(f"{run} has no iterations of RL in its {METRICS_FILE}: name a run whose phase rl has begun")
-    mean = {k: float(np.mean([r.get(k) or 0.0 for r in rows])) for k in ("time/reward", "time/update", "engine/seconds")}
-    overlapped = float(np.mean([r.get("time/reward_overlapped") or 0.0 for r in rows]))
-    total = sum(mean.values())
-    return {"iteration_seconds": total, "share": mean["time/reward"] / total, "overlapped_seconds": overlapped}

@@ -23,7 +23,7 @@ from vla_rl.data.journal import Journal
 from vla_rl.data.session_trajectory import VERSION, session_trajectory
 from vla_rl.errors import UserError
 from vla_rl.learning.learners import RemoteLearner
-from vla_rl.reporting.metrics import METRICS_FILE, MetricsLogger, read_metrics
+from vla_rl.monitoring.metrics import METRICS_FILE, MetricsLogger, read_metrics
 from vla_rl.robot.labels import SessionReward
 from vla_rl.types import Trajectory
 

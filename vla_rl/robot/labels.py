@@ -13,12 +13,12 @@ from typing import Any
 
 from torch import Tensor
 
+from vla_rl.assembly.context import REWARD_FOLDER, Run
+from vla_rl.assembly.reward import reward_demonstrations, start_reward
 from vla_rl.checkpoint import CheckpointError
 from vla_rl.errors import UserError
 from vla_rl.rewards.build import REWARD_FILE, load_reward, save_reward
 from vla_rl.rewards.handle import is_fitted, is_learned
-from vla_rl.run.context import REWARD_FOLDER, Run
-from vla_rl.run.reward_phases import reward_demonstrations, start_reward
 from vla_rl.storage import replacing
 from vla_rl.types import Trajectory
 

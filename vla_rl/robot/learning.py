@@ -28,36 +28,34 @@ from torch import Tensor
 
 from vla_rl import build
 from vla_rl import config as configs
+from vla_rl.assembly.context import LEARNER_FOLDER
+from vla_rl.assembly.folder import read_phases, take_folder
+from vla_rl.assembly.learner import learner_of, trained_policy
+from vla_rl.assembly.learner_main import job_of, learner_process, run_of
 from vla_rl.checkpoint import save_checkpoint
+from vla_rl.checks.data import check_offline_replays
 from vla_rl.config import RunConfig
+from vla_rl.config.robot import SessionSettings
+from vla_rl.config.robot import compose as compose_session
 from vla_rl.data.recorded import check_recorded
 from vla_rl.data.session_trajectory import version_name
 from vla_rl.devices import check_device
 from vla_rl.errors import ConfigError, TrainingDiverged, UserError
 from vla_rl.files import check_checkpoint
-from vla_rl.learning.learner_process import LearnerProcess
 from vla_rl.learning.learner_server import LearnerServer
 from vla_rl.learning.learners import ReplayLearner
 from vla_rl.learning.spool import INBOX, Spool, published_weights, take_weights
-from vla_rl.reporting.machine import MemoryWatch, versions
-from vla_rl.reporting.metrics import METRICS_FILE, MetricsLogger, read_metrics, write_json
+from vla_rl.lock import RunLock
+from vla_rl.monitoring.machine import MemoryWatch, versions
+from vla_rl.monitoring.metrics import METRICS_FILE, MetricsLogger, read_metrics, write_json
 from vla_rl.reporting.page import write_report
 from vla_rl.robot import session as sessions
 from vla_rl.robot.harvest import LOOK_S, PHASE, SESSIONS, SETTLE_S, Harvest, HarvestThread
 from vla_rl.robot.labels import SessionReward
-from vla_rl.robot.live import live_of, start_live, why_not
 from vla_rl.robot.operator import make_operator
 from vla_rl.robot.policy import load_others, make_decide
+from vla_rl.robot.reward_process import live_of, start_live, why_not
 from vla_rl.robot.session import Asked
-from vla_rl.robot.settings import SessionSettings
-from vla_rl.robot.settings import compose as compose_session
-from vla_rl.run.context import LEARNER_FOLDER
-from vla_rl.run.data_checks import check_offline_replays
-from vla_rl.run.folder import take_folder
-from vla_rl.run.learner_main import job_of, run_of
-from vla_rl.run.lock import RunLock
-from vla_rl.run.preflight import read_phases
-from vla_rl.run.rl_phase import learner_of, trained_policy
 from vla_rl.types import EmbodimentSpec, TaskSpec, Trajectory
 
 PRESET = "hil_residual"
@@ -216,10 +214,7 @@ def _at_once(learning: Learning, logger: MetricsLogger, cost: Cost, say: Callabl
     spec = check_checkpoint(Path(settings.checkpoint))
     names = settings.robot.tasks or ["teleoperated"]
     job = _described(learning, spec, [build.attribute("real.tasks:spoken")(name) for name in names])
-    own = config.rl.concurrent
-    process = LearnerProcess(
-        learning.folder / LEARNER_FOLDER, job, config.algorithm.updates_per_decision, own.restarts, say, own.hang_seconds
-    )
+    process = learner_process(config, job, say)
     run = run_of(config, job)
     policy = trained_policy(run)  # of this process: what rewards read, and what is kept at the end
     harvest = Harvest(learning.folder, policy.chunk_length, process, SessionReward(run, policy, say), logger, say)

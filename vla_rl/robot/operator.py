@@ -10,8 +10,8 @@ import dataclasses
 from typing import Any
 
 from vla_rl import build
+from vla_rl.config.robot import OperatorSettings
 from vla_rl.robot.process import run_process
-from vla_rl.robot.settings import OperatorSettings
 
 SOURCE = "teleop.scripted"
 

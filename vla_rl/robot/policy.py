@@ -123,11 +123,11 @@ def load_learner(folder: Path, embodiment: EmbodimentSpec, deterministic: bool, 
     import torch
 
     from vla_rl import config as configs
+    from vla_rl.assembly.learner import trained_policy
+    from vla_rl.assembly.learner_main import run_of
     from vla_rl.data.session_trajectory import version_name
     from vla_rl.files import read_json
     from vla_rl.learning.spool import JOB, NewestWeights, take_weights
-    from vla_rl.run.learner_main import run_of
-    from vla_rl.run.rl_phase import trained_policy
 
     job = read_json(folder / JOB, "the session's launcher writes it: start the session again")
     run = run_of(configs.from_tree(job["config"]), job)

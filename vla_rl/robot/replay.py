@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from vla_rl import build
 from vla_rl.checkpoint import save_checkpoint
+from vla_rl.config.robot import SessionSettings
 from vla_rl.errors import UserError
 from vla_rl.robot.session import Asked, private, run
-from vla_rl.robot.settings import SessionSettings
 from vla_rl.specs import EmbodimentSpec
 from vla_rl.types import ActionChunk, Observation, PolicyOutput
 

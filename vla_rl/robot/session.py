@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl import build
+from vla_rl.config.robot import SessionSettings
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.files import check_checkpoint
 from vla_rl.robot.operator import make_operator, start_operator
-from vla_rl.robot.settings import SessionSettings
 from vla_rl.specs import EmbodimentSpec
 
 QUICKSTART = Path("outputs") / "quickstart" / "checkpoints"
@@ -129,7 +129,7 @@ def run_processes(
                 say(f"loading {checkpoint}")
                 start_policy(body, settings, checkpoint, about["embodiment"], plan)
             if reward is not None:
-                from vla_rl.robot.live import start_live
+                from vla_rl.robot.reward_process import start_live
 
                 say(f"loading the reward {reward.reward_type}")
                 start_live(body, reward, embodiment, settings.robot.score_every, settings.threads)
@@ -153,7 +153,7 @@ def reward_config(settings: SessionSettings) -> Any:
     if not settings.reward:
         return None
     from vla_rl.config import compose
-    from vla_rl.robot.live import why_not
+    from vla_rl.robot.reward_process import why_not
 
     place = settings.folder
     config = compose(["~run", f"output_dir={place.parent}", f"name={place.name}", "device=cpu", *settings.reward])
@@ -349,7 +349,7 @@ def run_lockstep(
         if settings.operator is not None:
             session.watched(make_operator(settings.operator, session.world))
         if reward is not None:
-            from vla_rl.robot.live import load_live
+            from vla_rl.robot.reward_process import load_live
 
             session.scored(load_live(reward, spec, settings.robot.score_every))
         say(f"session {folder}, in virtual time")

@@ -20,10 +20,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from vla_rl.config.episodes import RolloutConfig
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.interfaces import Env, Policy, RememberingPolicy
 from vla_rl.optional import MeasuredEnv, WorkerEnv
-from vla_rl.settings import RolloutConfig
 from vla_rl.specs import EmbodimentSpec, EpisodeSpec, SlotEvent, SlotObservation, SlotStep
 from vla_rl.splits import check_split, stable_seed
 from vla_rl.types import ActionChunk, Observation, PolicyOutput, RolloutResult, Trajectory

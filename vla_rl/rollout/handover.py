@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 
+from vla_rl.data.lerobot_format import BY_BASE
 from vla_rl.interfaces import Policy
 from vla_rl.rollout.stepwise import Stepwise
 from vla_rl.splits import stable_seed
 from vla_rl.types import ActionChunk, Observation, PolicyOutput
-
-BY_BASE = "by_base"  # of each control step: whether the frozen policy chose it
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,26 +19,34 @@ from torch import Tensor
 
 from vla_rl.algorithms.imitation import learning_rate_factor
 from vla_rl.algorithms.optim import GuardedStep, even_split, load_optimizer_state, make_adamw, optimizer_state
+from vla_rl.assembly.env_and_policy import open_env, open_policy, select_tasks
+from vla_rl.assembly.recorded_env import RecordedEnv
 from vla_rl.checkpoint import load_training_state, load_weights, save_checkpoint
 from vla_rl.config import RunConfig
+from vla_rl.config.episodes import DistillConfig
+from vla_rl.data.demonstrations import DemonstrationDataset
+from vla_rl.data.frames import OnDisk
+from vla_rl.data.trajectories import load_rollouts, save_rollouts
 from vla_rl.devices import pick_device
 from vla_rl.errors import ConfigError
+from vla_rl.evaluation.action_error import action_errors, verdict
 from vla_rl.evaluation.evaluate import evaluate
 from vla_rl.evaluation.outcome import EvaluationResult, compare, comparison_text
+from vla_rl.files import nearest_folder
 from vla_rl.interfaces import DistillablePolicy
-from vla_rl.reporting.metrics import write_json
-from vla_rl.reporting.progress import Progress
-from vla_rl.rewards.sources import load_rollouts, roll_out, save_rollouts
+from vla_rl.lock import RunLock
+from vla_rl.monitoring.metrics import write_json
+from vla_rl.monitoring.progress import Progress
 from vla_rl.rollout.engine import RolloutEngine
-from vla_rl.run.lock import RunLock
-from vla_rl.run.opening import open_env, open_policy, select_tasks
-from vla_rl.settings import DistillConfig
+from vla_rl.rollout.episodes import roll_out
 from vla_rl.types import Observation, TaskSpec
 
+_RECORDED = 4096  # states of a recording that a student learns on, at most
 
 def distill(config: RunConfig, checkpoint: Path, settings: DistillConfig, folder: Path) -> dict[str, Any]:
     """Make, train, save (to ``folder``) and judge a student of ``checkpoint``; returns a JSON-ready record.
 
+    Where that run's env is a recording, its states stand in for the teacher's own, and action errors judge.
     Until all is done, the work so far lies in ``<folder>.partial``; the same call goes on from it. ``config`` is that of
     the run the checkpoint comes from: its env, tasks and evaluation. Raises ConfigError for a policy that cannot teach.
     """
@@ -53,16 +61,22 @@ def distill(config: RunConfig, checkpoint: Path, settings: DistillConfig, folder
         student: Any = teacher.make_student(settings.steps, settings.method)
         tasks = select_tasks(env.tasks, config.tasks)
         record: dict[str, Any] = {"checkpoint": str(checkpoint), **dataclasses.asdict(settings)}
+        recorded = recorded_states(config, env, teacher, folder.parent) if isinstance(env, RecordedEnv) else None
         if settings.updates:
-            engine = RolloutEngine(env, teacher, config.rollout)
             with RunLock(partial):
                 resume_or_clear(partial, checkpoint, settings, progress)
-                observations = collect_observations(engine, tasks, settings, partial / "rollouts", progress)
+                if recorded is not None:
+                    observations = recorded[0].evenly(_RECORDED)[0]
+                else:
+                    engine = RolloutEngine(env, teacher, config.rollout)
+                    observations = collect_observations(engine, tasks, settings, partial / "rollouts", progress)
                 record["observations"] = len(observations)
                 record |= train_student(student, teacher, observations, settings, partial / "student", progress)
         student.eval()
         save_checkpoint(folder, student)
-        if settings.evaluate_episodes:
+        if recorded is not None:
+            record |= judge_recorded(*recorded, teacher, student, device, progress)
+        elif settings.evaluate_episodes:
             plan = dataclasses.replace(
                 config.evaluate, episodes_per_task=max(1, -(-settings.evaluate_episodes // len(tasks))), video_episodes=0
             )
@@ -81,6 +95,31 @@ def distill(config: RunConfig, checkpoint: Path, settings: DistillConfig, folder
             record |= {"teacher": before.to_dict(), "student": after.to_dict(), "comparison": comparison.to_dict()}
     shutil.rmtree(partial, ignore_errors=True)
     return record
+
+
+def recorded_states(
+    config: RunConfig, env: RecordedEnv, teacher: Any, folder: Path
+) -> tuple[DemonstrationDataset, DemonstrationDataset | None]:
+    """The recording that stands in for the teacher's own episodes, and what of it SFT kept out."""
+    tasks = [task.task_id for task in select_tasks(env.tasks, config.tasks, exclude=config.held_out_tasks)]
+    disk = OnDisk(nearest_folder(folder), config.sft.ram_bytes)
+    shown = env.recording.demonstrations(teacher.chunk_length, tasks, config.sft.failures, disk)
+    return shown.split(config.sft.validation_episodes, 0.2, config.seed)
+
+
+def judge_recorded(
+    train: DemonstrationDataset, held_out: DemonstrationDataset | None, teacher: Any, student: Any, device: torch.device,
+    progress: Progress,
+) -> dict[str, Any]:  # fmt: skip
+    """Action errors of both on the episodes that SFT kept out (none: nothing), for the record."""
+    if held_out is None:
+        return {}
+    found = {}
+    for name, policy in {"teacher": teacher, "student": student}.items():
+        figures = action_errors(policy, held_out, train.actions, device=device)
+        progress.say(f"{name}, {verdict(figures)}")
+        found[name] = {key: value for key, value in figures.items() if key != "traces"}
+    return found
 
 
 def collect_observations(

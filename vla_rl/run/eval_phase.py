@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from vla_rl.asked import DescribesConditions, DescribesStarts
+from vla_rl.assembly.context import Run, evaluate_held_out, keep_best, start_checkpoint
 from vla_rl.config import RunConfig
+from vla_rl.display import words
 from vla_rl.evaluation.clips import write_failure_videos, write_videos
 from vla_rl.evaluation.outcome import EvaluationResult
 from vla_rl.interfaces import LikelihoodPolicy
-from vla_rl.reporting import words
-from vla_rl.run.context import Run, evaluate_held_out, keep_best, start_checkpoint
 from vla_rl.run.offline_phase import make_student
 
 

@@ -9,13 +9,13 @@ import torch
 from vla_rl import build
 from vla_rl.algorithms.offline_chain import OfflineChain
 from vla_rl.asked import PolicyOptions, asked, config_of
+from vla_rl.assembly.context import Run, evaluate_held_out, start_checkpoint
+from vla_rl.assembly.env_and_policy import seeded
+from vla_rl.assembly.prior_data import given
 from vla_rl.checkpoint import save_checkpoint
 from vla_rl.interfaces import DistillablePolicy
 from vla_rl.learning.learners import ReplayLearner
 from vla_rl.learning.offline import OfflineRounds
-from vla_rl.run.context import Run, evaluate_held_out, start_checkpoint
-from vla_rl.run.opening import seeded
-from vla_rl.run.prior_data import given
 from vla_rl.run.reward_phases import rl_reward
 
 

@@ -10,26 +10,57 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from vla_rl import config as configs
-from vla_rl.build import attribute
+from vla_rl.assembly.context import Run
+from vla_rl.assembly.env_and_policy import checked_env
+from vla_rl.assembly.folder import (
+    changes,
+    last_good_text,
+    leave_no_name,
+    pending,
+    produced,
+    read_phases,
+    set_aside,
+    take_folder,
+)
+from vla_rl.checks import preflight
 from vla_rl.config import RunConfig
+from vla_rl.config.phases import PHASES
 from vla_rl.errors import TrainingDiverged
 from vla_rl.interfaces import Env
-from vla_rl.reporting.machine import MemoryWatch, versions
-from vla_rl.reporting.metrics import MetricsLogger, write_json
+from vla_rl.lock import RunLock
+from vla_rl.monitoring.machine import MemoryWatch, versions
+from vla_rl.monitoring.metrics import MetricsLogger, write_json
+from vla_rl.monitoring.progress import Progress
+from vla_rl.monitoring.sinks import sinks
 from vla_rl.reporting.page import write_report
-from vla_rl.reporting.progress import Progress
-from vla_rl.reporting.sinks import sinks
-from vla_rl.run import preflight
-from vla_rl.run.context import Run
-from vla_rl.run.folder import changes, last_good_text, leave_no_name, produced, set_aside, take_folder
-from vla_rl.run.lock import RunLock
-from vla_rl.run.opening import checked_env
-from vla_rl.run.phases import PHASES
+from vla_rl.run.action_phase import eval_actions
+from vla_rl.run.eval_phase import eval_offline, eval_rl, eval_sft, eval_student, report
+from vla_rl.run.offline_phase import phase_offline
+from vla_rl.run.reward_phases import phase_reward
+from vla_rl.run.rl_phase import phase_rl
+from vla_rl.run.sft_phase import phase_collect, phase_sft
+
+# What each phase does; it returns what belongs into the phase's record.
+FUNCTIONS: dict[str, Callable[[Run], dict[str, Any]]] = {
+    "collect": phase_collect,
+    "sft": phase_sft,
+    "eval_sft": eval_sft,
+    "reward": phase_reward,
+    "offline": phase_offline,
+    "eval_offline": eval_offline,
+    "rl": phase_rl,
+    "eval_rl": eval_rl,
+    "eval_student": eval_student,
+    "eval_actions": eval_actions,
+    "report": report,
+}
 
 
 def run_pipeline(config: RunConfig, *, fresh: bool = False) -> Path:
@@ -37,7 +68,7 @@ def run_pipeline(config: RunConfig, *, fresh: bool = False) -> Path:
     preflight.check(config, fresh=fresh)
     folder, resources = config.run_dir, contextlib.ExitStack()
     with resources:
-        env = checked_env(config, resources, fresh) if preflight.pending(config, fresh) else None
+        env = checked_env(config, resources, fresh) if pending(config, fresh) else None
         return _run_phases(config, folder, fresh, resources, env)
 
 
@@ -53,7 +84,7 @@ def _run_phases(
         take_folder(config, folder)
         torch.set_num_threads(preflight.threads(config))
         torch.manual_seed(config.seed)
-        phases = preflight.read_phases(folder)
+        phases = read_phases(folder)
         write_json(folder / "versions.json", versions())
         progress = stack.enter_context(Progress())
         tree = configs.to_tree(config)
@@ -72,7 +103,7 @@ def _run_phases(
             progress.say(f"{name}: {PHASES[name].says}")
             counted = 0.0
             try:
-                result = attribute(PHASES[name].run)(run) or {}
+                result = FUNCTIONS[name](run)
                 counted = result.pop("seconds", 0.0)  # by the phase itself; a killed process has not written them here
                 record |= result | {"complete": True}
             except TrainingDiverged as error:
@@ -94,7 +125,7 @@ def plan(config: RunConfig, *, fresh: bool = False) -> str:
     kept = produced(folder) and not fresh
     if kept:
         changes(config, folder)
-    phases = preflight.read_phases(folder) if kept else {}
+    phases = read_phases(folder) if kept else {}
     state = "go on in" if kept else "start over in, with what is there kept aside:" if produced(folder) else "write to"
     lines = [f"would {state} {folder}:"]
     for name in config.phases:

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
+from vla_rl.advice.remedies import advice
 from vla_rl.asked import AlgorithmFigures, asked
-from vla_rl.build import attribute
+from vla_rl.assembly.context import REWARD_FOLDER, Run, start_checkpoint
+from vla_rl.assembly.env_and_policy import seeded
+from vla_rl.assembly.reward import reward_context, reward_demonstrations, start_reward, trained_reward
+from vla_rl.checks.preflight import fallback_config, is_sparse
+from vla_rl.data.trajectories import ROLLOUTS, load_rollouts, save_rollouts
 from vla_rl.learning.guard import NO_SUCCESS, Finding, Guard
-from vla_rl.learning.remedies import advice
-from vla_rl.reporting.metrics import write_json
-from vla_rl.rewards.build import RewardContext, build_reward, fit_updates, load_reward, reads_policy, save_reward
-from vla_rl.rewards.handle import is_learned, wants_demonstrations
+from vla_rl.monitoring.metrics import write_json
+from vla_rl.rewards.build import build_reward, fit_updates, save_reward
+from vla_rl.rewards.handle import is_learned
 from vla_rl.rewards.quality import Quality, write_quality
 from vla_rl.rewards.scorer import SwitchingReward
-from vla_rl.rewards.sources import ROLLOUTS, demonstration_trajectories, load_rollouts, roll_out, save_rollouts
 from vla_rl.rewards.tools import co_evolving, enforce, fit_and_judge, needs_judging
-from vla_rl.run.context import REWARD_FOLDER, Run, split_demonstrations, start_checkpoint
-from vla_rl.run.opening import seeded
-from vla_rl.run.preflight import fallback_config, is_sparse
-from vla_rl.types import Trajectory
+from vla_rl.rollout.episodes import roll_out
 
 
 def phase_reward(run: Run) -> dict[str, Any]:
@@ -57,23 +56,6 @@ def _train_reward(
     return quality, len(rollouts), steps
 
 
-def start_reward(run: Run, policy: Any) -> Any:
-    """The configured reward, with the run's demonstrations where it wants some."""
-    c = run.config
-    reward = build_reward(c.reward_type, seeded(c.reward, c.seed), _reward_context(run, policy))
-    if wants_demonstrations(reward):
-        reward.set_demonstrations(reward_demonstrations(run))
-    return reward
-
-
-def trained_reward(run: Run, policy: Any) -> Any:
-    """The configured reward as phase reward trained it."""
-    reward = start_reward(run, policy)
-    if is_learned(reward) and (run.dir / REWARD_FOLDER).is_dir():
-        load_reward(run.dir / REWARD_FOLDER, run.config.reward_type, reward)
-    return reward
-
-
 def rl_reward(run: Run, policy: Any) -> Any:
     """The reward of the phase rl: as phase reward trained it, refitted on the way where the config says so."""
     c = run.config
@@ -91,13 +73,15 @@ def _elsewhere(run: Run, reward: Any) -> Any:
     c = run.config
     if c.cluster_type != "ray" or not c.cluster.reward_workers:
         return reward
-    return attribute("vla_rl.cluster.scoring:RemoteReward")(run.seats, run, reward)
+    from vla_rl.cluster.scoring import RemoteReward
+
+    return RemoteReward(run.seats, run, reward)
 
 
 def fallback_reward(run: Run, policy: Any) -> Any:
     """The progress reward of ``rl.fallback``, not trained yet."""
     config = seeded(fallback_config(run.config), run.config.seed)
-    return build_reward("process", config, _reward_context(run, policy))
+    return build_reward("process", config, reward_context(run, policy))
 
 
 def rl_guard(run: Run, policy: Any, reward: Any) -> tuple[Guard | None, Callable[[Finding], tuple[int, int]]]:
@@ -119,18 +103,3 @@ def rl_guard(run: Run, policy: Any, reward: Any) -> tuple[Guard | None, Callable
         return None, on_finding
     return Guard(c.rl, asked(c.algorithm, AlgorithmFigures).movement, is_sparse(c), advice(c, run.dir)), on_finding
 
-
-def reward_demonstrations(run: Run) -> list[Trajectory]:
-    """The run's demonstrations as trajectories; none where it starts from a checkpoint without a dataset."""
-    c = run.config
-    if not c.reward_check.demonstrations or not run.has_dataset:
-        return []
-    dataset, _ = split_demonstrations(run, failures=True)
-    check = c.reward_check
-    return demonstration_trajectories(dataset, stride=check.stride, limit=check.demonstrations, seed=c.seed)
-
-
-def _reward_context(run: Run, policy: Any) -> RewardContext:
-    """A copy of the policy serves image features: those of the policy itself would drift while it learns."""
-    frozen = copy.deepcopy(policy) if reads_policy(run.config.reward) else None
-    return RewardContext(run.config.algorithm, run.env.embodiment, frozen, run.config.reward_check.stride)

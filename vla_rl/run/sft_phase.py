@@ -11,12 +11,13 @@ import torch
 from vla_rl import build
 from vla_rl.algorithms.imitation import Imitation
 from vla_rl.algorithms.validation import ROWS
+from vla_rl.assembly.context import Run, imitated
+from vla_rl.assembly.env_and_policy import seeded
+from vla_rl.assembly.recorded_env import RecordedEnv
 from vla_rl.data.collect import collect_demonstrations
-from vla_rl.data.collect_policy import collect_with_policy
 from vla_rl.data.demonstrations import DatasetSampler
 from vla_rl.learning.sft import train_sft
-from vla_rl.run.context import Run, imitated
-from vla_rl.run.opening import seeded
+from vla_rl.run.collect_policy import collect_with_policy
 
 
 def phase_collect(run: Run) -> dict[str, Any]:
@@ -42,6 +43,8 @@ def phase_sft(run: Run) -> dict[str, Any]:
     c = run.config
     if c.checkpoint:
         return {"skipped": "a checkpoint was given"}
+    if isinstance(run.env, RecordedEnv):
+        run.progress.say(run.env.recording.said())
     dataset, validation, filtered = imitated(run)
     torch.manual_seed(c.seed)
     policy = build.implementation("policy", c.policy_type).from_statistics(

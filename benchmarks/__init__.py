@@ -1,0 +1,1 @@
+"""What measures the product: nothing of the product imports it, and it may import everything."""

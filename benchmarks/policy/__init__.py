@@ -1,0 +1,1 @@
+"""Latency of acting and speed of learning of policies."""

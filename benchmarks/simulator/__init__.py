@@ -1,0 +1,1 @@
+"""Simulators against the plain form of each."""

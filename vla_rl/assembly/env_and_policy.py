@@ -1,0 +1,137 @@
+"""From the config to live objects: env, policy, critic, demonstrations."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vla_rl import build
+from vla_rl.algorithms.augmentation import require_mirror
+from vla_rl.asked import AlgorithmOptions, ChecksCameras, PolicyOptions, PublishedStart, asked
+from vla_rl.assembly.recorded_env import RecordedEnv
+from vla_rl.checkpoint import EMBODIMENT, load_policy
+from vla_rl.config import RunConfig
+from vla_rl.config.phases import PHASES
+from vla_rl.data.lerobot_reader import check_dataset
+from vla_rl.data.recorded import check_recorded
+from vla_rl.devices import pick_device
+from vla_rl.errors import ConfigError, UserError
+from vla_rl.files import check_checkpoint
+from vla_rl.interfaces import Env
+from vla_rl.optional import PublishablePolicy
+from vla_rl.types import EmbodimentSpec, TaskSpec
+
+
+def open_env(config: RunConfig) -> Env:
+    """The configured simulator in worker processes, or in this process for ``slots.workers`` = 0; or a recording."""
+    if opens := build.env_entry(config.env_type).records:
+        return build.attribute(opens)(config)
+    simulator = build.implementation("env", config.env_type)
+    slots = config.slots
+    if slots.workers == 0:
+        inline = build.attribute("sim.inline:InlineEnv")
+        return inline(simulator(config.env), num_slots=slots.slots_per_worker)
+    pool = build.attribute("sim.pool:ProcessPool")
+    return pool(
+        functools.partial(simulator, config.env),
+        num_workers=slots.workers,
+        slots_per_worker=slots.slots_per_worker,
+        max_chunk_length=max(128, asked(config.policy, PolicyOptions).chunk_length or 0),
+        hang_timeout=slots.hang_timeout,
+        max_restarts=slots.max_restarts,
+        python=slots.python,
+    )
+
+
+def checked_env(config: RunConfig, resources: contextlib.ExitStack, fresh: bool = False) -> Env:
+    """The open env, once the tasks, the robot of checkpoint, dataset and replays, cameras and critic are known to fit it."""
+    pick_device(config.device)
+    env = resources.enter_context(contextlib.closing(open_env(config)))
+    tasks = select_tasks(env.tasks, config.tasks, exclude=config.held_out_tasks)
+    if not tasks and any(PHASES[name].trains for name in config.phases):
+        raise ConfigError(
+            f"held_out_tasks={list(config.held_out_tasks)} leaves no task to train on. This env has: "
+            f"{', '.join(t.task_id for t in env.tasks)}"
+        )
+    imitated = "sft" in config.phases and not config.checkpoint
+    if isinstance(env, RecordedEnv):
+        env.recording.require(config.sft.failures or not imitated)
+    elif config.dataset and not build.env_entry(config.env_type).demonstrations:
+        texts = [text for task in tasks for text in task.instructions]
+        check_dataset(config.dataset, env.embodiment, texts, config.sft.failures or not imitated)
+    if config.checkpoint:
+        env.embodiment.require(check_checkpoint(Path(config.checkpoint)), "the env", f"the checkpoint {config.checkpoint}")
+    else:
+        _require_cameras(config.policy, env.embodiment)
+    begun = any((config.run_dir / "checkpoints" / name / "training_state").exists() for name in ("rl", "offline"))
+    if fresh or not begun:  # who goes on has those episodes
+        check_recorded(config.replay.offline, config.run_dir / "replay", env.embodiment)
+    imitates = "sft" in config.phases and config.sft.augment.mirror and not config.checkpoint
+    if imitates or ("rl" in config.phases and asked(config.algorithm, AlgorithmOptions).mirrors):
+        require_mirror(env.embodiment)
+    if "rl" in config.phases and config.critic_type == "privileged" and env.privileged_dim < 1:
+        raise ConfigError(f"critic=privileged reads simulator state, and env.type={config.env_type} shows none: critic=none")
+    return env
+
+
+def _require_cameras(policy: Any, embodiment: EmbodimentSpec) -> None:
+    """Raise `ConfigError` where a new policy's config asks for cameras that the env does not show, or cannot cut up."""
+    wanted, known = asked(policy, PolicyOptions).cameras, embodiment.camera_names
+    missing = [name for name in wanted if ":" not in name and name not in known]  # (feature:camera is another form)
+    if missing:
+        raise ConfigError(f"policy.cameras has {missing[0]!r}, and the env shows only {', '.join(known)}: name those")
+    for camera in embodiment.cameras:
+        if isinstance(policy, ChecksCameras) and camera.name in (wanted or known):
+            policy.check_camera(camera.name, camera.height, camera.width)
+
+
+def acting_policy(config: RunConfig, path: Path, embodiment: EmbodimentSpec) -> Any:
+    """The policy of a checkpoint of this project, with the changes to its own config that the run asks for."""
+    return load_policy(path, build.policy_class, expected_embodiment=embodiment, changes=config.policy_changes)
+
+
+def open_policy(config: RunConfig, path: Path, embodiment: EmbodimentSpec) -> Any:
+    """The policy of a checkpoint of this project, or of a published one that ``config.policy`` says how to read."""
+    reads_published = isinstance(config.policy, PublishedStart)
+    if (path / EMBODIMENT).exists() or not reads_published:
+        return acting_policy(config, path, embodiment)
+    published = dataclasses.replace(config.policy, checkpoint=str(path))
+    return build.implementation("policy", config.policy_type).from_published(published, embodiment)
+
+
+def export_policy(checkpoint: Path, folder: Path) -> None:
+    """Write a checkpoint's policy in the form that its own project publishes (``save_pretrained``)."""
+    if folder.exists():
+        raise UserError(f"{folder} exists already: give the name of a folder that does not")
+    policy = load_policy(checkpoint, build.policy_class)
+    if not isinstance(policy, PublishablePolicy):
+        raise UserError(
+            f"{checkpoint} holds a {policy.policy_type} policy, which has no form but this project's own: use the checkpoint"
+        )
+    policy.save_pretrained(folder)
+
+
+def select_tasks(tasks: Sequence[TaskSpec], wanted: Sequence[str] | None, exclude: Sequence[str] = ()) -> list[TaskSpec]:
+    """The named tasks in the suite's order; all of them for an empty list, none for None.
+
+    Of an id like ``suite/3`` the last part is enough.
+    """
+    known = {name: task.task_id for task in tasks for name in (task.task_id.rpartition("/")[2], task.task_id)}
+    missing = [name for name in [*(wanted or []), *exclude] if name not in known]
+    if missing:
+        raise ConfigError(f"unknown task {missing[0]!r}. This env has: {', '.join(sorted(t.task_id for t in tasks))}")
+    if wanted is None:
+        return []
+    chosen, left_out = {known[name] for name in wanted}, {known[name] for name in exclude}
+    return [t for t in tasks if (not wanted or t.task_id in chosen) and t.task_id not in left_out]
+
+
+def seeded(config: Any, seed: int) -> Any:
+    """The run's seed in a component's config, where it has one and leaves it at 0."""
+    if any(f.name == "seed" for f in dataclasses.fields(config)) and config.seed == 0:
+        return dataclasses.replace(config, seed=seed)
+    return config

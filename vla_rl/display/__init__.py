@@ -1,0 +1,1 @@
+"""How figures are shown: charts, words and tables."""

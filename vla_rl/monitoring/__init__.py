@@ -1,0 +1,1 @@
+"""What a run tells while it goes: metrics and the places they go to, progress, the machine."""

@@ -1,0 +1,120 @@
+"""Demonstrations by a trained policy: its successes, of which the smoothest are kept, as a LeRobotDataset v3.
+
+What RL learned becomes data for SFT: of the policy beneath a residual (PLD, arXiv 2511.00091), or of any other. In hybrid
+rollouts that policy acts first, and the data say who chose which control step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from vla_rl.config.run import CollectConfig
+from vla_rl.data.lerobot_format import BY_BASE, SENT_KEY
+from vla_rl.data.lerobot_writer import DemonstrationWriter
+from vla_rl.errors import UserError
+from vla_rl.evaluation.outcome import mean_jerk
+from vla_rl.interfaces import Env, Policy
+from vla_rl.optional import StackedPolicy
+from vla_rl.rollout.engine import RolloutEngine
+from vla_rl.rollout.handover import Handover
+from vla_rl.rollout.stepwise import Stepwise
+from vla_rl.splits import stable_seed
+from vla_rl.types import EmbodimentSpec, EpisodeSpec, TaskSpec, Trajectory
+
+_FEWEST = 0.1  # of the attempts that must succeed
+
+
+def collect_with_policy(
+    env: Env,
+    policy: Policy,
+    tasks: Sequence[TaskSpec],
+    config: CollectConfig,
+    *,
+    seed: int,
+    folder: Path,
+    progress: Callable[..., None],
+) -> dict[str, Any]:
+    """Write ``episodes_per_task`` successes of ``policy`` for each task; initial states are 0, 1, 2 … of the train split.
+
+    There are ``oversample`` times as many to choose from, and those of the smallest jerk are kept. Which ones depends on the
+    seed, not on the number of slots. Returns counts. Raises `UserError` where fewer than one attempt in ten succeeds, or
+    where ``base_share`` asks for a policy beneath and there is none.
+    """
+    if config.base_share and not isinstance(policy, StackedPolicy):
+        raise UserError(
+            f"collect.base_share={config.base_share} lets the frozen policy beneath act first, and the checkpoint "
+            f"collect.policy={config.policy} has none beneath it: name one that RL trained with actor=residual, or leave "
+            f"base_share at 0"
+        )
+    counts = {"episodes": 0, "attempts": 0, "control_steps": 0}
+    extra = {SENT_KEY: env.embodiment.action_names} | ({BY_BASE: [BY_BASE]} if config.base_share else {})
+    with DemonstrationWriter(folder, env.embodiment, video=config.video, extra=extra) as writer:
+        for task in tasks:
+            wanted = config.episodes_per_task
+            engine = RolloutEngine(env, _acting(policy, config, task))
+            found, tried = _successes(engine, task, config, seed, round(wanted * config.oversample))
+            counts["attempts"] += tried
+            for trajectory in sorted(_smoothest(found, wanted, env.embodiment), key=lambda t: t.episode.init_state_id):
+                _write(writer, trajectory)
+                counts["episodes"] += 1
+                counts["control_steps"] += len(trajectory)
+                progress(counts["episodes"], success=f"{len(found)}/{tried}")
+    return counts
+
+
+def _acting(policy: Any, config: CollectConfig, task: TaskSpec) -> Policy:
+    """The policy one control step at a time; with ``base_share`` after the one beneath it."""
+    if not config.base_share:
+        return Stepwise(policy)
+    return Handover(policy.beneath(), policy, round(config.base_share * task.horizon))
+
+
+def _successes(
+    engine: RolloutEngine, task: TaskSpec, config: CollectConfig, seed: int, count: int
+) -> tuple[list[Trajectory], int]:
+    """``count`` successes, and the number of attempts."""
+    found: list[Trajectory] = []
+    tried = 0
+    while len(found) < count:
+        size = max(engine.env.num_slots, count - len(found))
+        episodes = [_episode(task, seed, tried + i) for i in range(size)]
+        result = engine.collect(episodes, deterministic=not config.sample)
+        found += [t for t in result.trajectories if t.success]
+        tried += size
+        if tried >= 20 and len(found) < _FEWEST * tried:
+            raise UserError(
+                f"the policy solved only {len(found)} of {tried} episodes of task {task.task_id!r}: it is no demonstrator. "
+                f"Train it further, or leave the task out of tasks=[…]"
+            )
+    return found[:count], tried
+
+
+def _episode(task: TaskSpec, seed: int, index: int) -> EpisodeSpec:
+    return EpisodeSpec(
+        task.task_id, index, "train", stable_seed("collect", seed, task.task_id, index),
+        instruction_index=index % max(1, len(task.instructions)), rollout_id=f"collect-{task.task_id}-{index}",
+    )  # fmt: skip
+
+
+def _smoothest(found: Sequence[Trajectory], count: int, spec: EmbodimentSpec) -> list[Trajectory]:
+    """The ``count`` of smallest mean jerk."""
+    return sorted(found, key=lambda t: mean_jerk(t.actions[:, 0].numpy(), spec) or 0.0)[:count]
+
+
+def _write(writer: DemonstrationWriter, trajectory: Trajectory) -> None:
+    seen = trajectory.observations
+    extra = {SENT_KEY: trajectory.actions[:, 0].numpy()}
+    if BY_BASE in trajectory.replay:
+        extra[BY_BASE] = trajectory.replay[BY_BASE][:, None].float().numpy()
+    writer.add_episode(
+        {name: images.numpy() for name, images in seen.images.items()},
+        seen.proprio.numpy(),
+        trajectory.actions[:, 0].numpy(),
+        seen.instruction[0],
+        success=trajectory.success,
+        task_id=trajectory.episode.task_id,
+        init_state_id=trajectory.episode.init_state_id,
+        extra=extra,
+    )
