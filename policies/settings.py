@@ -285,7 +285,7 @@ class LeRobotConfig:
         for name in ("advantage_discount", "clip_base"):
             if not 0.0 < getattr(self, name) <= 1.0:
                 raise ConfigError(f"policy.{name} is {getattr(self, name)}, it must lie in (0, 1]")
-        require_sizes(self.family, self.sizes)
+        require_sizes("pi0" if self.checkpoint else self.family, self.sizes)
         for name in ("options", "cameras"):
             wrong = [text for text in getattr(self, name) if ":" not in text]
             if wrong:

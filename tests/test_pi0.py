@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,39 @@ def test_what_is_read_is_written(family: str, layout: str, policies: dict[str, L
         loss.backward()
         trunk = again.model.model.paligemma_with_expert.paligemma
         assert trunk.lm_head.weight is trunk.model.language_model.embed_tokens.weight  # they learn as one
+
+
+def openpi_folder(policy: LeRobotPolicy, folder: Path) -> Path:
+    """As openpi's converter writes it."""
+    from safetensors.torch import save_file
+
+    (folder / "assets" / "arm").mkdir(parents=True)
+    tensors = {name.removeprefix("model."): x for name, x in policy.model.state_dict().items()}
+    tensors[vectors.TABLE] = tensors.pop(vectors.TIED)
+    save_file(tensors, folder / "model.safetensors")
+    said = {"action_dim": 6, "action_horizon": CHUNK, "paligemma_variant": "gemma_2b", "action_expert_variant": "gemma_300m"}
+    (folder / "config.json").write_text(json.dumps({**said, "precision": "float32"}))
+    stats = {ours: STATS[theirs] for ours, theirs in (("actions", "action"), ("state", "observation.state"))}
+    padded = {name: {k: [*values[k], 0.0] for k in ("mean", "std", "q01", "q99")} for name, values in stats.items()}
+    (folder / "assets" / "arm" / "norm_stats.json").write_text(json.dumps({"norm_stats": padded}))
+    return folder
+
+
+@BOTH
+def test_a_folder_of_openpis(family: str, policies: dict[str, LeRobotPolicy], vlm: str, tmp_path: Path) -> None:
+    """Its weights and normalisation act as the policy that they were taken from; a third picture is absent and masked."""
+    folder = openpi_folder(policies[family], tmp_path / "openpi")
+    cameras = ["base_0_rgb:front", "left_wrist_0_rgb:wrist", "right_wrist_0_rgb:none"]
+    options = [option for option in OPTIONS if not option.startswith(("max_action_dim", "device"))]
+    policy = load(folder, options=options, cameras=cameras, vlm=vlm, sizes=TINY)
+    assert policy.stored.family == family
+    chunks = [p.act(observation(), deterministic=True, seeds=[5, 6, 7]).chunk.actions for p in (policy, policies[family])]
+    torch.testing.assert_close(*chunks, rtol=0, atol=1e-5)
+    policy.save_pretrained(tmp_path / "lerobot")
+    assert (tmp_path / "lerobot" / "policy_preprocessor.json").is_file()
+    (folder / "assets" / "arm" / "norm_stats.json").unlink()
+    with pytest.raises(UserError, match=r"must hold one assets/<asset>/norm_stats.json.*has none"):
+        load(folder, options=options, cameras=cameras, vlm=vlm, sizes=TINY)
 
 
 def test_files_that_are_not_this_policys(policies: dict[str, LeRobotPolicy], vlm: str, tmp_path: Path) -> None:

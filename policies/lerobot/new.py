@@ -27,7 +27,6 @@ def new_policy(
     """Settings and processors of a new policy of ``config.family``: its features are the robot's, images are normalised
     with ImageNet's constants (as lerobot's training does), state and action with the given statistics."""
     from lerobot.configs.policies import PreTrainedConfig
-    from lerobot.policies.factory import make_pre_post_processors
 
     require_family(config.family)
     h = config.chunk_length
@@ -52,23 +51,36 @@ def new_policy(
         settings["pretrained_backbone_weights"] = None  # the default would be fetched from the net
     if config.vlm and "vlm_model_name" in known:
         settings["vlm_model_name"] = config.vlm
-    decoded = decode(settings | options)
+    return with_processors(settings | options, config, action, proprio)
+
+
+def with_processors(
+    settings: Mapping[str, Any],
+    config: LeRobotConfig,
+    action: Mapping[str, Any],
+    proprio: Mapping[str, Any],
+) -> Stored:
+    """``settings`` completed by lerobot, with its processors for these statistics. Raises `MissingDependency` without the
+    tokenizer."""
+    from lerobot.policies.factory import make_pre_post_processors
+
+    decoded, family = decode(settings), settings["type"]
     statistics = {
         key: {k: torch.tensor(values[own]) for k, own in STATISTICS.items()}
         for key, values in ((ACTION, action), (STATE, proprio))
     }
     imagenet = {k: torch.tensor(v).view(3, 1, 1) for k, v in IMAGENET.items()}
-    statistics |= {IMAGES + c.name: imagenet for c in embodiment.cameras}
+    statistics |= {key: imagenet for key, f in settings["input_features"].items() if f["type"] == "VISUAL"}
     own_size = {SIZES: dict(config.sizes)} if config.sizes else {}
     with tempfile.TemporaryDirectory() as name:
         decoded._save_pretrained(folder := Path(name))
         try:
-            with quiet(), tokenizer_of(config.family, config.vlm):
+            with quiet(), tokenizer_of(family, config.vlm):
                 processors = make_pre_post_processors(decoded, dataset_stats=statistics)
         except OSError as error:
             raise MissingDependency(
-                f"the tokenizer of a new {config.family} policy (lerobot's own is {FAMILIES[config.family].tokenizer!r}) is not "
-                f"on this machine. Give a folder that holds it as policy.vlm=/path"
+                f"the tokenizer of a new {family} policy (lerobot's own is {FAMILIES[family].tokenizer!r}) is not on this "
+                f"machine. Give a folder that holds it as policy.vlm=/path"
             ) from error
         for pipeline, file in zip(processors, PIPELINES, strict=True):
             pipeline.save_pretrained(folder, config_filename=f"{file}.json")

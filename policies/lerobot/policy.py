@@ -32,6 +32,7 @@ from policies.lerobot.flows import repeated
 from policies.lerobot.guided import GuidedChain
 from policies.lerobot.heads import ACTION, PADDED, STATE, ChainHead, FinishingHead, RegressionHead, column
 from policies.lerobot.new import new_policy
+from policies.lerobot.openpi import is_openpi, read_openpi
 from policies.lerobot.package import require_lerobot
 from policies.lerobot.sizes import SIZES
 from policies.lerobot.stored import WEIGHTS, Stored, decode, encode
@@ -87,7 +88,7 @@ class LeRobotPolicy(nn.Module):
         `MissingDependency` (what the backbone needs is not on this machine).
         """
         require_lerobot()
-        return cls._load(config, embodiment, cls._read(config))
+        return cls._load(config, embodiment, cls._read(config, embodiment))
 
     @classmethod
     def from_statistics(
@@ -101,12 +102,15 @@ class LeRobotPolicy(nn.Module):
         statistics (dicts of ``low, high, mean, std, q01, q99``)."""
         require_lerobot()
         if config.checkpoint:
-            return cls._load(config, embodiment, cls._read(config).with_statistics(action_stats, proprio_stats))
+            stored = cls._read(config, embodiment).with_statistics(action_stats, proprio_stats)
+            return cls._load(config, embodiment, stored)
         stored = new_policy(config, embodiment, action_stats, proprio_stats)
         return cls.from_stored(config, embodiment, stored, fetch=True)
 
     @classmethod
-    def _read(cls, config: LeRobotConfig) -> Stored:
+    def _read(cls, config: LeRobotConfig, embodiment: EmbodimentSpec) -> Stored:
+        if is_openpi(Path(config.checkpoint)):
+            return read_openpi(config, embodiment)
         stored = Stored.read(Path(config.checkpoint))
         options = config.option_values()
         unknown = sorted(set(options) - set(stored.settings))
