@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from policies.lerobot.families import FAMILIES as LEROBOT
+from policies.lerobot.sizes import require_sizes
 from vla_rl.errors import ConfigError, require_packages
 
 BIN_RANGES = ("bounds", "minmax", "quantile")
@@ -214,8 +216,6 @@ class NanoVLAConfig(TrunkConfig):
         return correlated_axes(self)
 
 
-# of lerobot's policies; `policies.lerobot.heads.FAMILIES` has the head of each
-LEROBOT_FAMILIES = ("act", "diffusion", "smolvla", "pi0", "pi05")
 _FLOW_FORMS = ("flow_sde", "flow_cps")
 
 
@@ -224,7 +224,8 @@ class LeRobotConfig:
     """A checkpoint of lerobot, or a new policy of one of its families.
 
     ``checkpoint``: a folder in lerobot's form; empty builds a new policy of ``family`` for the robot and the data at hand.
-    ``options``: lerobot's own settings of that family as ``key:value`` (``[n_action_steps:8]``).
+    ``options``: lerobot's own settings of that family as ``key:value`` (``[n_action_steps:8]``). ``sizes``: of a new π0 or
+    π0.5 that is not to have the published ones (`policies.lerobot.sizes.PUBLISHED` has their names); lerobot cannot load it.
     ``chunk_length``: control steps the model predicts; a checkpoint has its own, and another number is refused.
     ``cameras``: ``feature:camera``, which camera of the robot a checkpoint's image feature is ("none": leave it out, where
     the family allows it); empty where the names are the same. ``vlm``: a folder with config and tokenizer of the language
@@ -241,6 +242,8 @@ class LeRobotConfig:
     # family of a new policy, such as act, diffusion, smolvla
     family: str = "act"
     options: list[str] = field(default_factory=list)
+    # of a new pi0 or pi05 that is not to have the published ones, such as {width: 64, depth: 4}
+    sizes: dict[str, int] = field(default_factory=dict)
     chunk_length: int = 8
     cameras: list[str] = field(default_factory=list)
     vlm: str = ""
@@ -266,8 +269,8 @@ class LeRobotConfig:
     explores_by: ClassVar = "min_std"
 
     def __post_init__(self) -> None:
-        if self.family not in LEROBOT_FAMILIES:
-            raise ConfigError(f"policy.family is {self.family!r}, choose one of {', '.join(LEROBOT_FAMILIES)}")
+        if self.family not in LEROBOT:
+            raise ConfigError(f"policy.family is {self.family!r}, choose one of {', '.join(LEROBOT)}")
         if self.sampler not in _FLOW_FORMS:
             raise ConfigError(f"policy.sampler is {self.sampler!r}, choose one of {', '.join(_FLOW_FORMS)}")
         if self.chunk_length < 1:
@@ -282,6 +285,7 @@ class LeRobotConfig:
         for name in ("advantage_discount", "clip_base"):
             if not 0.0 < getattr(self, name) <= 1.0:
                 raise ConfigError(f"policy.{name} is {getattr(self, name)}, it must lie in (0, 1]")
+        require_sizes("pi0" if self.checkpoint else self.family, self.sizes)
         for name in ("options", "cameras"):
             wrong = [text for text in getattr(self, name) if ":" not in text]
             if wrong:
@@ -291,9 +295,12 @@ class LeRobotConfig:
         """Raise `UserError` where lerobot is not installed, or what it imports and reads only once it builds this family."""
         words = ("num2words",) if self.family == "smolvla" and not self.checkpoint else ()
         require_packages("lerobot", *words, extra="lerobot", purpose=f"policy=lerobot policy.family={self.family}")
-        if not self.checkpoint:
-            from policies.lerobot.needs import require_language
+        from policies.lerobot.needs import require_checkpoint, require_family, require_language
 
+        if self.checkpoint:
+            require_checkpoint(self.checkpoint, self.vlm)
+        else:
+            require_family(self.family)
             require_language(self.family, self.vlm, self.option_values())
 
     def option_values(self) -> dict[str, Any]:

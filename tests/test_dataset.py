@@ -14,6 +14,7 @@ import torch
 from vla_rl.data.lerobot_format import DatasetError
 from vla_rl.data.lerobot_reader import load_demonstrations, read_embodiment
 from vla_rl.data.lerobot_writer import DemonstrationWriter, encode_png, feature_statistics, image_statistics
+from vla_rl.data.sources import check_folder
 from vla_rl.errors import ConfigError, EmbodimentMismatch
 from vla_rl.types import CameraSpec, EmbodimentSpec
 
@@ -219,6 +220,50 @@ def test_we_load_what_lerobot_writes(tmp_path, monkeypatch):
     assert [e.instruction for e in data.episodes] == ["task 0", "task 1"] and data.episodes[0].success is None
     with pytest.raises(DatasetError, match="does not say which robot"):
         load_demonstrations(tmp_path / "x")
+
+
+@pytest.mark.parametrize("video", [False, True])
+def test_we_load_what_lerobot_06_adds(tmp_path, monkeypatch, video):
+    """A depth map, columns of language, and what its encoder was set to, beside what is ours."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        lerobot = pytest.importorskip("lerobot.datasets.lerobot_dataset")
+        language = pytest.importorskip("lerobot.datasets.language", reason="columns of language came with lerobot 0.6")
+        from vla_rl.data.lerobot_format import lerobot_features
+
+        kept = {k: v for k, v in lerobot_features(SPEC, video).items() if k.startswith(("observation", "action"))}
+        features = {k: {n: x for n, x in v.items() if n != "info"} | {"shape": tuple(v["shape"])} for k, v in kept.items()}
+        depth = {"shape": (12, 16, 1), "names": ["height", "width", "channels"], "info": {"is_depth_map": True}}
+        features["observation.images.front_depth"] = {"dtype": "video" if video else "image", **depth}
+        theirs = lerobot.LeRobotDataset.create("local/x", 20, features, root=tmp_path / "x", use_videos=video)
+        e = episode(0, 3)
+        for t in range(3):
+            frame = {f"observation.images.{c}": v[t] for c, v in e["images"].items()}
+            frame["observation.images.front_depth"] = np.full((12, 16, 1), 1000 + t, np.uint16)
+            frame |= {"observation.state": e["proprio"][t], "action": e["actions"][t], "task": e["instruction"]}
+            theirs.add_frame(frame)
+        theirs.save_episode()
+        theirs.finalize()
+    told = {"role": "user", "content": "now lift", "style": "subtask", "timestamp": 0.0, "camera": None, "tool_calls": None}
+    file, info = tmp_path / "x/data/chunk-000/file-000.parquet", tmp_path / "x/meta/info.json"
+    pyarrow = pytest.importorskip("pyarrow.parquet") and pytest.importorskip("pyarrow")
+    table = pyarrow.parquet.read_table(file)
+    column = pyarrow.array([[told]] * 3, language.language_persistent_arrow_type())
+    pyarrow.parquet.write_table(table.append_column(language.LANGUAGE_PERSISTENT, column), file)
+    written = json.loads(info.read_text())
+    written["features"][language.LANGUAGE_PERSISTENT] = {"dtype": "language", "shape": [1], "names": None}
+    info.write_text(json.dumps(written))
+    if video:
+        assert {"video.crf", "video.preset"} & set(written["features"]["observation.images.front"]["info"])
+    data = load_demonstrations(tmp_path / "x", SPEC, 2)
+    assert np.array_equal(data.actions.numpy(), e["actions"]) and set(data.images) == set(SPEC.camera_names)
+    assert video or np.array_equal(data.images["front"].numpy(), e["images"]["front"])
+    assert not any(report.errors for report in check_folder(tmp_path / "x", SPEC))
+    deep = dataclasses.replace(SPEC, cameras=(CameraSpec("front_depth", 12, 16),))
+    with pytest.raises(EmbodimentMismatch, match="camera front_depth: expected colours, the dataset has depth"):
+        load_demonstrations(tmp_path / "x", deep)
 
 
 def test_video_frames_stay_close(tmp_path):

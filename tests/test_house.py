@@ -53,10 +53,8 @@ PROBES = {
     "policies/trunk/llama.py:_is_avx512_bf16_supported": VERSIONS,
     "sim/libero/backend.py:joints": KINDS,  # robosuite
     "policies/denoising/chain.py:final_alpha_cumprod": KINDS,  # diffusers
-    "policies/lerobot/build.py:_fix_pytorch_state_dict_keys": KINDS,
     "policies/lerobot/policy.py:tensor_device": KINDS,
     "policies/lerobot/policy.py:input_tokenizer": KINDS,
-    "policies/lerobot/policy.py:vlm_model_name": KINDS,
     "policies/openvla/model.py:gamma": KINDS,  # timm
     "policies/openvla/model.py:attn_pool": KINDS,
     "policies/openvla/model.py:fc_norm": KINDS,

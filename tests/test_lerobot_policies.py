@@ -6,20 +6,31 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from contracts import check_policy, random_observation
+from lerobot_helpers import (
+    ACTIONS,
+    CHUNK,
+    SIZE,
+    SPEC,
+    STATS,
+    copy_of,
+    grpo_makes_the_better_likelier,
+    lerobot_batch,
+    observation,
+    write_vlm,
+)
 from safetensors.torch import load_file
 
 from policies.actors.improved import ImprovedPolicy
 from policies.actors.residual import ResidualPolicy
 from policies.actors.settings import ImprovedConfig, ResidualConfig
-from policies.lerobot.heads import block_mask
+from policies.lerobot.package import since
 from policies.lerobot.policy import LeRobotChainPolicy, LeRobotPolicy
-from policies.lerobot.stored import Stored, decode
+from policies.lerobot.stored import decode
 from policies.settings import LeRobotConfig
 from sim.toy import ToyConfig, ToyReach, collect_episode
 from vla_rl import build, cli
@@ -28,37 +39,18 @@ from vla_rl.checkpoint import load_policy, save_checkpoint
 from vla_rl.data.lerobot_writer import DemonstrationWriter
 from vla_rl.errors import ConfigError, EmbodimentMismatch, MissingDependency, MissingPackage, UserError
 from vla_rl.optional import GuidedPolicy
-from vla_rl.types import CameraSpec, EmbodimentSpec, EpisodeSpec, Observation, RolloutBatch, Trajectory
+from vla_rl.types import CameraSpec, EpisodeSpec, Observation
 
 pytest.importorskip("lerobot", reason="lerobot is not installed: pip install 'vla-rl[lerobot]'")
 
-SIZE, PROPRIO, ACTIONS, CHUNK = 32, 5, 3, 4
-SPEC = EmbodimentSpec(
-    name="arm",
-    action_names=("x", "y", "grip"),
-    action_units=("m", "m", "1"),
-    action_low=(-1.0,) * 3,
-    action_high=(1.0,) * 3,
-    frame="base",
-    rotation="none",
-    gripper="0 close, 1 open",
-    control_hz=10.0,
-    cameras=(CameraSpec("front", SIZE, SIZE), CameraSpec("wrist", SIZE, SIZE)),
-    proprio_names=tuple("abcde"),
-)
-STATS = {
-    "action": {"low": [-0.5, -0.4, 0.0], "high": [0.5, 0.6, 1.0], "mean": [0.1, 0.0, 0.5], "std": [0.2, 0.3, 0.4]},
-    "observation.state": {"low": [-2.0] * 5, "high": [2.0] * 5, "mean": [0.1] * 5, "std": [1.5] * 5},
-}
-for _values in STATS.values():
-    _values |= {"q01": _values["low"], "q99": _values["high"]}
 TINY = {
     "act": [
         "dim_model:16", "n_heads:2", "dim_feedforward:32", "n_encoder_layers:1", "n_vae_encoder_layers:1", "latent_dim:4",
     ],
     "diffusion": [
         "down_dims:[16]", "n_groups:4", "diffusion_step_embed_dim:8", "spatial_softmax_num_keypoints:4",
-        "num_train_timesteps:12", "num_inference_steps:4",
+        "num_train_timesteps:12", "num_inference_steps:4", "use_group_norm:true",
+        "use_separate_rgb_encoder_per_camera:false",
     ],
     "smolvla": [
         "resize_imgs_with_padding:[32, 32]", "max_action_dim:6", "max_state_dim:8", "num_steps:3", "num_vlm_layers:2",
@@ -70,36 +62,8 @@ EXECUTED = "n_action_steps:3"
 
 @pytest.fixture(scope="session")
 def vlm(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A SmolVLM of a few thousand parameters: its config, tokenizer (one token a character) and processors."""
     pytest.importorskip("num2words", reason="SmolVLA needs num2words: pip install 'vla-rl[lerobot]'")
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-    from transformers import (
-        PreTrainedTokenizerFast,
-        SmolVLMConfig,
-        SmolVLMImageProcessor,
-        SmolVLMProcessor,
-        SmolVLMVideoProcessor,
-    )
-
-    special = {"fake_image_token": "<fake>", "image_token": "<image>", "global_image_token": "<global>"}
-    special["end_of_utterance_token"] = "<end>"
-    words = ["<pad>", "<unk>", "<s>", "</s>", *special.values(), "\n", *map(chr, range(32, 127))]
-    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>", extra_special_tokens=special
-    )
-    folder = tmp_path_factory.mktemp("vlm")
-    layers = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    SmolVLMConfig(
-        vision_config=layers | {"hidden_size": 16, "image_size": SIZE, "patch_size": 8, "num_hidden_layers": 1},
-        text_config=layers
-        | {"model_type": "llama", "vocab_size": len(words), "hidden_size": 32, "num_key_value_heads": 1, "head_dim": 16},
-        scale_factor=2,
-        image_token_id=words.index("<image>"),
-        pad_token_id=0,
-    ).save_pretrained(folder)
-    SmolVLMProcessor(SmolVLMImageProcessor(), fast, SmolVLMVideoProcessor()).save_pretrained(folder)
+    write_vlm(folder := tmp_path_factory.mktemp("vlm"))
     return str(folder)
 
 
@@ -140,12 +104,6 @@ def load(folder: Path, **config: Any) -> LeRobotPolicy:
     return LeRobotPolicy.from_published(LeRobotConfig(checkpoint=str(folder), chunk_length=CHUNK, **config), SPEC)
 
 
-def observation(b: int = 3, seed: int = 0) -> Observation:
-    base = random_observation(SPEC, b, seed)
-    texts = ("pick it up", "open the drawer", "go")
-    return Observation(base.images, base.proprio, tuple(texts[i % 3] for i in range(b)))
-
-
 def lerobots_own(folder: Path, config: Any = None) -> tuple[Any, Any, Any]:
     """Policy and processors by lerobot's code alone (whose own reader of ``config.json`` takes a second)."""
     from lerobot.policies.factory import get_policy_class, make_pre_post_processors
@@ -153,11 +111,6 @@ def lerobots_own(folder: Path, config: Any = None) -> tuple[Any, Any, Any]:
     config = decode(json.loads((folder / "config.json").read_text())) if config is None else config
     policy = get_policy_class(config.type).from_pretrained(folder, config=config, strict=True)
     return policy, *make_pre_post_processors(config, pretrained_path=str(folder))
-
-
-def lerobot_batch(obs: Observation) -> dict[str, Any]:
-    images = {f"observation.images.{k}": v.permute(0, 3, 1, 2).float() / 255 for k, v in obs.images.items()}
-    return {**images, "observation.state": obs.proprio, "task": list(obs.instruction)}
 
 
 def lerobots_actions(folder: Path, obs: Observation, noise: torch.Tensor | None, config: Any = None) -> torch.Tensor:
@@ -280,14 +233,6 @@ def test_noise_stays_within_what_the_robot_executes(folders: dict[str, Path]) ->
             assert 0.5 < float(z.std()) < 1.6
 
 
-def test_block_mask_is_lerobots() -> None:
-    from lerobot.policies.smolvla.modeling_smolvla import make_att_2d_masks
-
-    padding = torch.tensor([[1, 1, 0, 1, 1], [1, 1, 1, 1, 0]]).bool()
-    starts = torch.tensor([[0, 0, 0, 1, 1], [1, 0, 0, 1, 0]]).bool()
-    assert torch.equal(block_mask(padding, starts), make_att_2d_masks(padding, starts))
-
-
 @pytest.mark.parametrize("family", TINY)
 def test_imitation_loss_is_lerobots_own(family: str, folders: dict[str, Path]) -> None:
     policy = load(folders[family])
@@ -302,6 +247,12 @@ def test_imitation_loss_is_lerobots_own(family: str, folders: dict[str, Path]) -
     theirs.train()
     torch.manual_seed(3)
     expected, parts = theirs.forward(batch)
+    if family == "smolvla" and not since("0.6"):  # which counts the dimensions that pad the robot's; ours follows the newer
+        torch.manual_seed(3)
+        inputs = theirs.prepare_images(batch), batch["observation.language.tokens"]
+        mask = batch["observation.language.attention_mask"]
+        state, padded = theirs.prepare_state(batch), theirs.prepare_action(batch)
+        expected = theirs.model.forward(*inputs[0], inputs[1], mask, state, padded)[..., :ACTIONS].mean()
     torch.testing.assert_close(loss.detach(), expected.detach())
     if family == "act":
         assert metrics == {"l1": pytest.approx(parts["l1_loss"]), "kl": pytest.approx(parts["kld_loss"])}
@@ -420,25 +371,17 @@ def test_repeated_frames_must_be_asked_for(vlm: str, tmp_path: Path) -> None:
     assert torch.isfinite(loss)
 
 
-def copy_of(folder: Path, target: Path, **changes: Any) -> Path:
-    """A copy of a checkpoint with some of its settings changed."""
-    target.mkdir()
-    for file in folder.iterdir():
-        (target / file.name).write_bytes(file.read_bytes())
-    settings = json.loads((folder / "config.json").read_text()) | changes
-    (target / "config.json").write_text(json.dumps(settings))
-    return target
-
-
 def test_damaged_checkpoints(folders: dict[str, Path], tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     with pytest.raises(UserError, match=r"no readable config.json.*pretrained_model"):
         load(tmp_path)
-    with pytest.raises(ConfigError, match=r"type 'tdmpc'; supported are act, diffusion, smolvla"):
+    with pytest.raises(ConfigError, match=r"type 'tdmpc' \(it plans with a world model\); supported are act, diffusion"):
         load(copy_of(folders["act"], tmp_path / "type", type="tdmpc"))
-    with pytest.raises(ConfigError, match=r"do not fit the installed lerobot.*lerobot version that wrote"):
+    with pytest.raises(ConfigError, match=r"does not know an_option_of_tomorrow=1 of this act policy.*another version"):
         load(copy_of(folders["act"], tmp_path / "newer", an_option_of_tomorrow=1))
+    with pytest.raises(ConfigError, match=r"do not fit the installed lerobot .*version that wrote"):
+        load(copy_of(folders["act"], tmp_path / "typed", dim_model="wide"))
     with pytest.raises(UserError, match=r"misshapen: model.action_head"):
         load(copy_of(folders["act"], tmp_path / "wide", dim_model=32))
 
@@ -499,7 +442,8 @@ def test_bad_input(folders: dict[str, Path]) -> None:
 
     policy = load(folders["smolvla"])
     one = observation(1)
-    for text, message in (("  ", "empty instruction"), ("x" * 24, "has 25 tokens, this policy reads at most 24")):
+    long = "x" * 24
+    for text, message in (("  ", "empty instruction"), (long, "has 25 tokens as it is put, this policy reads at most 24")):
         with pytest.raises(UserError, match=message):
             policy.act(Observation(one.images, one.proprio, (text,)))
     with pytest.raises(EmbodimentMismatch, match=r"reads camera 'wrist'"):
@@ -514,10 +458,33 @@ def test_backbone_that_is_not_on_this_machine(folders: dict[str, Path], vlm: str
         load(elsewhere)
     here = load(elsewhere, vlm=vlm)
     assert here.stored.settings["vlm_model_name"] == "someone/their-vlm"  # an export names what the checkpoint named
-    with pytest.raises(MissingDependency, match=r"lerobot's pi0: .*pip install 'lerobot\[pi\]'"):
-        LeRobotPolicy.from_stored(
-            LeRobotConfig(), SPEC, Stored(dict(here.stored.settings, type="pi0"), here.stored.pipelines)
-        )
+
+
+@pytest.mark.skipif(since("0.6"), reason="this is the newer lerobot")
+def test_a_family_of_the_newer_lerobot(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = copy_of(folders["act"], tmp_path / "pi0", type="pi0")
+    for config in (LeRobotConfig(checkpoint=str(folder)), LeRobotConfig(family="pi05")):
+        with pytest.raises(MissingDependency, match=r"pi05? needs lerobot 0.6 or newer, and 0.4.4 .*PYTHON=python3.12"):
+            config.check_machine()
+
+
+NEWER = {  # as lerobot 0.6 and its next write settings that others lack
+    "pretrained_revision": "main", "a_switch_that_is_off": False, "a_list_that_is_empty": [], "use_relative_actions": False,
+    "relative_exclude_joints": ["gripper"], "action_feature_names": ["x"], "rtc_training_max_delay": 0,
+}  # fmt: skip
+
+
+def test_settings_of_another_version_that_change_nothing_are_left_out(folders: dict[str, Path], tmp_path: Path) -> None:
+    """Same actions; what does change something is refused by its name."""
+    newer, plain = load(copy_of(folders["act"], tmp_path / "newer", **NEWER)), load(folders["act"])
+    chunks = [policy.act(observation()).chunk.actions for policy in (newer, plain)]
+    torch.testing.assert_close(*chunks, rtol=0, atol=0)
+    newer.save_pretrained(tmp_path / "exported")
+    written = json.loads((tmp_path / "exported" / "config.json").read_text())
+    assert written.keys() == plain.stored.settings.keys() and "use_relative_actions" not in written
+    for number, changes in enumerate(({"use_relative_actions": True}, {"rtc_training_max_delay": 3})):
+        with pytest.raises(ConfigError, match=rf"does not know {next(iter(changes))}={next(iter(changes.values()))!r}"):
+            load(copy_of(folders["act"], tmp_path / str(number), **NEWER | changes))
 
 
 def test_a_new_language_policy_needs_its_tokenizer_before_anything_is_spent(
@@ -528,12 +495,10 @@ def test_a_new_language_policy_needs_its_tokenizer_before_anything_is_spent(
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(needs, "_cached", lambda name: name == "someone/cached")
-    with pytest.raises(MissingDependency, match=r"lerobot's pi05: .*pip install 'lerobot\[pi\]'"):
-        LeRobotConfig(family="pi05", vlm=vlm).check_machine()
-    monkeypatch.setattr(needs, "_patched", lambda: True)
+    monkeypatch.setattr(needs, "since", lambda version: True)
     for family, name in (("pi0", "google/paligemma-3b-pt-224"), ("pi05", "google/paligemma-3b-pt-224"),
                          ("smolvla", "HuggingFaceTB/SmolVLM2-500M-Video-Instruct")):  # fmt: skip
-        with pytest.raises(MissingDependency, match=rf"policy.family={family}: the tokenizer '{name}'.*policy.vlm=/path"):
+        with pytest.raises(MissingDependency, match=rf"policy.family={family}: its tokenizer '{name}'.*policy.vlm=/path"):
             LeRobotConfig(family=family).check_machine()
         with pytest.raises(MissingDependency, match=r"no tokenizer\.json or tokenizer\.model or"):
             LeRobotConfig(family=family, vlm=str(tmp_path)).check_machine()
@@ -553,113 +518,12 @@ def test_missing_lerobot_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("family", ["diffusion", "smolvla"])
 def test_grpo_through_the_chain(family: str, folders: dict[str, Path]) -> None:
-    """Four rollouts of one start: before the first step ratios are 1, after it the better actions are likelier."""
-    policy = load(folders[family])
-    obs = Observation.cat([observation(1)] * 4)
-    with torch.inference_mode():
-        output = policy.act(obs, seeds=[1, 2, 3, 4])
-    trajectories = [
-        Trajectory(
-            episode=EpisodeSpec("t", 0, seed=i, group_id=0),
-            observations=obs[i : i + 1],
-            final_observation=obs[i : i + 1],
-            actions=output.chunk.actions[i : i + 1].clone(),
-            valid=output.chunk.valid[i : i + 1].clone(),
-            rewards=torch.zeros(1, CHUNK),
-            behavior_log_prob=output.behavior_log_prob[i : i + 1].clone(),
-            replay={k: v[i : i + 1].clone() for k, v in output.replay.items()},
-            terminated=True,
-            truncated=False,
-            success=i < 2,
-        )
-        for i in range(4)
-    ]
-    batch = RolloutBatch.from_trajectories(trajectories)
-    rewards = torch.tensor([1.0, 1.0, 0.0, 0.0])
-    config = PPOConfig(advantage="grpo", ratio_level="chunk", epochs=1, minibatch_size=4, learning_rate=1e-3, grad_clip=None)
-    metrics = PPO(config, policy).update(batch, rewards)
-    assert metrics["ppo/behavior_gap_max"] < 1e-3 and metrics["ppo/ratio_max"] == pytest.approx(1.0, abs=1e-4)
-    with torch.no_grad():
-        change = (policy.evaluate(obs, batch.replay).log_prob - batch.behavior_log_prob)[:, :, :3].sum((1, 2, 3))
-    assert change[:2].sum() > change[2:].sum()
+    grpo_makes_the_better_likelier(load(folders[family]))
 
 
 def test_a_deterministic_family_is_refused_by_ppo(folders: dict[str, Path]) -> None:
     with pytest.raises(ConfigError, match=r"LeRobotPolicy lacks evaluate, log_prob_axes"):
         PPO(PPOConfig(advantage="grpo"), load(folders["act"]))
-
-
-class FakeTrunk(torch.nn.Module):
-    """Stands in for PaliGemma and its expert, which need a patched transformers: same calls, a few numbers inside."""
-
-    def __init__(self, vlm: Any, expert: Any, **_: Any):
-        super().__init__()
-        self.image, self.words = torch.nn.Linear(3, vlm.width), torch.nn.Embedding(300, vlm.width)
-        self.context = torch.nn.Linear(vlm.width, expert.width)
-        attention = SimpleNamespace(q_proj=SimpleNamespace(weight=torch.zeros(1)))
-        language = SimpleNamespace(config=SimpleNamespace(), layers=[SimpleNamespace(self_attn=attention)])
-        self.paligemma = SimpleNamespace(language_model=language)
-        self.gemma_expert = SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace()), config=SimpleNamespace())
-
-    def embed_image(self, image: torch.Tensor) -> torch.Tensor:
-        return self.image(image.mean((2, 3)))[:, None]
-
-    def embed_language_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.words(tokens)
-
-    def forward(self, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache=None, adarms_cond=None):
-        prefix, suffix = inputs_embeds
-        if prefix is not None:
-            n = prefix.shape[1]
-            seen = (attention_mask[:, 0, 0, :n] == 0).to(prefix)
-            past_key_values = self.context((prefix * seen[..., None]).sum(1))
-        out = None if suffix is None else suffix + past_key_values[:, None] + suffix.cumsum(1)
-        return [prefix, out], past_key_values
-
-
-@pytest.mark.parametrize("family", ["pi0", "pi05"])
-def test_pi0_around_a_stand_in_for_its_trunk(family: str, vlm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """lerobot's own π0 code around the trunk: prefix, noise schedule, state, loss and files are the real ones."""
-    import importlib
-    import sys
-
-    import lerobot.processor.tokenizer_processor as tokenizing
-    from transformers import AutoTokenizer
-
-    modelling = importlib.import_module(f"lerobot.policies.{family}.modeling_{family}")
-    patched = SimpleNamespace(check_whether_transformers_replace_is_installed_correctly=lambda: True)
-    monkeypatch.setitem(sys.modules, "transformers.models.siglip.check", patched)
-    monkeypatch.setattr(modelling, "PaliGemmaWithExpertModel", FakeTrunk)
-    local = SimpleNamespace(from_pretrained=lambda name, **_: AutoTokenizer.from_pretrained(vlm))
-    monkeypatch.setattr(tokenizing, "AutoTokenizer", local)
-    TINY_PI = [
-        "max_action_dim:6", "max_state_dim:8", "num_inference_steps:3", "tokenizer_max_length:120",
-        "image_resolution:[32, 32]", "paligemma_variant:gemma_300m", "device:cpu",
-    ]  # fmt: skip
-    monkeypatch.setitem(TINY, family, TINY_PI)
-    policy = new_policy(family, vlm)
-    check_policy(policy, observation(4), tolerance=1e-3)
-    policy.save_pretrained(tmp_path)
-    again = load(tmp_path)
-    output = again.act(observation(), deterministic=True, seeds=[5, 6, 7])
-    before, after = again.preprocessor, again.postprocessor
-    theirs = again.model.predict_action_chunk(before(lerobot_batch(observation())), noise=output.replay["chain"][:, 0])
-    torch.testing.assert_close(output.chunk.actions, after(theirs), rtol=0, atol=1e-4)
-    wanted = again.act(observation(), deterministic=True, seeds=[1, 2, 3]).chunk.actions
-    free, held = (
-        again.act_towards(observation(), wanted, torch.full((3, CHUNK), weight), 5.0, deterministic=True).actions
-        for weight in (0.0, 1.0)
-    )
-    torch.testing.assert_close(free, again.act(observation(), deterministic=True).chunk.actions)
-    assert torch.isfinite(held).all() and not torch.equal(held, free)
-    if family == "pi0":  # the other's random weights answer with hundreds of standard deviations
-        assert (held - wanted).abs().mean() < 0.5 * (free - wanted).abs().mean(), "in three denoising steps"
-    actions, valid = torch.randn(3, CHUNK, ACTIONS), torch.ones(3, CHUNK).bool()
-    torch.manual_seed(3)
-    loss, _ = again.imitation_loss(observation(), actions, valid)
-    torch.manual_seed(3)
-    expected, _ = again.model.forward(before({**lerobot_batch(observation()), "action": actions}))
-    torch.testing.assert_close(loss.detach(), expected.detach())
 
 
 @pytest.mark.parametrize("family", list(TINY))

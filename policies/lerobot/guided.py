@@ -1,6 +1,6 @@
 """lerobot's flow policies drawn towards a chunk that is wanted (real-time chunking).
 
-lerobot 0.4.4 has this too (`lerobot.policies.rtc`), but takes 1 for the Jacobian: it computes the velocity before it asks
+lerobot has this too (`lerobot.policies.rtc`), but takes 1 for the Jacobian: it computes the velocity before it asks
 for a gradient.
 """
 
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from policies.denoising.chain import Chain
 from policies.denoising.guidance import Guidance, guided
-from policies.lerobot.heads import ACTION, FlowHead
+from policies.lerobot.flows import FlowHead
+from policies.lerobot.heads import ACTION, scales
 from vla_rl.types import ActionChunk, Observation
 
 
@@ -28,13 +29,15 @@ class GuidedChain:
     def guidable(self) -> bool:
         return isinstance(self.head, FlowHead)
 
-    def _estimates(self, condition: Any, x: Tensor, index: int, guidance: Guidance | None) -> tuple[Tensor, ...]:
-        """x̂0 and ε̂ [b T d] of step ``index``."""
+    def _estimates(
+        self, condition: Any, x: Tensor, index: int | Tensor, guidance: Guidance | None
+    ) -> tuple[Tensor, ...]:
+        """x̂0 and ε̂ [b T d] of step ``index``, as of a head's `estimates`."""
 
         def plain(x: Tensor) -> tuple[Tensor, Tensor]:
             return self.head.estimates(condition, x, self.chain, index)
 
-        return guided(plain, x, self.chain.signal[index], self.chain.noise[index], guidance)
+        return guided(plain, x, *scales(self.chain, index, x), guidance)
 
     @abstractmethod
     def _walk(
@@ -53,4 +56,4 @@ class GuidedChain:
         aim, mask = (torch.zeros(len(wanted), *self.head.sample_shape, device=self.device) for _ in range(2))
         aim[:, :h, :a], mask[:, :h, :a] = normal.float(), weight.to(self.device)[..., None]
         path, _ = self._walk(observation, deterministic, None, Guidance(aim, mask, most))
-        return self._chunk(self._actions(path[-1]))
+        return self._decided(path[-1])

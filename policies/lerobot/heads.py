@@ -1,4 +1,5 @@
-"""What each family of lerobot's policies computes, behind one small interface: a loss, and an action or a denoising chain.
+"""What a family of lerobot's policies computes, behind one small interface: a loss, and an action or a denoising chain. Here
+are ACT and diffusion; `policies.lerobot.flows` has those that match a flow, `policies.lerobot.families` the table of all.
 
 A head wraps one `lerobot` policy object and works on lerobot's preprocessed (normalised) batches. Letters: b batch, T
 control steps that the model denoises or regresses, d its action dimensions (padding included), a the robot's, k steps of
@@ -8,17 +9,14 @@ handed in (`policies.lerobot` builds them).
 
 from __future__ import annotations
 
-import abc
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from policies.denoising.chain import Chain, diffusion_chain, flow_chain, split_prediction
-from policies.trunk.features import coarse, mean_word
+from policies.denoising.chain import Chain, diffusion_chain, split_prediction
+from policies.trunk.features import coarse
 from vla_rl.errors import ConfigError
 
 STATE, IMAGES, ACTION = "observation.state", "observation.images", "action"
@@ -48,13 +46,15 @@ class Head(Protocol):
 class ChainHead(Head, Protocol):
     """A head whose actions come out of the steps of a `policies.denoising.chain.Chain`.
 
-    ``first_step`` control steps of a sample lie before the present one, and ``chunk_length`` after.
+    ``first_step`` control steps of a sample lie before the present one, and ``chunk_length`` after. ``keeps_first_noise``:
+    a step without noise goes on with the chain's first noise, not with the present estimate of it.
     """
 
     first_step: int
     sample_shape: tuple[int, int]
     default_steps: int
     default_noise: float
+    keeps_first_noise: bool
 
     def chain(self, steps: int, form: str, noise_level: float) -> Chain:
         """The table of ``steps`` steps; ``form`` is one of a flow's, ``noise_level`` its a, or η of DDIM."""
@@ -64,8 +64,18 @@ class ChainHead(Head, Protocol):
         """What stays the same along the chain, encoded once."""
         ...
 
-    def estimates(self, condition: Any, x: Tensor, chain: Chain, index: int) -> tuple[Tensor, Tensor]:
-        """Estimates of the action and of the noise [b T d] from the sample ``x`` before step ``index``."""
+    def estimates(self, condition: Any, x: Tensor, chain: Chain, index: int | Tensor) -> tuple[Tensor, Tensor]:
+        """Estimates of the action and of the noise [b T d] from the sample ``x`` before step ``index``, one of all rows or
+        int64 [b], one of each."""
+        ...
+
+
+@runtime_checkable
+class FinishingHead(ChainHead, Protocol):
+    """One whose chain ends in something that stands for actions."""
+
+    def finished(self, x: Tensor) -> Tensor:
+        """Normalised actions [b T d] of the chain's end."""
         ...
 
 
@@ -87,6 +97,31 @@ def _mean_over_valid(losses: Tensor, valid: Tensor) -> Tensor:
 def _denoising_loss(losses: Tensor, valid: Tensor) -> tuple[Tensor, dict[str, float]]:
     loss = _mean_over_valid(losses, valid)
     return loss, {"mse": float(loss.detach())}
+
+
+def times(chain: Chain, index: int | Tensor, x: Tensor) -> Tensor:
+    """The time [b] of step ``index`` of ``chain`` for each row of ``x``."""
+    return chain.time[index].to(x.device).expand(len(x))
+
+
+def scales(chain: Chain, index: int | Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Signal and noise of step ``index``, that broadcast against ``x`` [b T d]."""
+    return column(chain.signal, index, x), column(chain.noise, index, x)
+
+
+def column(values: Tensor, index: int | Tensor, x: Tensor) -> Tensor:
+    """The entry of a chain's column [K] at ``index``, that broadcasts against ``x`` [b T d]."""
+    chosen = values[index].to(x.device)
+    return chosen[:, None, None] if chosen.dim() else chosen
+
+
+def _with_past(actions: Tensor, valid: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """Chunks [b h a] with ``steps`` control steps before the present one, which have no target: copies of the first that
+    are left out of a mean over ``valid`` [b h]."""
+    if not steps:
+        return actions, valid
+    before = torch.zeros_like(valid[:, :1]).expand(-1, steps)
+    return torch.cat([actions[:, :1].expand(-1, steps, -1), actions], dim=1), torch.cat([before, valid], dim=1)
 
 
 # ----------------------------------------------------------------------------------------------------------------- ACT
@@ -128,15 +163,23 @@ class DiffusionHead:
     """
 
     default_noise = 1.0
+    keeps_first_noise = False
 
     def __init__(self, policy: Any):
         self.policy, config = policy, policy.config
-        self.model = policy.diffusion
+        self.model = self._model()
+        self.scheduler, self.default_steps = self.model.noise_scheduler, self.model.num_inference_steps
         self.first_step = config.n_obs_steps - 1
         self.chunk_length, self.executed = config.horizon - self.first_step, config.n_action_steps
         self.sample_shape = (config.horizon, config.action_feature.shape[0])
-        self.default_steps = self.model.num_inference_steps
         self.train_steps = config.num_train_timesteps
+
+    def _model(self) -> Any:
+        """What has the scheduler and the number of steps."""
+        return self.policy.diffusion
+
+    def _predicted(self, x: Tensor, timesteps: Tensor, condition: Tensor) -> Tensor:
+        return self.model.unet(x, timesteps, global_cond=condition)
 
     def _history(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Observations with lerobot's axis of ``n_obs_steps`` frames, all of them the present one."""
@@ -152,14 +195,10 @@ class DiffusionHead:
 
     def loss(self, batch: dict[str, Any], valid: Tensor) -> tuple[Tensor, dict[str, float]]:
         """Denoising error (of ε or of the clean sample, as the checkpoint predicts) over valid control steps."""
-        actions = batch[ACTION]
-        if self.first_step:  # steps before the present one have no target: their copies are left out of the mean
-            actions = torch.cat([actions[:, :1].expand(-1, self.first_step, -1), actions], dim=1)
-            valid = torch.cat([torch.zeros_like(valid[:, :1]).expand(-1, self.first_step), valid], dim=1)
+        actions, valid = _with_past(batch[ACTION], valid, self.first_step)
         noise = torch.randn_like(actions)
         timesteps = torch.randint(self.train_steps, (len(actions),), device=actions.device)
-        noisy = self.model.noise_scheduler.add_noise(actions, noise, timesteps)
-        predicted = self.model.unet(noisy, timesteps, global_cond=self.condition(batch))
+        predicted = self._predicted(self.scheduler.add_noise(actions, noise, timesteps), timesteps, self.condition(batch))
         target = noise if self.policy.config.prediction_type == "epsilon" else actions
         return _denoising_loss(F.mse_loss(predicted, target, reduction="none"), valid)
 
@@ -181,13 +220,12 @@ class DiffusionHead:
                 f"policy.denoising_steps is {steps}, this checkpoint was trained with {self.train_steps} diffusion steps: "
                 f"choose 1 to {self.train_steps}, or 0 for the checkpoint's own number"
             )
-        return diffusion_chain(self.model.noise_scheduler, steps, noise_level)
+        return diffusion_chain(self.scheduler, steps, noise_level)
 
-    def estimates(self, condition: Tensor, x: Tensor, chain: Chain, index: int) -> tuple[Tensor, Tensor]:
+    def estimates(self, condition: Tensor, x: Tensor, chain: Chain, index: int | Tensor) -> tuple[Tensor, Tensor]:
         config = self.policy.config
-        timestep = round(float(chain.time[index]) * self.train_steps) - 1
-        out = self.model.unet(x, torch.full((len(x),), timestep, device=x.device), global_cond=condition)
-        inputs = (config.prediction_type, out, x, chain.signal[index], chain.noise[index])
+        timesteps = (times(chain, index, x) * self.train_steps).round().long() - 1
+        inputs = (config.prediction_type, self._predicted(x, timesteps, condition), x, *scales(chain, index, x))
         if not config.clip_sample:
             return split_prediction(*inputs)
         limit = torch.tensor(config.clip_sample_range, device=x.device)
@@ -195,149 +233,3 @@ class DiffusionHead:
             return split_prediction(*inputs, bounds=(-limit, limit))
         action, noise = split_prediction(*inputs)
         return action.clamp(-limit, limit), noise
-
-
-# ---------------------------------------------------------------------------------------------------------------- flow
-@dataclass(frozen=True)
-class _Prefix:
-    """Keys and values of what stays the same along the chain, and what else a velocity needs."""
-
-    cache: Any
-    mask: Tensor
-    extra: dict[str, Tensor]
-
-
-def block_mask(padding: Tensor, starts: Tensor) -> Tensor:
-    """Attention mask bool [b L L] of blocks: a position sees its own block and those before it, where ``padding`` [b L]
-    is True; ``starts`` [b L] is True where a new block begins."""
-    block = starts.long().cumsum(1)
-    return (block[:, None, :] <= block[:, :, None]) & padding[:, None, :] & padding[:, :, None]
-
-
-class FlowHead(abc.ABC):
-    """Flow matching by an action expert over a cached prefix.
-
-    Time runs from 1 (noise) to 0 (action); x_t = t·noise + (1 − t)·action and the velocity is noise − action.
-    """
-
-    first_step = 0
-    default_noise = 0.5
-
-    def __init__(self, policy: Any, default_steps: int):
-        self.policy, self.model, self.default_steps = policy, policy.model, default_steps
-        self.chunk_length, self.executed = policy.config.chunk_size, policy.config.n_action_steps
-        self.sample_shape = (policy.config.chunk_size, policy.config.max_action_dim)
-
-    @abc.abstractmethod
-    def _velocity_losses(self, batch: dict[str, Any]) -> Tensor:
-        """Squared errors [b T d]; lerobot draws noise N(0, I) and time ~ Beta(1.5, 1)."""
-
-    @abc.abstractmethod
-    def condition(self, batch: dict[str, Any]) -> _Prefix:
-        """The prefix, run once."""
-
-    @property
-    @abc.abstractmethod
-    def trunk(self) -> Any:
-        """What embeds images and words."""
-
-    @abc.abstractmethod
-    def _inputs(self, batch: dict[str, Any]) -> tuple[Any, ...]:
-        """Pictures per camera, their masks, and the instruction's tokens and mask, at least."""
-
-    def visual(self, batch: dict[str, Any]) -> Tensor:
-        """The image tokens of each camera [b f]."""
-        return torch.cat([coarse(self.trunk.embed_image(x)) for x in self._inputs(batch)[0]], dim=1)
-
-    def told(self, batch: dict[str, Any]) -> dict[str, Tensor]:
-        """The mean embedding of the instruction's words."""
-        return {"text": mean_word(self.trunk.embed_language_tokens(batch[TOKENS]), batch[TOKEN_MASK])}
-
-    def loss(self, batch: dict[str, Any], valid: Tensor) -> tuple[Tensor, dict[str, float]]:
-        """Velocity error over valid control steps."""
-        return _denoising_loss(self._velocity_losses(batch), valid)
-
-    def chain(self, steps: int, form: str, noise_level: float) -> Chain:
-        return flow_chain(steps, form, noise_level)
-
-    def estimates(self, condition: _Prefix, x: Tensor, chain: Chain, index: int) -> tuple[Tensor, Tensor]:
-        velocity = self.model.denoise_step(
-            prefix_pad_masks=condition.mask,
-            past_key_values=condition.cache,
-            x_t=x,
-            timestep=chain.time[index].to(x.device).expand(len(x)),
-            **condition.extra,
-        )
-        return split_prediction("velocity", velocity, x, chain.signal[index], chain.noise[index])
-
-
-class SmolVLAHead(FlowHead):
-    """SmolVLA (Shukor et al. 2025, arXiv 2506.01844); the state is a token of the prefix."""
-
-    def __init__(self, policy: Any):
-        super().__init__(policy, policy.config.num_steps)
-
-    @property
-    def trunk(self) -> Any:
-        return self.model.vlm_with_expert
-
-    def _inputs(self, batch: dict[str, Any]) -> tuple[Any, ...]:
-        images, masks = self.policy.prepare_images(batch)
-        return images, masks, batch[TOKENS], batch[TOKEN_MASK], self.policy.prepare_state(batch)
-
-    def _velocity_losses(self, batch: dict[str, Any]) -> Tensor:
-        return self.model.forward(*self._inputs(batch), self.policy.prepare_action(batch))
-
-    def condition(self, batch: dict[str, Any]) -> _Prefix:
-        embedded, padding, starts = self.model.embed_prefix(*self._inputs(batch))
-        _, cache = self.model.vlm_with_expert.forward(
-            attention_mask=block_mask(padding, starts),
-            position_ids=padding.long().cumsum(1) - 1,
-            past_key_values=None,
-            inputs_embeds=[embedded, None],
-            use_cache=True,
-            fill_kv_cache=True,
-        )
-        return _Prefix(cache, padding, {})
-
-
-class Pi0Head(FlowHead):
-    """π0 (Black et al. 2024, arXiv 2410.24164): the state goes with the noisy actions. π0.5 (arXiv 2504.16054): the state
-    is part of the prompt, which lerobot's preprocessor writes."""
-
-    def __init__(self, policy: Any):
-        super().__init__(policy, policy.config.num_inference_steps)
-        self.separate_state = policy.config.type == "pi0"
-
-    @property
-    def trunk(self) -> Any:
-        return self.model.paligemma_with_expert
-
-    def _inputs(self, batch: dict[str, Any]) -> tuple[Any, ...]:
-        images, masks = self.policy._preprocess_images(batch)
-        return images, masks, batch[TOKENS], batch[TOKEN_MASK]
-
-    def _state(self, batch: dict[str, Any]) -> dict[str, Tensor]:
-        return {"state": self.policy.prepare_state(batch)} if self.separate_state else {}
-
-    def _velocity_losses(self, batch: dict[str, Any]) -> Tensor:
-        losses = self.model.forward(*self._inputs(batch), *self._state(batch).values(), self.policy.prepare_action(batch))
-        return losses[..., : self.policy.config.action_feature.shape[0]]  # as lerobot: not over the padded dimensions
-
-    def condition(self, batch: dict[str, Any]) -> _Prefix:
-        embedded, padding, starts = self.model.embed_prefix(*self._inputs(batch))
-        trunk = self.model.paligemma_with_expert
-        trunk.paligemma.language_model.config._attn_implementation = "eager"  # the mask is an explicit [b 1 L L] bias
-        _, cache = trunk.forward(
-            attention_mask=self.model._prepare_attention_masks_4d(block_mask(padding, starts)),
-            position_ids=padding.long().cumsum(1) - 1,
-            past_key_values=None,
-            inputs_embeds=[embedded, None],
-            use_cache=True,
-        )
-        return _Prefix(cache, padding, self._state(batch))
-
-
-FAMILIES: dict[str, Callable[[Any], Head]] = {
-    "act": RegressionHead, "diffusion": DiffusionHead, "smolvla": SmolVLAHead, "pi0": Pi0Head, "pi05": Pi0Head
-}  # fmt: skip

@@ -4,66 +4,77 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
+import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from policies.lerobot.families import FAMILIES
+from policies.lerobot.package import since, version
 from vla_rl.errors import MissingDependency
 
-# Whose tokenizer lerobot's own processors name (0.4.4: policies/FAMILY/processor_FAMILY.py, configuration_smolvla.py).
-TOKENIZERS = {
-    "smolvla": "HuggingFaceTB/SmolVLM2-500M-Video-Instruct", "pi0": "google/paligemma-3b-pt-224",
-    "pi05": "google/paligemma-3b-pt-224",
-}  # fmt: skip
-PATCHED = ("pi0", "pi05")  # families that a patched transformers alone can run
+BACKBONES = ("vlm_model_name", "tokenizer_name", "text_encoder_name")  # lerobot's settings that name one
 _FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")  # one of them is there where a tokenizer is
+
+
+def require_family(family: str) -> None:
+    """Raise `MissingDependency` where the installed lerobot is too old for ``family``."""
+    needed = FAMILIES[family].since
+    if not since(needed):
+        raise MissingDependency(
+            f"lerobot's {family} needs lerobot {needed} or newer, and {version()} is installed: newer ones need Python "
+            f"3.12, so make the environment anew with it (make clean, then PYTHON=python3.12 make setup)"
+        )
 
 
 def require_language(family: str, vlm: str, options: Mapping[str, Any]) -> None:
     """Raise `MissingDependency` where a new policy of ``family`` could not be built for want of its language backbone:
     ``vlm`` is a folder, empty: what ``options`` or lerobot name, in the Hugging Face cache."""
-    if family not in TOKENIZERS:
+    tokenizer = FAMILIES[family].tokenizer
+    if tokenizer:
+        named = vlm or str(next((options[key] for key in BACKBONES if key in options), tokenizer))
+        _require_tokenizer(f"policy.family={family}", named, tokenizer)
+
+
+def require_checkpoint(folder: str, vlm: str) -> None:
+    """Raise `MissingDependency` where the policy in ``folder`` needs a newer lerobot, or a tokenizer that is not on this
+    machine; what is wrong with the folder itself is found as it is read."""
+    try:
+        family = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))["type"]
+        steps = json.loads((Path(folder) / "policy_preprocessor.json").read_text(encoding="utf-8"))["steps"]
+        names = [str(step["config"]["tokenizer_name"]) for step in steps if "tokenizer_name" in step.get("config", {})]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return
-    if family in PATCHED and not _patched():
-        raise unpatched(family)
-    name = vlm or str(options.get("vlm_model_name") or TOKENIZERS[family])
+    if family not in FAMILIES:
+        return
+    require_family(family)
+    for name in names:
+        _require_tokenizer(f"policy.checkpoint={folder} ({family})", vlm or name, name)
+
+
+def _require_tokenizer(whose: str, name: str, published: str) -> None:
     if Path(name).is_dir():
         found = any((Path(name) / file).is_file() for file in _FILES)
     else:
         found = not name.startswith(("/", ".", "~")) and _cached(name)
     if not found:
+        gated = ", after accepting its licence there" if published.startswith("google/") else ""
         raise MissingDependency(
-            f"policy.family={family}: the tokenizer {name!r} of a new {family} policy is not on this machine (no "
-            f"{' or '.join(_FILES)}). Give a folder that holds it as policy.vlm=/path, or put the model into the Hugging "
-            f"Face cache once (hf download {TOKENIZERS[family]})"
+            f"{whose}: its tokenizer {name!r} is not on this machine (no {' or '.join(_FILES)}). Give a folder that holds "
+            f"it as policy.vlm=/path, or put the model into the Hugging Face cache once (hf download {published}{gated})"
         )
-
-
-def unpatched(family: str) -> MissingDependency:
-    """What to raise where transformers lacks what lerobot adds to it."""
-    return MissingDependency(
-        f"the installed transformers cannot run lerobot's {family}: it needs the patched version that brings the module "
-        f"transformers.models.siglip.check and norms with a condition. Install it with: pip install 'lerobot[pi]'"
-    )
-
-
-def _patched() -> bool:
-    spec = importlib.util.find_spec("transformers")
-    places = spec.submodule_search_locations if spec is not None else None
-    return any((Path(place) / "models" / "siglip" / "check.py").is_file() for place in places or ())
 
 
 @contextlib.contextmanager
 def tokenizer_of(family: str, vlm: str) -> Iterator[None]:
     """In the block lerobot's processors of a new policy read the tokenizer of ``vlm``, where that is given: those of the π0
     family have the hub's name of theirs written into them."""
-    if not vlm or family not in PATCHED:
+    module: Any = importlib.import_module(f"lerobot.policies.{family}.processor_{family}")
+    theirs = vars(module).get("TokenizerProcessorStep")
+    if not vlm or theirs is None:
         yield
         return
-    module: Any = importlib.import_module(f"lerobot.policies.{family}.processor_{family}")
-    theirs = module.TokenizerProcessorStep
     module.TokenizerProcessorStep = lambda **given: theirs(**{**given, "tokenizer_name": vlm})
     try:
         yield

@@ -6,6 +6,9 @@ import contextlib
 import io
 import logging
 from collections.abc import Iterator
+from importlib import metadata
+
+from packaging.version import Version
 
 from vla_rl.errors import MissingPackage
 
@@ -15,6 +18,16 @@ def require_lerobot() -> None:
         import lerobot.policies.factory  # noqa: F401 (registers the families)
     except ImportError as error:
         raise MissingPackage(str(error.name or "lerobot"), "lerobot", "A policy of lerobot") from error
+
+
+def version() -> str:
+    """Of the installed lerobot."""
+    return metadata.version("lerobot")
+
+
+def since(number: str) -> bool:
+    """Whether the installed lerobot is that version or a newer one."""
+    return Version(version()) >= Version(number)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,66 +25,22 @@ import torch
 from torch import Tensor, nn
 
 from policies.denoising import chain as chains
-from policies.lerobot.build import LANGUAGE, OFFLINE, RESIZING, build_pipelines, build_policy, load_weights
+from policies.lerobot.build import OFFLINE, build_pipelines, build_policy
+from policies.lerobot.families import FAMILIES
+from policies.lerobot.fit import match_cameras, require_fit
+from policies.lerobot.flows import repeated
 from policies.lerobot.guided import GuidedChain
-from policies.lerobot.heads import ACTION, FAMILIES, PADDED, STATE, ChainHead, RegressionHead
-from policies.lerobot.needs import tokenizer_of
-from policies.lerobot.package import quiet, require_lerobot
-from policies.lerobot.stored import IMAGENET, IMAGES, NO_CAMERA, PIPELINES, STATISTICS, WEIGHTS, Stored, decode, encode
+from policies.lerobot.heads import ACTION, PADDED, STATE, ChainHead, FinishingHead, RegressionHead, column
+from policies.lerobot.new import new_policy
+from policies.lerobot.openpi import is_openpi, read_openpi
+from policies.lerobot.package import require_lerobot
+from policies.lerobot.sizes import SIZES
+from policies.lerobot.stored import WEIGHTS, Stored, decode, encode
+from policies.lerobot.weights import is_tied, load_weights, save_weights, tie
 from policies.settings import LeRobotConfig
 from policies.trunk.noise import counter_normals
-from vla_rl.errors import ConfigError, EmbodimentMismatch, MissingDependency, UserError
+from vla_rl.errors import ConfigError, EmbodimentMismatch, UserError
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyEvaluation, PolicyOutput
-
-
-def new_policy(
-    config: LeRobotConfig, embodiment: EmbodimentSpec, action: Mapping[str, Any], proprio: Mapping[str, Any]
-) -> Stored:
-    """Settings and processors of a new policy of ``config.family``: its features are the robot's, images are normalised
-    with ImageNet's constants (as lerobot's training does), state and action with the given statistics."""
-    from lerobot.configs.policies import PreTrainedConfig
-    from lerobot.policies.factory import make_pre_post_processors
-
-    h = config.chunk_length
-    shape = {"horizon": h, "n_obs_steps": 1} if config.family == "diffusion" else {"chunk_size": h}
-    settings = {
-        "type": config.family,
-        "input_features": {IMAGES + c.name: {"type": "VISUAL", "shape": [3, c.height, c.width]} for c in embodiment.cameras}
-        | {STATE: {"type": "STATE", "shape": [embodiment.proprio_dim]}},
-        "output_features": {ACTION: {"type": "ACTION", "shape": [embodiment.action_dim]}},
-        "device": "cpu",
-        "n_action_steps": h,
-        **shape,
-    }
-    known = {f.name for f in dataclasses.fields(PreTrainedConfig.get_choice_class(config.family))}
-    options = config.option_values()
-    unknown = sorted(set(options) - known)
-    if unknown:
-        raise ConfigError(f"policy.options has {unknown[0]!r}, which lerobot's {config.family} policy does not know")
-    if "pretrained_backbone_weights" in known:
-        settings["pretrained_backbone_weights"] = None  # the default would be fetched from the net
-    if config.vlm and "vlm_model_name" in known:
-        settings["vlm_model_name"] = config.vlm
-    decoded = decode(settings | options)
-    statistics = {
-        key: {k: torch.tensor(values[own]) for k, own in STATISTICS.items()}
-        for key, values in ((ACTION, action), (STATE, proprio))
-    }
-    imagenet = {k: torch.tensor(v).view(3, 1, 1) for k, v in IMAGENET.items()}
-    statistics |= {IMAGES + c.name: imagenet for c in embodiment.cameras}
-    with tempfile.TemporaryDirectory() as name:
-        decoded._save_pretrained(folder := Path(name))
-        try:
-            with quiet(), tokenizer_of(config.family, config.vlm):
-                processors = make_pre_post_processors(decoded, dataset_stats=statistics)
-        except OSError as error:
-            raise MissingDependency(
-                f"the tokenizer of a new {config.family} policy ({getattr(decoded, 'vlm_model_name', 'its backbone')!r}) is "
-                f"not on this machine. Give a folder that holds it as policy.vlm=/path"
-            ) from error
-        for pipeline, file in zip(processors, PIPELINES, strict=True):
-            pipeline.save_pretrained(folder, config_filename=f"{file}.json")
-        return Stored.read(folder)
 
 
 # -------------------------------------------------------------------------------------------------------------- policy
@@ -98,8 +53,8 @@ class LeRobotPolicy(nn.Module):
     def __init__(self, config: LeRobotConfig, embodiment: EmbodimentSpec, stored: Stored, model: nn.Module):
         super().__init__()
         self.config, self.embodiment, self.stored, self.model = config, embodiment, stored, model
-        self.head = FAMILIES[stored.family](model)
-        self.cameras = _match_cameras(config, embodiment, stored)
+        self.head = FAMILIES[stored.family].make_head(model)
+        self.cameras = match_cameras(config, embodiment, stored)
         self.preprocessor, self.postprocessor = build_pipelines(stored, config.vlm)
         self._processor_device = "cpu"
         self._checked_instructions: set[str] = set()
@@ -120,9 +75,9 @@ class LeRobotPolicy(nn.Module):
         cls, config: LeRobotConfig, embodiment: EmbodimentSpec, stored: Stored, *, fetch: bool = False
     ) -> LeRobotPolicy:
         """The policy with random weights; ``fetch`` lets lerobot load the pretrained parts its settings name."""
-        _require_fit(config, embodiment, stored)
+        require_fit(config, embodiment, stored)
         model = build_policy(stored.settings, config.vlm, {"device": "cpu"} if fetch else OFFLINE)
-        kind = LeRobotPolicy if FAMILIES[stored.family] is RegressionHead else LeRobotChainPolicy
+        kind = LeRobotPolicy if FAMILIES[stored.family].head_class() is RegressionHead else LeRobotChainPolicy
         return kind(config, embodiment, stored, model)
 
     @classmethod
@@ -133,7 +88,7 @@ class LeRobotPolicy(nn.Module):
         `MissingDependency` (what the backbone needs is not on this machine).
         """
         require_lerobot()
-        return cls._load(config, embodiment, cls._read(config))
+        return cls._load(config, embodiment, cls._read(config, embodiment))
 
     @classmethod
     def from_statistics(
@@ -147,12 +102,15 @@ class LeRobotPolicy(nn.Module):
         statistics (dicts of ``low, high, mean, std, q01, q99``)."""
         require_lerobot()
         if config.checkpoint:
-            return cls._load(config, embodiment, cls._read(config).with_statistics(action_stats, proprio_stats))
+            stored = cls._read(config, embodiment).with_statistics(action_stats, proprio_stats)
+            return cls._load(config, embodiment, stored)
         stored = new_policy(config, embodiment, action_stats, proprio_stats)
         return cls.from_stored(config, embodiment, stored, fetch=True)
 
     @classmethod
-    def _read(cls, config: LeRobotConfig) -> Stored:
+    def _read(cls, config: LeRobotConfig, embodiment: EmbodimentSpec) -> Stored:
+        if is_openpi(Path(config.checkpoint)):
+            return read_openpi(config, embodiment)
         stored = Stored.read(Path(config.checkpoint))
         options = config.option_values()
         unknown = sorted(set(options) - set(stored.settings))
@@ -160,7 +118,8 @@ class LeRobotPolicy(nn.Module):
             raise ConfigError(
                 f"policy.options has {unknown[0]!r}, which the {stored.family} policy in {config.checkpoint} does not know"
             )
-        return dataclasses.replace(stored, settings=encode(decode(stored.settings | options)))
+        own_size = {SIZES: stored.settings[SIZES]} if SIZES in stored.settings else {}
+        return dataclasses.replace(stored, settings=encode(decode(stored.settings | options)) | own_size)
 
     @classmethod
     def _load(cls, config: LeRobotConfig, embodiment: EmbodimentSpec, stored: Stored) -> LeRobotPolicy:
@@ -185,7 +144,7 @@ class LeRobotPolicy(nn.Module):
         }
         batch[STATE] = observation.proprio.to(device)
         batch["task"] = list(observation.instruction)
-        if check and self.stored.family in LANGUAGE:
+        if check and FAMILIES[self.stored.family].tokenizer:
             self._check_instructions(observation.instruction)
         if actions is not None and valid is not None:
             batch |= {ACTION: actions.to(device), PADDED: ~valid.to(device)}
@@ -200,16 +159,17 @@ class LeRobotPolicy(nn.Module):
 
     def _check_instructions(self, instructions: Sequence[str]) -> None:
         """Refuse what lerobot's tokenizer would silently cut or pass on empty."""
+        prompt, state = FAMILIES[self.stored.family].prompt, " ".join(["255"] * self.embodiment.proprio_dim)
         tokenizers = [step for step in self.preprocessor.steps if hasattr(step, "input_tokenizer")]
         for text in set(instructions) - self._checked_instructions:
             if not text.strip():
                 raise UserError("an observation has an empty instruction; this policy is told what to do by it")
             for step in tokenizers:
-                length = len(step.input_tokenizer(text.rstrip("\n") + "\n")["input_ids"])  # lerobot ends it with a newline
+                length = len(step.input_tokenizer(prompt.format(text=text.rstrip("\n"), state=state))["input_ids"])
                 if length > step.max_length:
                     raise UserError(
-                        f"the instruction {text!r} has {length} tokens, this policy reads at most {step.max_length}: "
-                        f"shorten it"
+                        f"the instruction {text!r} has {length} tokens as it is put, this policy reads at most "
+                        f"{step.max_length}: shorten it"
                     )
             self._checked_instructions.add(text)
 
@@ -267,6 +227,7 @@ class LeRobotPolicy(nn.Module):
             "lerobot": self.stored.settings,
             "pipelines": self.stored.pipelines,
             "dtypes": {name: dtype for name, dtype in dtypes.items() if dtype != "float32"},
+            **({"tied": True} if is_tied(self.model) else {}),
         }
 
     def extra_files(self) -> dict[str, str]:
@@ -285,16 +246,16 @@ class LeRobotPolicy(nn.Module):
         policy = cls.from_stored(LeRobotConfig(**data["config"]), embodiment, stored)
         for name, parameter in policy.model.named_parameters():
             parameter.data = parameter.data.to(getattr(torch, data["dtypes"].get(name, "float32")))
+        if data.get("tied"):
+            tie(policy.model)
         return policy
 
     def save_pretrained(self, folder: Path | str) -> None:
         """Write the policy in lerobot's form: its ``from_pretrained``, its processors and its evaluation load the folder."""
-        from safetensors.torch import save_model
-
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self.stored.write(folder)
-        save_model(self.model, str(folder / WEIGHTS))
+        save_weights(self.model, folder / WEIGHTS)
 
     def num_parameters(self) -> int:
         return sum(p.numel() for p in self.parameters())
@@ -325,12 +286,24 @@ class LeRobotChainPolicy(GuidedChain, LeRobotPolicy):
         """The robot's part [b h a] of a sample [b T d]."""
         return x[:, self.head.first_step :, : self.embodiment.action_dim]
 
-    def _step(self, condition: Any, x: Tensor, index: int, guidance: Any = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean and standard deviation (a number) of the stochastic step ``index`` from ``x`` [b T d], and the plain step."""
+    def _decided(self, x: Tensor) -> ActionChunk:
+        """What the end of a chain [b T d] stands for."""
+        return self._chunk(self._actions(self.head.finished(x) if isinstance(self.head, FinishingHead) else x))
+
+    def _step(
+        self, condition: Any, x: Tensor, index: int | Tensor, guidance: Any = None, first: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean and standard deviation (a number, or [b 1 1]) of the stochastic step ``index``, one or one a row, from ``x``
+        [b T d], and the plain step of a chain that began with ``first``."""
         action, noise = self._estimates(condition, x, index, guidance)
-        mean = self.chain.weight_action[index] * action + self.chain.weight_noise[index] * noise
-        plain = self.chain.mean_action[index] * action + self.chain.mean_noise[index] * noise
-        return mean, self.chain.std[index], plain
+
+        def of(values: Tensor) -> Tensor:
+            return column(values, index, x)
+
+        mean = of(self.chain.weight_action) * action + of(self.chain.weight_noise) * noise
+        onward = noise if first is None or not self.head.keeps_first_noise else first
+        plain = of(self.chain.mean_action) * action + of(self.chain.mean_noise) * onward
+        return mean, of(self.chain.std), plain
 
     @torch.no_grad()
     def act(
@@ -340,13 +313,18 @@ class LeRobotChainPolicy(GuidedChain, LeRobotPolicy):
         η = 0, or Euler); without ``seeds`` that noise is the same at every call."""
         path, log_probs = self._walk(observation, deterministic, seeds)
         return PolicyOutput(
-            chunk=self._chunk(self._actions(path[-1])),
+            chunk=self._decided(path[-1]),
             behavior_log_prob=torch.stack(log_probs, dim=1),
             replay={"chain": torch.stack(path[self.first_trained :], dim=1)},
         )
 
     def _walk(
-        self, observation: Observation, deterministic: bool, seeds: Sequence[int] | None, guidance: Any = None
+        self,
+        observation: Observation,
+        deterministic: bool,
+        seeds: Sequence[int] | None,
+        guidance: Any = None,
+        start: Tensor | None = None,
     ) -> tuple[list[Tensor], list[Tensor]]:
         b, steps, shape = len(observation), len(self.chain), self.head.sample_shape
         if seeds is None:
@@ -358,35 +336,47 @@ class LeRobotChainPolicy(GuidedChain, LeRobotPolicy):
         free = self._free()
         self.model.eval()
         condition = self.head.condition(self._batch(observation))
-        path, log_probs = [noise[:, 0]], []
+        path, log_probs = [noise[:, 0] if start is None else start], []
         for k in range(steps):
-            mean, std, plain = self._step(condition, path[-1], k, guidance)
+            mean, std, plain = self._step(condition, path[-1], k, guidance, path[0])
             x = plain if deterministic else torch.where(free, mean + std * noise[:, k + 1], plain)
             if k >= self.first_trained:
                 log_probs.append(chains.gaussian_log_prob(self._actions(x), self._actions(mean), std))
             path.append(x)
         return path, log_probs
 
+    @torch.no_grad()
+    def decode(
+        self, observation: Observation, noise: Tensor, features: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        """See `vla_rl.interfaces.NoisePolicy`: the sampler without noise, from ``noise`` [b h a]. What only pads the model's
+        sample starts from the same numbers each time. It needs the observation's images, whatever ``features`` are."""
+        start = counter_normals([0] * len(noise), math.prod(self.head.sample_shape)).to(self.device)
+        start = start.view(len(noise), *self.head.sample_shape)
+        self._actions(start).copy_(noise)
+        path, _ = self._walk(observation, True, None, start=start)
+        return self._decided(path[-1]).actions
+
     def evaluate(self, observation: Observation, replay: Mapping[str, Tensor]) -> PolicyEvaluation:
         """Log-prob and entropy [b k h a] of the stored ``chain`` [b k+1 T d] under the present weights, with gradient.
 
-        Observations are encoded once for all steps. Runs in evaluation mode and outside of autocast: dropout or another
-        precision would make ratios differ from 1 at unchanged weights.
+        Observations are encoded once, and all steps make one pass. Runs in evaluation mode and outside of autocast: dropout
+        or another precision would make ratios differ from 1 at unchanged weights.
         """
         self.model.eval()
         path, trained = replay["chain"].to(self.device), len(self._discount)
         if path.shape[1] != trained + 1:
             raise ValueError(f"the stored chain has {path.shape[1] - 1} steps, this policy learns from {trained}")
         with torch.autocast(self.device.type, enabled=False):
-            condition = self.head.condition(self._batch(observation))
-            log_probs = []
-            for k in range(trained):
-                mean, std, _ = self._step(condition, path[:, k], self.first_trained + k)
-                log_probs.append(chains.gaussian_log_prob(self._actions(path[:, k + 1]), self._actions(mean), std))
-        log_prob = torch.stack(log_probs, dim=1)
+            condition = repeated(self.head.condition(self._batch(observation)), trained)
+            steps = torch.arange(self.first_trained, self.first_trained + trained).repeat(len(path))
+            before, after = path[:, :-1].flatten(0, 1), path[:, 1:].flatten(0, 1)
+            mean, std, _ = self._step(condition, before, steps)
+            log_prob = chains.gaussian_log_prob(self._actions(after), self._actions(mean), std)
+        log_prob = log_prob.unflatten(0, (len(path), trained))
 
-        def per_step(column: Tensor) -> Tensor:
-            return column.to(log_prob.device)[None, :, None, None].expand_as(log_prob)
+        def per_step(values: Tensor) -> Tensor:
+            return values.to(log_prob.device)[None, :, None, None].expand_as(log_prob)
 
         return PolicyEvaluation(
             log_prob=log_prob,
@@ -400,51 +390,3 @@ class LeRobotChainPolicy(GuidedChain, LeRobotPolicy):
         free = torch.zeros(self.head.sample_shape, dtype=torch.bool, device=self.device)
         free[self.head.first_step :, : self.embodiment.action_dim] = True
         return free
-
-
-# ------------------------------------------------------------------------------------------------- fit to a robot
-def _match_cameras(config: LeRobotConfig, embodiment: EmbodimentSpec, stored: Stored) -> dict[str, str]:
-    """{image feature: camera of the robot}; never guessed from the order."""
-    names = {key: key.removeprefix(IMAGES) for key in stored.image_keys}
-    given = dict(text.split(":", 1) for text in config.cameras)
-    unknown = [n for n in given if n not in names and n not in names.values()]
-    matched = {key: given.get(key, given.get(name, name)) for key, name in names.items()}
-    wrong = sorted({c for c in matched.values() if c not in (*embodiment.camera_names, NO_CAMERA)})
-    if unknown or wrong:
-        raise EmbodimentMismatch(
-            f"the {stored.family} checkpoint reads the image features {list(names.values())}, the robot {embodiment.name} "
-            f"has the cameras {list(embodiment.camera_names)}; no match for {unknown or wrong}. Say which is which, for "
-            f"example policy.cameras=[{next(iter(names.values()), 'image')}:{embodiment.camera_names[0]}]"
-        )
-    kept = {key: camera for key, camera in matched.items() if camera != NO_CAMERA}
-    if len(kept) < len(matched) and (stored.family not in LANGUAGE or not kept):
-        raise EmbodimentMismatch(
-            f"policy.cameras leaves out {sorted(set(matched) - set(kept))}, and a {stored.family} policy needs "
-            f"{'at least one image' if stored.family in LANGUAGE else 'every image it was trained with'}"
-        )
-    return kept
-
-
-def _require_fit(config: LeRobotConfig, embodiment: EmbodimentSpec, stored: Stored) -> None:
-    lines = []
-    for key, size in ((STATE, embodiment.proprio_dim), (ACTION, embodiment.action_dim)):
-        if stored.shape(key) != (size,):
-            lines.append(f"{key}: the checkpoint has shape {stored.shape(key)}, the robot {(size,)}")
-    if stored.family not in RESIZING and not stored.settings.get("resize_shape"):
-        sizes = {c.name: (3, c.height, c.width) for c in embodiment.cameras}
-        for key, camera in _match_cameras(config, embodiment, stored).items():
-            if stored.shape(key) != sizes[camera]:
-                lines.append(f"{key}: the checkpoint has shape {stored.shape(key)}, camera {camera} gives {sizes[camera]}")
-    if lines:
-        detail = "\n  ".join(lines)
-        raise EmbodimentMismatch(
-            f"the {stored.family} checkpoint does not fit the robot {embodiment.name}:\n  {detail}\nUse an env with the "
-            f"cameras, state and actions the checkpoint was trained on."
-        )
-    frames = stored.settings.get("n_obs_steps", 1)
-    if frames > 1 and not config.repeat_observation:
-        raise ConfigError(
-            f"this {stored.family} checkpoint reads {frames} frames of consecutive control steps, and a policy here sees "
-            f"the frame at each decision only. Set policy.repeat_observation=true to show it the present frame {frames} "
-            f"times (as lerobot does at the start of an episode), and expect other behaviour until it is fine-tuned so"
-        )

@@ -11,14 +11,20 @@ from typing import Any
 
 import torch
 
-from policies.lerobot.heads import ACTION, FAMILIES, STATE
-from policies.lerobot.package import quiet
+from policies.lerobot.families import FAMILIES, LEFT_OUT
+from policies.lerobot.heads import ACTION, STATE
+from policies.lerobot.package import quiet, version
+from policies.lerobot.sizes import SIZES
 from vla_rl.errors import ConfigError, UserError
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 PIPELINES = ("policy_preprocessor", "policy_postprocessor")
 IMAGES, EMPTY_CAMERA, NO_CAMERA = "observation.images.", "observation.images.empty_camera", "none"
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}  # what lerobot's training puts in by default
+# Of settings that one version of lerobot knows and another does not, by name:
+_ORIGINS = ("pretrained_revision",)  # where it came from, which nobody computes with
+_BELONGS_TO = {"relative_exclude_joints": "use_relative_actions", "action_feature_names": "use_relative_actions"}
+_DEFAULTS = {"vision_attn_implementation": "auto", "rtc_training_max_delay": 0}
 STATISTICS = {"min": "low", "max": "high", "mean": "mean", "std": "std", "q01": "q01", "q99": "q99"}
 
 
@@ -73,7 +79,7 @@ class Stored:
 
     @classmethod
     def read(cls, folder: Path) -> Stored:
-        """Raises `UserError` where the folder is not what lerobot 0.4 writes."""
+        """Raises `UserError` where the folder is not what lerobot writes since 0.4."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
@@ -86,8 +92,9 @@ class Stored:
             ) from error
         family = settings.get("type")
         if family not in FAMILIES:
+            why = f" ({LEFT_OUT[family]})" if family in LEFT_OUT else ""
             raise ConfigError(
-                f"policy.checkpoint={folder} holds a policy of type {family!r}; supported are {', '.join(FAMILIES)}"
+                f"policy.checkpoint={folder} holds a policy of type {family!r}{why}; supported are {', '.join(FAMILIES)}"
             )
         pipelines = {}
         for name in PIPELINES:
@@ -116,23 +123,48 @@ class Stored:
 
 
 def decode(settings: Mapping[str, Any]) -> Any:
-    """lerobot's config object of ``settings`` (its ``config.json``); its own reader builds an argument parser each time."""
+    """lerobot's config object of ``settings`` (its ``config.json``); its own reader builds an argument parser each time.
+
+    What another version of lerobot wrote and the installed one does not know is left out where it changes nothing. Raises
+    `ConfigError` that names what would, and what does not fit the family.
+    """
     import draccus
     from lerobot.configs.policies import PreTrainedConfig
 
-    values = dict(settings)
+    values = {key: value for key, value in settings.items() if key != SIZES}
+    family = values.pop("type")
+    if family not in PreTrainedConfig.get_known_choices():
+        raise ConfigError(
+            f"the installed lerobot {version()} has no {family} policy: it came with 0.6, which needs Python 3.12 or newer"
+        )
+    kind = PreTrainedConfig.get_choice_class(family)
+    foreign = {key: value for key, value in values.items() if key not in {f.name for f in dataclasses.fields(kind)}}
+    if wrong := [key for key, value in foreign.items() if not _changes_nothing(key, value, foreign)]:
+        raise ConfigError(
+            f"the installed lerobot {version()} does not know {wrong[0]}={foreign[wrong[0]]!r} of this {family} policy, "
+            f"which another version wrote: use that one (0.6 needs Python 3.12 or newer), or take it out of {CONFIG} if the "
+            f"policy does without it"
+        )
     try:
         with quiet():
-            return draccus.decode(PreTrainedConfig.get_choice_class(values.pop("type")), values)
+            return draccus.decode(kind, {key: value for key, value in values.items() if key not in foreign})
     except (draccus.utils.DraccusException, ValueError, NotImplementedError) as error:
         raise ConfigError(
-            f"lerobot's settings of a {settings['type']} policy do not fit the installed lerobot: {error}. Mend "
+            f"lerobot's settings of a {family} policy do not fit the installed lerobot {version()}: {error}. Mend "
             f"policy.options, or install the lerobot version that wrote the checkpoint"
         ) from error
+
+
+def _changes_nothing(key: str, value: Any, foreign: Mapping[str, Any]) -> bool:
+    """Whether a setting that the installed lerobot lacks can be left out: it is off, tells an origin, or belongs to another
+    that is off."""
+    if key in _BELONGS_TO:
+        return not foreign.get(_BELONGS_TO[key])
+    return key in _ORIGINS or value is None or value is False or value in ("", [], {}) or _DEFAULTS.get(key) == value
 
 
 def encode(config: Any) -> dict[str, Any]:
     """What lerobot writes into ``config.json``."""
     import draccus
 
-    return json.loads(json.dumps(draccus.encode(config)))
+    return {"type": config.type, **json.loads(json.dumps(draccus.encode(config)))}

@@ -29,6 +29,12 @@ class DatasetError(UserError):
     """A dataset folder that cannot be written or read. The message names the folder and the remedy."""
 
 
+def is_depth(feature: Mapping[str, Any]) -> bool:
+    """Whether a feature of ``meta/info.json`` holds distances in place of colours, as any lerobot marks it."""
+    info = feature.get("info") or {}
+    return bool(info.get("is_depth_map") or info.get("video.is_depth_map"))
+
+
 def image_key(camera: str) -> str:
     return IMAGE_PREFIX + camera
 

@@ -25,6 +25,7 @@ from vla_rl.data.lerobot_format import (
     STATE_KEY,
     DatasetError,
     image_key,
+    is_depth,
     pyarrow_package,
 )
 from vla_rl.data.lerobot_pictures import inside, read_images, read_videos, require_file
@@ -316,7 +317,7 @@ def require_fit(
     for c in spec.cameras:
         feature = features.get(keys[c.name], {})
         shape = list(feature.get("shape", []))
-        if any(feature.get("info", {}).get(f"{kind}is_depth_map") for kind in ("", "video.")):
+        if is_depth(feature):
             lines.append(f"camera {c.name}: expected colours, the dataset has depth")
         if shape and sorted(shape) != sorted([c.height, c.width, 3]):
             lines.append(f"camera {c.name}: expected {[c.height, c.width, 3]}, the dataset has {shape}")

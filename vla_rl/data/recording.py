@@ -16,7 +16,7 @@ from vla_rl.config.recording import RecordingConfig
 from vla_rl.data.checks import Report
 from vla_rl.data.demonstrations import DemonstrationDataset
 from vla_rl.data.frames import OnDisk
-from vla_rl.data.lerobot_format import ACTION_KEY, AGAIN, IMAGE_PREFIX, STATE_KEY, DatasetError
+from vla_rl.data.lerobot_format import ACTION_KEY, AGAIN, IMAGE_PREFIX, STATE_KEY, DatasetError, is_depth
 from vla_rl.data.lerobot_reader import (
     Choose,
     assembled,
@@ -75,7 +75,7 @@ def keys_of(path: Path, info: Mapping[str, Any], rename: Mapping[str, str], came
         vectors[ours] = its
     shown: dict[str, str] = {}
     for key, feature in features.items():
-        if feature.get("dtype") not in ("image", "video") or _is_depth(feature):
+        if feature.get("dtype") not in ("image", "video") or is_depth(feature):
             continue
         name = rename.get(key) or _camera_name(key)
         if name in shown:
@@ -94,11 +94,6 @@ def keys_of(path: Path, info: Mapping[str, Any], rename: Mapping[str, str], came
 
 def _camera_name(key: str) -> str:
     return next((key.removeprefix(prefix) for prefix in _PREFIXES if key.startswith(prefix)), key)
-
-
-def _is_depth(feature: Mapping[str, Any]) -> bool:
-    told = feature.get("info") or {}
-    return bool(told.get("is_depth_map") or told.get("video.is_depth_map"))
 
 
 def camera_of(name: str, feature: Mapping[str, Any]) -> CameraSpec:

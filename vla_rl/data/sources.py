@@ -11,7 +11,7 @@ import numpy as np
 
 from vla_rl import build
 from vla_rl.data.checks import ERROR, WARNING, DataCheck, Finding, Report, Rows
-from vla_rl.data.lerobot_format import ACTION_KEY, IMAGE_PREFIX, STATE_KEY, DatasetError
+from vla_rl.data.lerobot_format import ACTION_KEY, IMAGE_PREFIX, STATE_KEY, DatasetError, is_depth
 from vla_rl.data.lerobot_reader import damage, flat_names, pictures, read_embodiment, read_info, require_fit
 from vla_rl.data.lerobot_rows import LeRobotRows, read_rows
 from vla_rl.data.published import check_contents
@@ -93,9 +93,9 @@ def _lerobot(path: Path, embodiment: EmbodimentSpec | None, texts: Collection[st
 
 
 def _cameras(features: Any) -> Iterator[tuple[str, CameraSpec]]:
-    """(feature, camera) of each feature that holds pictures; the channels may come first or last."""
+    """(feature, camera) of each feature that holds colours; the channels may come first or last."""
     for key, feature in features.items():
-        if feature.get("dtype") in ("image", "video"):
+        if feature.get("dtype") in ("image", "video") and not is_depth(feature):
             shape = [int(n) for n in feature["shape"]]
             height, width = shape[1:] if shape[0] in (1, 3, 4) and shape[-1] not in (1, 3, 4) else shape[:2]
             yield key, CameraSpec(key.removeprefix(IMAGE_PREFIX), height, width)

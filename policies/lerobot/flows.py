@@ -1,0 +1,153 @@
+"""Families of lerobot's policies that match a flow: the prefix is encoded once, then an expert denoises step by step.
+
+The prefix is lerobot's own: its sampler is run up to the point where it asks for its first velocity, and what it asks with
+is kept. So masks, positions and caches are those of the installed version, with gradient.
+
+Time runs from 1 (noise) to 0 (action); x_t = t·noise + (1 − t)·action and the velocity is noise − action.
+"""
+
+from __future__ import annotations
+
+import abc
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from policies.denoising.chain import Chain, flow_chain, split_prediction
+from policies.lerobot.heads import TOKEN_MASK, TOKENS, _denoising_loss, scales, times
+from policies.trunk.features import coarse, mean_word
+
+
+class _Asked(Exception):
+    """Ends a sampler of lerobot: it has asked for a velocity, with ``given``."""
+
+    def __init__(self, given: dict[str, Any]):
+        self.given = given
+
+
+def first_question(model: Any, name: str, sampler: str, *inputs: Any, **more: Any) -> dict[str, Any]:
+    """The keyword arguments with which ``model.sampler(*inputs)`` first calls ``model.name``, which is not run."""
+
+    def ask(**given: Any) -> None:
+        raise _Asked(given)
+
+    own = inspect.unwrap(getattr(type(model), sampler))  # without its no_grad: RL may train what the prefix comes from
+    part = dict(model.named_children()).get(name)
+    if part is not None:
+        hook = part.register_forward_pre_hook(lambda module, _, given: ask(**given), with_kwargs=True)
+    else:
+        setattr(model, name, ask)
+    try:
+        own(model, *inputs, **more)
+    except _Asked as asked:
+        return asked.given
+    finally:
+        if part is not None:
+            hook.remove()
+        else:
+            delattr(model, name)
+    raise RuntimeError(f"{type(model).__name__}.{sampler} ended without a call of {name}")
+
+
+def repeated(condition: Any, times: int) -> Any:
+    """What is fixed along a chain, for as many rows: each row ``times`` times in a row, whatever lerobot keeps it in."""
+    from transformers import DynamicCache
+
+    if isinstance(condition, Tensor):
+        return condition.repeat_interleave(times, 0)
+    if isinstance(condition, Mapping):
+        return {name: repeated(value, times) for name, value in condition.items()}
+    if isinstance(condition, DynamicCache):
+        return DynamicCache([(repeated(k, times), repeated(v, times), *rest) for k, v, *rest in condition])
+    return condition
+
+
+class FlowHead(abc.ABC):
+    """Flow matching by an action expert, as SmolVLA and π0 do it."""
+
+    first_step = 0
+    default_noise = 0.5
+    keeps_first_noise = False
+
+    def __init__(self, policy: Any, default_steps: int):
+        self.policy, self.model, self.default_steps = policy, policy.model, default_steps
+        self.chunk_length, self.executed = policy.config.chunk_size, policy.config.n_action_steps
+        self.sample_shape = (policy.config.chunk_size, policy.config.max_action_dim)
+
+    @property
+    @abc.abstractmethod
+    def trunk(self) -> Any:
+        """What embeds images and words."""
+
+    @abc.abstractmethod
+    def _inputs(self, batch: dict[str, Any]) -> tuple[Any, ...]:
+        """What lerobot's sampler takes: pictures per camera, their masks, the instruction's tokens and mask, at least."""
+
+    def visual(self, batch: dict[str, Any]) -> Tensor:
+        """The image tokens of each camera [b f]."""
+        return torch.cat([coarse(self.trunk.embed_image(x)) for x in self._inputs(batch)[0]], dim=1)
+
+    def told(self, batch: dict[str, Any]) -> dict[str, Tensor]:
+        """The mean embedding of the instruction's words."""
+        return {"text": mean_word(self.trunk.embed_language_tokens(batch[TOKENS]), batch[TOKEN_MASK])}
+
+    def loss(self, batch: dict[str, Any], valid: Tensor) -> tuple[Tensor, dict[str, float]]:
+        """Velocity error over valid control steps and the robot's dimensions; lerobot draws noise N(0, I), then time
+        ~ Beta(1.5, 1)."""
+        actions = self.policy.prepare_action(batch)
+        noise = self.model.sample_noise(actions.shape, actions.device)
+        time = self.model.sample_time(len(actions), actions.device)
+        losses = self.model.forward(*self._inputs(batch), actions, noise, time)
+        return _denoising_loss(losses[..., : self.policy.config.action_feature.shape[0]], valid)
+
+    def chain(self, steps: int, form: str, noise_level: float) -> Chain:
+        return flow_chain(steps, form, noise_level)
+
+    def condition(self, batch: dict[str, Any]) -> Mapping[str, Any]:
+        """The prefix, run once: what a velocity needs besides sample and time."""
+        inputs = self._inputs(batch)
+        start = torch.zeros(len(inputs[2]), *self.sample_shape, device=inputs[2].device)
+        asked = first_question(self.model, "denoise_step", "sample_actions", *inputs, noise=start)
+        return {name: value for name, value in asked.items() if name not in ("x_t", "timestep")}
+
+    def estimates(
+        self, condition: Mapping[str, Any], x: Tensor, chain: Chain, index: int | Tensor
+    ) -> tuple[Tensor, Tensor]:
+        velocity = self.model.denoise_step(x_t=x, timestep=times(chain, index, x), **condition)
+        return split_prediction("velocity", velocity, x, *scales(chain, index, x))
+
+
+class SmolVLAHead(FlowHead):
+    """SmolVLA (Shukor et al. 2025, arXiv 2506.01844); the state is a token of the prefix."""
+
+    def __init__(self, policy: Any):
+        super().__init__(policy, policy.config.num_steps)
+
+    @property
+    def trunk(self) -> Any:
+        return self.model.vlm_with_expert
+
+    def _inputs(self, batch: dict[str, Any]) -> tuple[Any, ...]:
+        images, masks = self.policy.prepare_images(batch)
+        return images, masks, batch[TOKENS], batch[TOKEN_MASK], self.policy.prepare_state(batch)
+
+
+class Pi0Head(FlowHead):
+    """π0 (Black et al. 2024, arXiv 2410.24164): the state goes with the noisy actions. π0.5 (arXiv 2504.16054): the state
+    is part of the prompt, which lerobot's preprocessor writes."""
+
+    def __init__(self, policy: Any):
+        super().__init__(policy, policy.config.num_inference_steps)
+        self.separate_state = policy.config.type == "pi0"
+
+    @property
+    def trunk(self) -> Any:
+        return self.model.paligemma_with_expert
+
+    def _inputs(self, batch: dict[str, Any]) -> tuple[Any, ...]:
+        images, masks = self.policy._preprocess_images(batch)
+        state = (self.policy.prepare_state(batch),) if self.separate_state else ()
+        return images, masks, batch[TOKENS], batch[TOKEN_MASK], *state

@@ -1,0 +1,96 @@
+"""Folders that openpi's PyTorch training and its converter write: π0 and π0.5 with their normalisation, by openpi's names.
+
+``config.json`` (action_dim, action_horizon, paligemma_variant, action_expert_variant, precision), ``model.safetensors``, and
+``assets/<asset>/norm_stats.json``. What such a folder does not say must be told: which picture is which camera
+(``policy.cameras``), how many control steps are executed (``policy.options=[n_action_steps:5]``), and whether actions are
+relative to the state (``use_relative_actions:true``, ``relative_exclude_joints``), as openpi's config of the robot has it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from policies.lerobot.heads import ACTION, STATE
+from policies.lerobot.needs import require_family
+from policies.lerobot.new import with_processors
+from policies.lerobot.stored import CONFIG, IMAGES, STATISTICS, WEIGHTS, Stored
+from policies.settings import LeRobotConfig
+from vla_rl.errors import EmbodimentMismatch, UserError
+from vla_rl.types import EmbodimentSpec
+
+_PICTURES = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")  # in the order that the model has them
+_TOKENS = {"pi0": 48, "pi05": 200}
+
+
+def is_openpi(folder: Path) -> bool:
+    try:
+        settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(settings, dict) and "type" not in settings and {"action_dim", "action_horizon"} <= set(settings)
+
+
+def read_openpi(config: LeRobotConfig, embodiment: EmbodimentSpec) -> Stored:
+    """The policy in ``config.checkpoint`` as lerobot would store it, for a robot of as many dimensions. Raises `UserError`
+    and `EmbodimentMismatch`."""
+    folder = Path(config.checkpoint)
+    said = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    family = "pi05" if "time_mlp_in.weight" in _names(folder / WEIGHTS) else "pi0"
+    require_family(family)
+    pictures = {f"{IMAGES}{name}": {"type": "VISUAL", "shape": [3, 224, 224]} for name in _PICTURES}
+    settings = {
+        "type": family,
+        "device": "cpu",
+        "input_features": pictures | {STATE: {"type": "STATE", "shape": [embodiment.proprio_dim]}},
+        "output_features": {ACTION: {"type": "ACTION", "shape": [embodiment.action_dim]}},
+        "chunk_size": said["action_horizon"],
+        "n_action_steps": said["action_horizon"],
+        "max_action_dim": said["action_dim"],
+        "max_state_dim": said["action_dim"],
+        "tokenizer_max_length": _TOKENS[family],
+        **{key: said[key] for key in ("paligemma_variant", "action_expert_variant") if key in said},
+        **config.option_values(),
+    }
+    statistics = _statistics(folder)
+    sized = {"state": embodiment.proprio_dim, "actions": embodiment.action_dim}
+    return with_processors(settings, config, *(_cut(folder, statistics, name, sized[name]) for name in ("actions", "state")))
+
+
+def _names(file: Path) -> set[str]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, "pt") as opened:
+            return set(opened.keys())
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{file} is missing or damaged ({error}): fetch the checkpoint again") from error
+
+
+def _statistics(folder: Path) -> dict[str, Any]:
+    found = sorted((folder / "assets").rglob("norm_stats.json"))
+    if len(found) != 1:
+        those = f"{len(found)} ({', '.join(str(file.parent.relative_to(folder)) for file in found)})" if found else "none"
+        raise UserError(
+            f"{folder} must hold one assets/<asset>/norm_stats.json, by which its policy was trained, and has {those}: copy "
+            f"the assets folder that lies beside the checkpoint it was converted from, and leave the robot's own in it"
+        )
+    try:
+        return json.loads(found[0].read_text(encoding="utf-8"))["norm_stats"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{found[0]} is damaged ({error!r}): fetch the checkpoint again") from error
+
+
+def _cut(folder: Path, statistics: dict[str, Any], name: str, size: int) -> dict[str, list[float]]:
+    """{as `new_policy` takes them: [size]}; openpi pads them at times. What lerobot does not normalise by is filled in."""
+    try:
+        own = {key: [float(x) for x in statistics[name][key]] for key in ("mean", "std", "q01", "q99")}
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"the norm_stats.json of {folder} has no {name}.{error}: fetch the checkpoint again") from error
+    if short := [key for key, values in own.items() if len(values) < size]:
+        raise EmbodimentMismatch(
+            f"{folder} was trained with {len(own[short[0]])} numbers of {name} (norm_stats.json), and the robot has {size}"
+        )
+    own = {key: values[:size] for key, values in own.items()}
+    return {key: own.get(key, own["q99" if key == "high" else "q01"]) for key in STATISTICS.values()}

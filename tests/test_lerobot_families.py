@@ -1,0 +1,181 @@
+"""Families that came with lerobot 0.6, each as a small random policy: they act, learn and are stored as lerobot's own do."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from contracts import check_policy
+from lerobot_helpers import (
+    ACTIONS,
+    CHUNK,
+    SPEC,
+    grpo_makes_the_better_likelier,
+    lerobot_batch,
+    observation,
+    write_tokenizer,
+    write_vlm,
+)
+
+from policies.actors.residual import ResidualPolicy
+from policies.actors.settings import ResidualConfig
+from policies.lerobot.families import FAMILIES, LEFT_OUT
+from policies.lerobot.policy import LeRobotChainPolicy, LeRobotPolicy
+from policies.settings import LeRobotConfig
+from vla_rl.checkpoint import load_policy, save_checkpoint
+from vla_rl.interfaces import NoisePolicy
+from vla_rl.optional import GuidedPolicy
+
+pytest.importorskip("lerobot", reason="lerobot is not installed: pip install 'vla-rl[lerobot]'")
+if sys.version_info < (3, 12):
+    pytest.skip("these families need lerobot 0.6, which needs Python 3.12", allow_module_level=True)
+
+from lerobot_families import TRIED, new_policy, write_clip
+
+EACH = pytest.mark.parametrize("name", TRIED)
+
+
+@pytest.fixture(scope="module")
+def vlms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """{family: folder of its language backbone}."""
+    clip, words = tmp_path_factory.mktemp("clip"), tmp_path_factory.mktemp("words")
+    write_clip(clip)
+    write_tokenizer(words)
+    return {"multi_task_dit": str(clip), "xvla": str(words)}
+
+
+@pytest.fixture(scope="module")
+def policies(vlms: dict[str, str]) -> dict[str, LeRobotPolicy]:
+    return {name: new_policy(name, vlms[family]) for name, (family, _) in TRIED.items()}
+
+
+def with_frames(policy: LeRobotPolicy, batch: dict[str, Any]) -> dict[str, Any]:
+    """As lerobot's loader and its evaluation stack them for a family that reads several frames."""
+    if policy.stored.family != "multi_task_dit":
+        return batch
+    frames = {key: value[:, None] for key, value in batch.items() if key.startswith("observation.images.")}
+    return {**batch, **frames, "observation.state": batch["observation.state"][:, None]}
+
+
+@EACH
+def test_contract(name: str, policies: dict[str, LeRobotPolicy]) -> None:
+    check_policy(policies[name], observation(4), tolerance=1e-5)
+
+
+@EACH
+def test_acts_and_learns_as_lerobot_does(
+    name: str, policies: dict[str, LeRobotPolicy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, seen = policies[name], observation()
+    output = policy.act(seen, deterministic=True, seeds=[5, 6, 7])
+    before, after, theirs = policy.preprocessor, policy.postprocessor, policy.model
+    noise = output.replay["chain"][:, 0]
+    with monkeypatch.context() as patch, torch.no_grad():
+        patch.setattr(torch, "randn", lambda *_, **__: noise.clone())  # lerobot draws its first noise itself
+        batch = with_frames(policy, before(lerobot_batch(seen)))
+        if policy.stored.family == "multi_task_dit":
+            actions = theirs._generate_actions(theirs._prepare_batch(batch))
+        else:
+            actions = theirs.predict_action_chunk(batch)
+    expected = after(actions)
+    torch.testing.assert_close(output.chunk.actions[:, : expected.shape[1]], expected, rtol=0, atol=1e-5)
+
+    labels, valid = torch.randn(3, CHUNK, ACTIONS), torch.ones(3, CHUNK).bool()
+    torch.manual_seed(3)
+    loss, _ = policy.imitation_loss(seen, labels, valid)
+    torch.manual_seed(3)
+    own, _ = theirs.forward(with_frames(policy, before({**lerobot_batch(seen), "action": labels})))
+    torch.testing.assert_close(loss.detach(), own.detach())
+    policy.eval()
+
+
+@EACH
+def test_stored_and_read(name: str, policies: dict[str, LeRobotPolicy], vlms: dict[str, str], tmp_path: Path) -> None:
+    """lerobot's own class loads what is written, a checkpoint of ours comes back, and lerobot's folder acts the same."""
+    from lerobot.policies.factory import get_policy_class
+    from safetensors.torch import load_file
+
+    policy, vlm = policies[name], vlms[policies[name].stored.family]
+    before = policy.act(observation(), deterministic=True, seeds=[5, 6, 7]).chunk.actions
+    policy.save_pretrained(tmp_path / "theirs")
+    save_checkpoint(tmp_path / "ours", policy)
+    published = LeRobotConfig(checkpoint=str(tmp_path / "theirs"), chunk_length=CHUNK, vlm=vlm)
+    published.check_machine()
+    for again in (load_policy(tmp_path / "ours", lambda _: LeRobotPolicy), LeRobotPolicy.from_published(published, SPEC)):
+        chunk = again.act(observation(), deterministic=True, seeds=[5, 6, 7]).chunk
+        torch.testing.assert_close(chunk.actions, before, rtol=0, atol=0)
+    again.save_pretrained(tmp_path / "back")
+    first, back = (load_file(tmp_path / folder / "model.safetensors") for folder in ("theirs", "back"))
+    assert set(first) == set(back) and all(torch.equal(first[key], back[key]) for key in first)
+    if name == "xvla":  # (the other's class reads weights of CLIP from a hub first)
+        theirs = get_policy_class("xvla").from_pretrained(tmp_path / "theirs")
+        assert all(torch.equal(x, policy.model.state_dict()[key]) for key, x in theirs.state_dict().items())
+
+
+@EACH
+def test_grpo_through_the_chain(name: str, vlms: dict[str, str]) -> None:
+    grpo_makes_the_better_likelier(new_policy(name, vlms[TRIED[name][0]]))
+
+
+# ------------------------------------------------------------------------------------------------- the table in the docs
+DOCS = Path(__file__).resolve().parent.parent / "docs" / "how_to" / "lerobot.md"
+MARKS = "<!-- families: written by tests/test_lerobot_families.py -->\n", "<!-- end of families -->"
+REMARKS = {
+    "act": "deterministic: no likelihood",
+    "diffusion": "through the DDPM or DDIM chain; one frame per decision, see below",
+    "smolvla": "Flow-SDE or CPS",
+    "pi0": "Flow-SDE or CPS; PaliGemma's tokenizer is gated",
+    "pi05": "as π0; the state is part of the prompt",
+    "xvla": "Flow-SDE or CPS over predicted actions; its loss counts padded steps",
+    "multi_task_dit (flow)": "Flow-SDE or CPS",
+    "multi_task_dit (diffusion)": "through the DDPM or DDIM chain",
+}
+
+
+def tried(policy: LeRobotPolicy, name: str) -> str:
+    """The row of a policy: each use that is said is made here."""
+    seen = observation(2)
+    policy.act(seen, seeds=[1, 2])
+    loss, _ = policy.imitation_loss(seen, torch.zeros(2, CHUNK, ACTIONS), torch.ones(2, CHUNK).bool())
+    loss.backward()
+    policy.eval()
+    chain = isinstance(policy, LeRobotChainPolicy)
+    if chain:
+        policy.evaluate(seen, policy.act(seen).replay).log_prob.sum().backward()
+        assert isinstance(policy, NoisePolicy) and policy.decode(seen, torch.zeros(2, CHUNK, ACTIONS)).isfinite().all()
+    policy.zero_grad()
+    residual = ResidualConfig(hidden=[8], encoder=8, copy_base=False, distribution="deterministic")
+    ResidualPolicy(residual, policy).act(seen, deterministic=True, memory=[None] * 2)
+    learns, steers = ("yes", "yes") if chain else ("no", "no")
+    guided = "yes" if isinstance(policy, GuidedPolicy) and policy.guidable else "no"
+    size = f"{policy.num_parameters() / 1000:,.0f} k"
+    uses = ["yes", "yes", learns, "yes", steers, guided]
+    return "| " + " | ".join([f"`{name}`", FAMILIES[policy.stored.family].since, *uses, size, REMARKS[name]]) + " |"
+
+
+def test_the_docs_say_what_was_tried(
+    policies: dict[str, LeRobotPolicy], tmp_path_factory: pytest.TempPathFactory, vlms: dict[str, str]
+) -> None:
+    """Writes the table where it is another and VLA_RL_WRITE_DOCS is set."""
+    import test_lerobot_policies as older
+    import test_pi0 as pi
+
+    write_vlm(folder := tmp_path_factory.mktemp("vlm"))
+    rows = [tried(older.new_policy(family, str(folder)), family) for family in older.TINY]
+    rows += [tried(pi.new_policy(family, str(folder)), family) for family in ("pi0", "pi05")]
+    rows += [tried(policy, name) for name, policy in policies.items()]
+    head = ["family", "lerobot", "acts", "SFT", "PPO, GRPO", "residual", "from a noise", "guided (RTC)", "tried at", ""]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *rows, ""]
+    lines += ["All at small sizes with random weights. Refused by name:", ""]
+    lines += [f"- `{family}`: {why}." for family, why in LEFT_OUT.items()]
+    text = DOCS.read_text()
+    start, end = text.index(MARKS[0]) + len(MARKS[0]), text.index(MARKS[1])
+    written = "\n".join(lines) + "\n"
+    if os.environ.get("VLA_RL_WRITE_DOCS"):
+        DOCS.write_text(text[:start] + written + text[end:])
+        return
+    assert text[start:end] == written, "run it with VLA_RL_WRITE_DOCS=1"
