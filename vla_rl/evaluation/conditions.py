@@ -1,4 +1,4 @@
-"""What stands beside a figure of success: where episodes start, what else it depends on, and what it may be compared with."""
+"""What stands beside a figure of success: where episodes start, what else it depends on, what it compares with."""
 
 from __future__ import annotations
 
