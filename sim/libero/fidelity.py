@@ -11,8 +11,6 @@ import importlib.util
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from packaging.specifiers import SpecifierSet
-
 from sim.interpreter import version_of
 from sim.libero import assets, package
 from sim.libero.protocols import matching
@@ -33,6 +31,8 @@ def versions(python: str = "") -> dict[str, str]:
 
 def package_problems(found: dict[str, str]) -> list[str]:
     """Why LIBERO under these versions is another benchmark than the published one, each with its remedy."""
+    from packaging.specifiers import SpecifierSet
+
     problems = []
     if not (found["mujoco"] and SpecifierSet(VERIFIED).contains(found["mujoco"], prereleases=True)):
         problems.append(
