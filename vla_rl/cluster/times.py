@@ -65,7 +65,8 @@ def measured(source: Path, config: RunConfig | None = None) -> Measured:
         raise UserError(f"{source}: pace has {len(found.pace)} samples, decisions {len(found.decisions)}: give one for each")
     if min(v for v in dataclasses.asdict(found).values() if isinstance(v, float)) < 0:
         raise UserError(f"{source}: seconds cannot be below 0")
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in dataclasses.asdict(found).items()}
+    asked = dataclasses.asdict(found)
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in asked.items()}
     assert config is not None
     return Measured(Times(**values), setup_of(config), None)
 
