@@ -184,12 +184,10 @@ KINDS: dict[str, Kind] = {
             "--size": _count(256, "pixels of each of its two cameras"),
             "--codec": {"default": "libsvtav1", "help": "of its videos: libsvtav1 (lerobot's own) or libx264"},
             "--dataset": _path("FOLDER", "measure on this one instead"),
-            "--batch": _count(64, "rows of a batch"),
             "--batches": _count(30, "that count, per side and round"),
             "--loader-workers": _counts((0, 2), "of lerobot's DataLoader", "N"),
             "--rounds": _count(2, "of all sides, in turn", "N"),
             "--ram": _number(2.0, "of decoded pictures that may be held", "GIB"),
-            "--folder": {"type": Path, "help": "where to make a temporary folder (default: the system's place)"},
         },
     ),
     "robot": Kind(

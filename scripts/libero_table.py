@@ -1,4 +1,4 @@
-"""Makes sim/libero/published.npz with LIBERO's own environment and the loop of published evaluations: see sim/libero/verify.py.
+"""Makes sim/libero/published.npz with LIBERO's own environment in the loop of published evaluations (sim/libero/verify.py).
 
     python scripts/libero_table.py [--states 3] [--suites libero_spatial ...]
 

@@ -92,12 +92,12 @@ def copy_of(folder: Path, target: Path, **changes: Any) -> Path:
     return target
 
 
-def grpo_makes_the_better_likelier(policy: Any) -> None:
-    """Four rollouts of one start: before the first step ratios are 1, after it the better actions are likelier."""
+def four_rollouts(policy: Any) -> list[Trajectory]:
+    """Of one decision each from one start; the first two succeed."""
     obs = Observation.cat([observation(1)] * 4)
     with torch.inference_mode():
         output = policy.act(obs, seeds=[1, 2, 3, 4])
-    trajectories = [
+    return [
         Trajectory(
             episode=EpisodeSpec("t", 0, seed=i, group_id=0),
             observations=obs[i : i + 1],
@@ -113,11 +113,16 @@ def grpo_makes_the_better_likelier(policy: Any) -> None:
         )
         for i in range(4)
     ]
-    batch = RolloutBatch.from_trajectories(trajectories)
+
+
+def grpo_makes_the_better_likelier(policy: Any) -> None:
+    """Four rollouts of one start: before the first step ratios are 1, after it the better actions are likelier."""
+    batch = RolloutBatch.from_trajectories(four_rollouts(policy))
     rewards = torch.tensor([1.0, 1.0, 0.0, 0.0])
     config = PPOConfig(advantage="grpo", ratio_level="chunk", epochs=1, minibatch_size=4, learning_rate=1e-3, grad_clip=None)
     metrics = PPO(config, policy).update(batch, rewards)
     assert metrics["ppo/behavior_gap_max"] < 1e-3 and metrics["ppo/ratio_max"] == pytest.approx(1.0, abs=1e-4)
     with torch.no_grad():
-        change = (policy.evaluate(obs, batch.replay).log_prob - batch.behavior_log_prob)[:, :, :3].sum((1, 2, 3))
+        now = policy.evaluate(Observation.cat([observation(1)] * 4), batch.replay).log_prob
+        change = (now - batch.behavior_log_prob)[:, :, :3].sum((1, 2, 3))
     assert change[:2].sum() > change[2:].sum()

@@ -18,8 +18,11 @@ _INSTALLER = Path(__file__).resolve().parents[2] / "shared" / "libero" / "instal
 
 @functools.cache
 def libero_problem() -> str | None:
-    """Why LIBERO's scenes cannot be built here, or None. Where the offline copy is at hand, all tests of this process take it:
-    its textures are small, so that a scene is built in half the time that the published assets take."""
+    """Why LIBERO's scenes cannot be built here, or None.
+
+    Where the offline copy is at hand, all tests of this process take it: its textures are small, so that a scene is built
+    in half the time that the published assets take.
+    """
     try:
         root = package.root()
         if _INSTALLER.is_file():

@@ -160,7 +160,8 @@ def test_libero_never_asks(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "libero", raising=False)
     monkeypatch.setattr(builtins, "input", lambda *args: pytest.fail("it asked"))
-    monkeypatch.setattr(fidelity, "version_of", lambda name, python="": {"mujoco": "3.3.2", "robosuite": "1.4.0"}.get(name, "0.1.4"))
+    versions = {"mujoco": "3.3.2", "robosuite": "1.4.0"}
+    monkeypatch.setattr(fidelity, "version_of", lambda name, python="": versions.get(name, "0.1.4"))
     monkeypatch.setattr(fidelity.assets, "packaged", lambda: None)
     monkeypatch.setenv("LIBERO_CONFIG_PATH", str(tmp_path / "config"))
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -22,12 +22,12 @@ from lerobot_helpers import (
 )
 
 from policies.actors.residual import ResidualPolicy
-from policies.actors.settings import ResidualConfig
+from policies.actors.settings import ResidualConfig, SteeredConfig
+from policies.actors.steered import SteeredPolicy
 from policies.lerobot.families import FAMILIES, LEFT_OUT
 from policies.lerobot.policy import LeRobotChainPolicy, LeRobotPolicy
 from policies.settings import LeRobotConfig
 from vla_rl.checkpoint import load_policy, save_checkpoint
-from vla_rl.interfaces import NoisePolicy
 from vla_rl.optional import GuidedPolicy
 
 pytest.importorskip("lerobot", reason="lerobot is not installed: pip install 'vla-rl[lerobot]'")
@@ -146,7 +146,7 @@ def tried(policy: LeRobotPolicy, name: str) -> str:
     chain = isinstance(policy, LeRobotChainPolicy)
     if chain:
         policy.evaluate(seen, policy.act(seen).replay).log_prob.sum().backward()
-        assert isinstance(policy, NoisePolicy) and policy.decode(seen, torch.zeros(2, CHUNK, ACTIONS)).isfinite().all()
+        SteeredPolicy.from_base(SteeredConfig(hidden=[8], encoder=8), policy).act(seen, seeds=[1, 2])
     policy.zero_grad()
     residual = ResidualConfig(hidden=[8], encoder=8, copy_base=False, distribution="deterministic")
     ResidualPolicy(residual, policy).act(seen, deterministic=True, memory=[None] * 2)
@@ -168,7 +168,7 @@ def test_the_docs_say_what_was_tried(
     rows = [tried(older.new_policy(family, str(folder)), family) for family in older.TINY]
     rows += [tried(pi.new_policy(family, str(folder)), family) for family in ("pi0", "pi05")]
     rows += [tried(policy, name) for name, policy in policies.items()]
-    head = ["family", "lerobot", "acts", "SFT", "PPO, GRPO", "residual", "from a noise", "guided (RTC)", "tried at", ""]
+    head = ["family", "lerobot", "acts", "SFT", "PPO, GRPO", "residual", "steering", "guided (RTC)", "tried at", ""]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *rows, ""]
     lines += ["All at small sizes with random weights. Refused by name:", ""]
     lines += [f"- `{family}`: {why}." for family, why in LEFT_OUT.items()]

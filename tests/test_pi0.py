@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 import sys
 from pathlib import Path
@@ -17,6 +19,7 @@ from lerobot_helpers import (
     SPEC,
     STATS,
     copy_of,
+    four_rollouts,
     grpo_makes_the_better_likelier,
     lerobot_batch,
     observation,
@@ -24,7 +27,8 @@ from lerobot_helpers import (
 )
 
 from policies.actors.residual import ResidualPolicy
-from policies.actors.settings import ResidualConfig
+from policies.actors.settings import ResidualConfig, SteeredConfig
+from policies.actors.steered import SteeredPolicy
 from policies.lerobot.families import FAMILIES
 from policies.lerobot.heads import ACTION, STATE, TOKEN_MASK, TOKENS
 from policies.lerobot.package import quiet
@@ -33,7 +37,10 @@ from policies.lerobot.sizes import sized
 from policies.lerobot.stored import decode
 from policies.lerobot.weights import load_weights
 from policies.settings import LeRobotConfig
+from vla_rl.algorithms.dsrl import DSRL
 from vla_rl.checkpoint import load_policy, save_checkpoint
+from vla_rl.config.replay_algorithms import CriticsConfig, DSRLConfig
+from vla_rl.data.replay import Replay
 from vla_rl.errors import ConfigError, MissingDependency, UserError
 from vla_rl.interfaces import FeaturePolicy, LikelihoodPolicy, NoisePolicy
 from vla_rl.types import Observation
@@ -317,6 +324,23 @@ def test_rl_residuals_noise_and_guidance(family: str, policies: dict[str, LeRobo
     )
     torch.testing.assert_close(free, plain.chunk.actions)
     assert (held - wanted).abs().mean() < 0.5 * (free - wanted).abs().mean(), "in three denoising steps"
+
+
+def test_dsrl_chooses_the_first_noise_of_a_frozen_policy(policies: dict[str, LeRobotPolicy]) -> None:
+    """It decodes from the pictures that the replay has, and the weights beneath stay as they are."""
+    base = policies["pi05"]
+    before = {name: x.clone() for name, x in base.state_dict().items()}
+    torch.manual_seed(0)
+    policy = SteeredPolicy.from_base(SteeredConfig(hidden=[8], encoder=8), base)
+    config = DSRLConfig(batch_size=4, actor_every=1, critic_warmup=0, demonstration_share=0.0)
+    algorithm, replay = DSRL(dataclasses.replace(config, critics=CriticsConfig(hidden=[8])), policy), Replay()
+    for trajectory in four_rollouts(policy):
+        rewards = torch.tensor([float(trajectory.success)])
+        replay.add(trajectory, rewards, extra=algorithm.annotate(trajectory, rewards))
+    draw = functools.partial(replay.draw, generator=torch.Generator().manual_seed(0))
+    metrics = [algorithm.update(draw) for _ in range(2)][-1]
+    assert metrics["dsrl/noise_critic_loss"] > 0.0
+    assert all(torch.equal(x, before[name]) for name, x in base.state_dict().items())
 
 
 @BOTH

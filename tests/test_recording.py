@@ -507,21 +507,16 @@ def test_what_is_in_a_recording_is_shown(theirs, tmp_path, capsys):
 
 
 # ------------------------------------------------------------------------------------- four commands, no code, an own arm
-def raised(folder: Path, episodes: int) -> None:
+def raised(folder: Path) -> None:
     """What a person at the console does: reset, take over, drive up, until the session ends with the last episode."""
     from real.link import Client, LinkError
     from real.messages import Event, Input, Lease, State
 
     client = Client(folder, "teleop", "hand")
-    asked, driven, fresh = -math.inf, 0, True
-    state: Any = None
+    asked, state = -math.inf, None
     try:
-        while driven < episodes or state.mode == "HUMAN":
-            try:
-                message = client.receive(1.0)
-            except LinkError:
-                assert driven == episodes
-                break
+        while True:
+            message = client.receive(1.0)
             state = message if isinstance(message, State) else state
             if state is None or time.monotonic() - asked < 0.03:
                 continue
@@ -529,16 +524,17 @@ def raised(folder: Path, episodes: int) -> None:
             if state.holder != "hand":
                 client.send(Lease, 1.0, ask="request", token="", force=True)
                 continue
-            fresh |= state.mode == "RESETTING"
-            name = {"IDLE": "arm", "READY": "takeover" if fresh else "reset", "PAUSED": "takeover"}.get(state.mode)
-            if name:
+            begins = "takeover" if state.proprio[2] < 0.31 else "reset"
+            doing = {"IDLE": "arm", "READY": begins, "PAUSED": "takeover", "FAULT": "ack", "STOPPED": "ack"}
+            if name := doing.get(state.mode):
                 client.send(Event, name=name, value="", at=asked, lease=client.token)
             if state.mode == "HUMAN":
-                driven, fresh = driven + fresh, False
                 client.send(
                     Input, 0.15, lease=client.token, device_stamp=asked, dead_man=True, axes=(0.0, 0.0, 1.0, 0.0, 0.0, 0.0),
                     gripper=0.0, keys=(), target=(),
                 )  # fmt: skip
+    except LinkError:  # the session is over
+        pass
     finally:
         client.close()
 
@@ -552,7 +548,7 @@ def test_from_teaching_an_arm_to_a_policy_that_drives_it(tmp_path, capsys):
     arm = ["robot=fake", "robot.supervisor.silence_s=0.3", "robot.supervisor.frame_age_s=2.0", f"output_dir={tmp_path}"]
     process, said = begun("teach", "--episodes", "3", *arm, "name=s", "console.port=0", until="console:")
     try:
-        raised(session / "run" / "s", 3)
+        raised(session / "run" / "s")
         rest = process.communicate(timeout=60)[0]
     finally:
         process.kill()

@@ -105,7 +105,7 @@ REGISTRY: dict[str, dict[str, Entry]] = {
         "lerobot": PolicyEntry(  # (the likelihood of those that denoise; ACT has none, which it says itself)
             "policies.lerobot.policy:LeRobotPolicy",
             "policies.settings:LeRobotConfig",
-            ("likelihood", "imitation", "features"),
+            ("likelihood", "imitation", "features", "noise"),
         ),
         "small": PolicyEntry(
             "policies.small:SmallPolicy", "policies.settings:SmallConfig", ("actor", "weighted", "imitation")

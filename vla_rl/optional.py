@@ -75,6 +75,14 @@ class SeeingActor(Protocol):
 
 
 @runtime_checkable
+class PictureDecoder(Protocol):
+    """A `NoisePolicy`, or an actor on one, that decodes from the observation's images whatever its features are, where
+    ``decodes_pictures``: learners then draw them from the replay."""
+
+    decodes_pictures: bool
+
+
+@runtime_checkable
 class ChainPolicy(Protocol):
     """A `LikelihoodPolicy`, `FeaturePolicy` and `NoisePolicy` whose decision is a chain of denoising steps, and that can
     draw one without its images."""

@@ -28,22 +28,22 @@ from vla_rl.types import CameraSpec, EmbodimentSpec
 OURS = "vla-rl"
 CAMERAS = ("front", "wrist")
 _HZ, _EPISODE, _FILMED = 30, 300, 10  # rows a second; rows of an episode; different episodes that are filmed
-_CHUNK, _WARM = 8, 3
+BATCH, _CHUNK, _WARM = 64, 8, 3
 _SECONDS = 1800  # that a side may take
 
 
 def measure(
-    frames: int, size: int, batch: int, batches: int, loader_workers: Sequence[int], rounds: int, codec: str, ram: float,
-    dataset: Path | None = None, folder: Path | None = None,
+    frames: int, size: int, batches: int, loader_workers: Sequence[int], rounds: int, codec: str, ram: float,
+    dataset: Path | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """``rounds`` turns of ``batches`` batches of ``batch`` rows for each side. ``ram``: GiB of decoded pictures that this
+    """``rounds`` turns of ``batches`` batches of `BATCH` rows for each side. ``ram``: GiB of decoded pictures that this
     project may hold; what is larger stays on the disk."""
     require_packages("lerobot", "av", "pyarrow", extra="lerobot", purpose="vla-rl bench data")
-    if min(frames, size, batch, batches, rounds) < 1 or ram < 0 or min(loader_workers, default=0) < 0:
-        raise ConfigError("bench data needs frames, size, batch, batches and rounds >= 1, ram and workers >= 0")
-    with tempfile.TemporaryDirectory(prefix="bench_data", dir=folder) as place:
+    if min(frames, size, batches, rounds) < 1 or ram < 0 or min(loader_workers, default=-1) < 0:
+        raise ConfigError("bench data needs frames, size, batches and rounds >= 1, ram and loader-workers >= 0")
+    with tempfile.TemporaryDirectory(prefix="bench_data") as place:
         where = dataset or generate(Path(place) / "data", frames, size, codec)
-        job = {"dataset": str(where), "batch": batch, "batches": batches, "ram": ram, "folder": place}
+        job = {"dataset": str(where), "batches": batches, "ram": ram, "folder": place}
         sides = [OURS, *(f"lerobot, {n} workers" for n in loader_workers)]
         found: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
         for side, number in in_turns(sides, rounds):
@@ -53,7 +53,7 @@ def measure(
     ratio = _mean(found[OURS], "rows_per_second") / _mean(found[best], "rows_per_second")
     of = {"frames": frames, "size": size, "codec": codec} if dataset is None else {"dataset": str(dataset)}
     return of | {
-        "batch": batch, "batches": batches, "ram_gib": ram, "sides": found, "fastest_lerobot": best, "ratio": ratio,
+        "batch": BATCH, "batches": batches, "ram_gib": ram, "sides": found, "fastest_lerobot": best, "ratio": ratio,
         "lerobot_decodes_by": _backend(),
     }  # fmt: skip
 
@@ -61,9 +61,10 @@ def measure(
 def text(document: dict[str, Any]) -> str:
     rows = [("", "rows/s", "CPU ms a row", "peak memory", "seconds to open", "the same rows' brightness")]
     for side, rounds in document["sides"].items():
+        bright = rounds[0]["brightness"]  # (of one that cannot tell it: the rows of a batch)
         peak = max(r["peak_bytes"] for r in rounds) / 1e9
         means = [f"{_mean(rounds, 'rows_per_second'):.0f}", f"{_mean(rounds, 'cpu_ms_per_row'):.1f}", f"{peak:.2f} GB"]
-        rows.append((side, *means, f"{_mean(rounds, 'open_seconds'):.1f}", f"{rounds[0]['brightness']:.4f}"))
+        rows.append((side, *means, f"{_mean(rounds, 'open_seconds'):.1f}", f"{bright:.4f}" if bright < 1 else ""))
     return (
         f"{table(rows)}\n{document['ratio']:.2f} times as many rows a second as {document['fastest_lerobot']} "
         f"(which decodes by {document['lerobot_decodes_by']})"
@@ -104,7 +105,7 @@ def side(argument: str) -> None:
         batches.close()  # (whose workers' time is known once they have ended)
         del batches
         worked = _work() - worked
-    rows = job["batch"] * job["batches"]
+    rows = BATCH * job["batches"]
     found = {"rows_per_second": rows / seconds, "cpu_ms_per_row": 1e3 * worked / rows, "peak_bytes": memory.peak}
     print(json.dumps(found | {"open_seconds": opened, "brightness": first}))
 
@@ -126,7 +127,7 @@ def _ours(job: dict[str, Any]) -> Generator[float]:
     data = recording.demonstrations(_CHUNK, [task.task_id for task in recording.tasks], disk=disk)
     some = data.at(_same(len(data)))[0].images
     yield float(np.mean([frames.float().mean() / 255 for frames in some.values()]))
-    sampler = DatasetSampler(data, job["batch"], job["seed"])
+    sampler = DatasetSampler(data, BATCH, job["seed"])
     while True:
         yield float(len(sampler.next_batch()[0]))
 
@@ -139,12 +140,13 @@ def _lerobot(job: dict[str, Any]) -> Generator[float]:
     hz = json.loads((Path(job["dataset"]) / "meta" / "info.json").read_text())["fps"]
     chunk = {ACTION_KEY: [i / hz for i in range(_CHUNK)]}
     data: Any = LeRobotDataset("local/data", root=job["dataset"], delta_timestamps=chunk, video_backend=_backend())
-    some = [data[int(i)] for i in _same(len(data))]
-    yield float(np.mean([item[key].float().mean() for item in some for key in data.meta.camera_keys]))
     workers = int(job["side"].split()[1])
+    if not workers:  # (a forked worker would read on where this process's decoders stand)
+        some = [data[int(i)] for i in _same(len(data))]
+        yield float(np.mean([item[key].float().mean() for item in some for key in data.meta.camera_keys]))
     generator = torch.Generator().manual_seed(job["seed"])
     loader = torch.utils.data.DataLoader(
-        data, batch_size=job["batch"], sampler=_Endless(len(data), generator), num_workers=workers,
+        data, batch_size=BATCH, sampler=_Endless(len(data), generator), num_workers=workers,
         prefetch_factor=4 if workers else None,
     )  # fmt: skip
     for batch in loader:

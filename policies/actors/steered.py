@@ -12,6 +12,7 @@ from policies.actors.base import FrozenBaseActor
 from policies.actors.settings import SteeredConfig
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import NoisePolicy
+from vla_rl.optional import PictureDecoder
 from vla_rl.types import Observation, PolicyOutput, Trajectory
 
 LATENT = "latent"  # the frame that holds the latent action that was taken; 0 where another acted, or nobody
@@ -56,6 +57,11 @@ class SteeredPolicy(FrozenBaseActor):
                 f"(a deterministic sampler, no dropout), or use actor=residual"
             )
         return actor
+
+    @property
+    def decodes_pictures(self) -> bool:
+        """See `vla_rl.optional.PictureDecoder`."""
+        return isinstance(self.base, PictureDecoder) and self.base.decodes_pictures
 
     def practised(self) -> None:
         """See `vla_rl.optional.PractisingActor`."""

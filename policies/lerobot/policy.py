@@ -265,6 +265,7 @@ class LeRobotChainPolicy(GuidedChain, LeRobotPolicy):
     """A diffusion or flow policy: actions come out of a chain of Gaussian steps, which is what `replay` keeps."""
 
     log_prob_axes = ("denoising_step", "control_step", "action_dim")
+    decodes_pictures = True  # its features are too coarse to act from
     head: ChainHead
 
     def __init__(self, config: LeRobotConfig, embodiment: EmbodimentSpec, stored: Stored, model: nn.Module):

@@ -31,8 +31,8 @@ _NAMED = 3  # files that an error names
 
 @dataclass(frozen=True)
 class Copy:
-    """An asset folder, looked at: which of the published files are missing or have other bytes. ``digest`` is a hash over the
-    names and hashes of those of them that are there."""
+    """An asset folder, looked at: which of the published files are missing or have other bytes. ``digest`` is a hash over
+    the names and hashes of those that are there."""
 
     place: Path
     digest: str
@@ -52,7 +52,8 @@ class Copy:
 
     def problem(self) -> str:
         """What sets it apart from the published files; empty where nothing does."""
-        return "; ".join(_counted(names, word) for names, word in ((self.missing, "missing"), (self.altered, "altered")) if names)
+        kinds = {"missing": self.missing, "altered": self.altered}
+        return "; ".join(_counted(names, word) for word, names in kinds.items() if names)
 
 
 @functools.cache
@@ -73,7 +74,7 @@ def packaged() -> Path | None:
 
 
 def require_whole(place: Path) -> None:
-    """Raise `MissingDependency` where the packages' folder lacks a file, as after half an installation; reads no contents."""
+    """Raise `MissingDependency` where the packages' folder lacks a file, as after half an installation; reads none."""
     missing = [name for name in published() if not (place / name).is_file()]
     if missing:
         raise MissingDependency(f"The LIBERO assets in {place} are not whole: {_counted(missing, 'missing')}. {_remedy()}.")
@@ -139,7 +140,8 @@ def install() -> Copy:
 
 def _remedy() -> str:
     absent = [part for part in PARTS if _installed(part) is None]
-    some = f"Of their five packages {', '.join(absent)} {'is' if len(absent) == 1 else 'are'} not installed. " if absent else ""
+    are = "is" if len(absent) == 1 else "are"
+    some = f"Of their five packages {', '.join(absent)} {are} not installed. " if absent else ""
     return f"{some}Install them again: {COMMAND}"
 
 

@@ -1,7 +1,7 @@
 """Whether figures measured here are those of the published benchmark: MuJoCo's version, the assets, look and control.
 
 LIBERO's scenes were made under MuJoCo 3.2 and 3.3.0 to 3.3.2, where states and pictures agree. 3.3.3 darkens floors (four
-fifths of libero_object's pixels change) and 3.4.0 changes contacts of boxes (bowls and ketchup settle centimetres elsewhere):
+fifths of libero_object's pixels change) and 3.4.0 changes contacts of boxes (a bowl and ketchup settle centimetres away):
 published policies then reach other figures. See docs/how_to/libero.md.
 """
 
@@ -10,8 +10,6 @@ from __future__ import annotations
 import importlib.util
 import shlex
 from typing import TYPE_CHECKING, Any
-
-from packaging.specifiers import SpecifierSet
 
 from sim.interpreter import version_of
 from sim.libero import assets, package
@@ -33,14 +31,17 @@ def versions(python: str = "") -> dict[str, str]:
 
 def package_problems(found: dict[str, str]) -> list[str]:
     """Why LIBERO under these versions is another benchmark than the published one, each with its remedy."""
+    from packaging.specifiers import SpecifierSet
+
     problems = []
     if not (found["mujoco"] and SpecifierSet(VERIFIED).contains(found["mujoco"], prereleases=True)):
         problems.append(
-            f"MuJoCo {found['mujoco'] or '(absent)'} is outside of {VERIFIED}, under which LIBERO is the published benchmark "
+            f"MuJoCo {found['mujoco'] or '(absent)'} is outside of {VERIFIED}, where LIBERO is the published benchmark "
             f"({_MUJOCO_FIX}; no wheels of it exist for Python 3.14)"
         )
     if found["robosuite"] != ROBOSUITE:
-        problems.append(f"robosuite {found['robosuite'] or '(absent)'} is not {ROBOSUITE} (pip install robosuite=={ROBOSUITE})")
+        other = found["robosuite"] or "(absent)"
+        problems.append(f"robosuite {other} is not {ROBOSUITE} (pip install robosuite=={ROBOSUITE})")
     return problems
 
 
@@ -56,7 +57,7 @@ def asset_problems(copy: assets.Copy | None) -> list[str]:
 
 def benchmark(config: LiberoConfig, split: str, python: str = "") -> dict[str, Any]:
     """For reports: ``versions``, ``assets`` (kind, hash), ``protocol`` (the named ones that it is, with what departs) and
-    ``departures``: why figures of ``split`` are not to be compared with published ones; none: they may be called official."""
+    ``departures``: why figures of ``split`` may not be compared with published ones; none: they are official."""
     found, copy = versions(python), _assets(config)
     departures = [*package_problems(found), *asset_problems(copy)]
     if config.look != "exact":

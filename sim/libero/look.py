@@ -1,8 +1,8 @@
 """How a LIBERO scene is drawn: the benchmark's own pixels ("exact", the default), or the same scene drawn cheaply ("light").
 
 The light look changes what only rendering reads, so the physics is the same bit by bit: no reflections, multi-sampling,
-shadows or sky, smaller textures, and visual meshes with fewer faces. A mesh is thinned by vertex clustering (Rossignac and Borrel 1993):
-vertices that share a cell of a grid become one, and faces that collapse are left out.
+shadows or sky, smaller textures, and visual meshes with fewer faces. A mesh is thinned by vertex clustering (Rossignac and
+Borrel 1993): vertices that share a cell of a grid become one, and faces that collapse are left out.
 """
 
 from __future__ import annotations

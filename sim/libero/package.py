@@ -29,7 +29,7 @@ ASSET_FOLDERS = (
 )  # fmt: skip
 _DEFAULT_ASSETS = Path("~/.cache/libero/assets")  # where the package puts what it downloads
 _REMEDY = (
-    f"Install LIBERO's own from packages ({copies.COMMAND}), name an existing copy with env.assets=FOLDER, or let the LIBERO "
+    f"Install LIBERO's own from packages ({copies.COMMAND}), name an existing copy with env.assets=FOLDER, or let LIBERO's "
     "package download it: run once with network access and HF_HUB_OFFLINE=0 in the environment"
 )
 
@@ -180,8 +180,8 @@ def quiet() -> Iterator[None]:
 
 
 def _asset_places() -> list[Path]:
-    """Where assets may lie: what LIBERO's own config file says, the packages of assets, LIBERO's package, the default download
-    place."""
+    """Where assets may lie: what LIBERO's own config file says, the packages of assets, LIBERO's package, and where it
+    downloads them to."""
     packaged = copies.packaged()
     return [_configured("assets"), *([packaged] if packaged else []), root() / "assets", _DEFAULT_ASSETS.expanduser()]
 

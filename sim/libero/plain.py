@@ -19,7 +19,7 @@ class PlainEnv:
 
     (LIBERO's draws the openings of drawers once more with every reset, so a state that follows a seed depends on how
     many resets there have been.) Other simulators may draw in the same process: its own GL context is bound first, and
-    numpy's global generator, which LIBERO draws from, is the environment's own while it resets. ``size`` 0: it draws nothing.
+    numpy's global generator, which LIBERO draws from, is the environment's own while it resets. ``size`` 0: no pictures.
     """
 
     def __init__(self, task: Task, size: int, assets: str = "") -> None:
@@ -28,11 +28,11 @@ class PlainEnv:
         self.task = task
         with package.quiet():
             if size:
-                self.env = envs.OffScreenRenderEnv(bddl_file_name=str(task.bddl_file), camera_heights=size, camera_widths=size)
+                pixels = {"camera_heights": size, "camera_widths": size}
+                self.env = envs.OffScreenRenderEnv(bddl_file_name=str(task.bddl_file), **pixels)
             else:
-                self.env = envs.env_wrapper.ControlEnv(
-                    str(task.bddl_file), use_camera_obs=False, has_offscreen_renderer=False
-                )
+                blind = envs.env_wrapper.ControlEnv
+                self.env = blind(str(task.bddl_file), use_camera_obs=False, has_offscreen_renderer=False)
         self._draws = len(self.env.env.object_property_initializers)
         self._generator: Any = None
         self.success = False

@@ -34,7 +34,7 @@ class Protocol:
     settle_steps: int = 10
 
     def scene(self, suite: str) -> dict[str, Any]:
-        """{key of `LiberoConfig`: value} of all that decides over an episode's scene and length, whatever the policy sees."""
+        """{key of `LiberoConfig`: value} of what decides over an episode's scene and length, whatever is seen of it."""
         return {
             "fixtures": self.fixtures, "scene_seed": self.scene_seed, "opening_draws": self.opening_draws,
             "settle_steps": self.settle_steps, "horizon": self.limits[suite], "rotate_images": True,
@@ -75,8 +75,8 @@ PROTOCOLS = {
 
 
 def overrides(name: str, config: LiberoConfig, *, view: bool) -> list[str]:
-    """Config overrides that make an evaluation that of ``name`` on the suite of ``config``; ``view``: the cameras too, which a
-    policy that was trained on others cannot do with. `ConfigError` for an unknown name."""
+    """Config overrides that make an evaluation that of ``name`` on the suite of ``config``; ``view``: the cameras too, which
+    a policy that was trained on others cannot do with. `ConfigError` for an unknown name."""
     if name not in PROTOCOLS:
         raise ConfigError(f"--protocol {name!r} is unknown: use one of {', '.join(PROTOCOLS)}")
     protocol = PROTOCOLS[name]

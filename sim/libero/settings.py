@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sim.gl import ensure_backend
-from sim.libero import fidelity, package
+from sim.libero import package
 from sim.libero.tasks import HORIZONS, SUITES
 from vla_rl import splits
 from vla_rl.errors import ConfigError, require_packages
@@ -110,6 +110,8 @@ class LiberoConfig:
 
     def benchmark(self, split: str, python: str = "") -> dict[str, Any]:
         """See `sim.libero.fidelity.benchmark`."""
+        from sim.libero import fidelity  # it looks into interpreters, which a config that is only read has no need of
+
         return fidelity.benchmark(self, split, python)
 
     def describe(self) -> str:

@@ -15,8 +15,8 @@ _TEXTURE = re.compile(r'(<texture\b[^>]*?\bfile=")([^"]+)(")')
 
 
 def smaller(xml: str) -> str:
-    """The XML with every texture file of more than `LARGEST` pixels a side replaced by a smaller copy, which is made once and
-    kept in ``~/.cache/vla_rl/libero/textures``. What cannot be read, or no copy written of, stays as it is."""
+    """The XML with every texture file of more than `LARGEST` pixels a side replaced by a smaller copy, made once and kept
+    in ``~/.cache/vla_rl/libero/textures``. What cannot be read, or no copy written of, stays as it is."""
     return _TEXTURE.sub(lambda found: found[1] + _copy(found[2]) + found[3], xml)
 
 

@@ -13,19 +13,17 @@ from torch import Generator, Tensor
 from vla_rl.algorithms.augmentation import augment
 from vla_rl.config.imitation import AugmentConfig
 from vla_rl.interfaces import Policy
-from vla_rl.optional import SeeingActor
+from vla_rl.optional import PictureDecoder, SeeingActor
 from vla_rl.types import Observation
 
 
 class Eyes:
-    """What ``policy`` reads besides the frames that a replay keeps for it. ``open``: whether that is pictures."""
+    """What ``policy`` reads besides the frames that a replay keeps for it. ``open``: whether that is pictures, for its
+    encoder or for a frozen policy beneath that decodes them anew."""
 
     def __init__(self, policy: Policy) -> None:
         self._actor = policy if isinstance(policy, SeeingActor) and policy.reads_pictures else None
-
-    @property
-    def open(self) -> bool:
-        return self._actor is not None
+        self.open = self._actor is not None or (isinstance(policy, PictureDecoder) and policy.decodes_pictures)
 
     def seen(self, frames: Mapping[str, Tensor], observation: Observation, generator: Generator) -> dict[str, Tensor]:
         """``frames``, and each camera's pictures; their shifts come from ``generator``, row by row and camera by camera."""

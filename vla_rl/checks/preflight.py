@@ -201,7 +201,7 @@ def _check_offline(config: RunConfig) -> None:
             f"or leave offline out of phases=[...]"
         )
     policy = build.entry("policy", config.policy_type)
-    needed = {"likelihood", "features", "noise"}
+    needed = {"likelihood", "features", "noise", "kept"}
     if not config.checkpoint and isinstance(policy, build.PolicyEntry) and not needed <= set(policy.can):
         raise ConfigError(
             f"phases has offline, which needs a policy with a denoising chain of this project, and policy.type="

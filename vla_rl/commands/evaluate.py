@@ -106,15 +106,15 @@ def run_eval(arguments: argparse.Namespace) -> None:
 
 
 def _with_protocol(config: Any, arguments: argparse.Namespace) -> Any:
-    """``config`` with the scenes and limits of the named protocol, and outside of a run its cameras too: a policy of ours was
-    trained on those of its run. Raises `ConfigError` where figures would not be those of the published benchmark."""
+    """``config`` with the scenes and limits of the named protocol, and outside of a run its cameras too: a policy of ours
+    was trained on those of its run. Raises `ConfigError` where figures would not be those of the published benchmark."""
     from vla_rl import build
     from vla_rl import config as configs
 
     name, split = arguments.protocol, arguments.split or "held_out"
     known = build.env_entry(config.env_type).protocols
     if not known:
-        raise ConfigError(f"--protocol {name}: {config.env_type} has no published ones. Leave it out, or name a LIBERO --suite")
+        raise ConfigError(f"--protocol {name}: {config.env_type} has no published ones. Name a LIBERO --suite, or drop it")
     chosen = build.attribute(known)(name, config.env, view=not _recorded(arguments.checkpoint).is_file())
     config = configs.override(config, [*chosen, *arguments.overrides])
     if isinstance(config.env, OfABenchmark) and (why := config.env.benchmark(split, config.slots.python)["departures"]):
