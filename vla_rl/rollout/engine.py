@@ -207,15 +207,18 @@ class RolloutEngine:
                     continue
                 del live[event.slot]
                 take_next(event.slot)  # before anything else, so that the slot simulates meanwhile
-                trajectory = _trajectory(episode, self.env.embodiment)
-                tally.episodes += 1
-                tally.successes += trajectory.success
-                tally.control_steps += trajectory.num_control_steps
-                self._seconds.append(episode.seconds)
-                ended(episode.index, trajectory)
+                ended(episode.index, self._counted(episode, tally))
             if serve and waiting:
                 self._serve(waiting, live, deterministic, tally)
                 waiting.clear()
+
+    def _counted(self, episode: _Episode, tally: _Tally) -> Trajectory:
+        trajectory = _trajectory(episode, self.env.embodiment)
+        tally.episodes += 1
+        tally.successes += trajectory.success
+        tally.control_steps += trajectory.num_control_steps
+        self._seconds.append(episode.seconds)
+        return trajectory
 
     # ------------------------------------------------------------------------------------------------------- one round
     def _poll(self, timeout: float | None, tally: _Tally) -> list[SlotEvent]:
