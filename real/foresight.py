@@ -70,8 +70,8 @@ class Foresight:
 
     def eased(self, velocity: np.ndarray, measured: Measured, swing: float) -> np.ndarray:
         """What may be commanded of ``velocity`` [2 3] (m/s, rad/s): of a sudden change only so much at once as leaves hand
-        and joints their limits. What the hand's own new target adds comes first, then what the turn adds to that; the turn
-        alone adds no more than ``swing`` (m/s)."""
+        and joints their limits. What the hand's own new target adds comes first, then what the turn adds to that; with the
+        turn it becomes no faster than ``swing`` (m/s)."""
         x, jacobian = self.limits, measured.jacobian
         if not self.joints.size or jacobian is None:
             return velocity
@@ -84,7 +84,7 @@ class Foresight:
         change = velocity[1] - turning - self._pull  # what the tick before does not tell of
         joints = np.abs(of_joints(jacobian, np.concatenate([np.zeros(3), change])))
         pushed = np.array([_LEVER * float(np.linalg.norm(change)), *(_LIGHTER * joints)]) * push
-        room = np.maximum(np.array([min(swing, _NEARLY * x.speed - fastest), *(np.array(x.joint_speed) - self.joints)]), 0.0)
+        room = np.maximum(np.array([min(swing, _NEARLY * x.speed) - fastest, *(np.array(x.joint_speed) - self.joints)]), 0.0)
         share = float(np.min(np.where(pushed > room, room / np.maximum(pushed, _TINY), 1.0)))
         self._pull = self._pull + share * change
         if straight >= 1.0 and share >= 1.0:

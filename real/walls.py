@@ -15,7 +15,7 @@ from vla_rl.errors import ConfigError
 
 _TINY = 1e-9
 _EARLIER = 1.5  # braking distances, that walls begin before where they are, for an arm under impedance control
-_SWING = 0.04  # m/s: by which the turn of a hand at a wall may move it
+_SWING = 0.04  # m/s: of a hand at a wall that turns
 _ROUNDS = 4  # of the box and the keep-outs against each other
 
 
@@ -56,9 +56,9 @@ class Walls:
         return float(np.clip((0.5 * self.braking - self.beyond(place)) / (1.5 * self.braking), 0.0, 1.0))
 
     def swing(self, place: np.ndarray) -> float:
-        """How fast (m/s) a sudden turn may swing the hand of an arm under impedance control, in whatever direction: so that
-        no turn that begins anew again and again carries it through a wall step by step."""
-        return float(np.clip(-self.gain * self.beyond(place), min(_SWING, self.limits.speed), self.limits.speed))
+        """How fast (m/s) the hand of an arm under impedance control may be while its turn goes on to change, in whatever
+        direction: so that no turn, and none that begins anew again and again, swings it through a wall."""
+        return float(np.clip(-2.0 * self.gain * self.beyond(place), min(_SWING, self.limits.speed), self.limits.speed))
 
     def beyond(self, place: np.ndarray) -> float:
         """How far (m) beyond the wall that is passed furthest; below 0 the distance to the nearest; -inf without walls."""

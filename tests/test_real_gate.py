@@ -198,7 +198,7 @@ def test_a_sudden_turn_leaves_hand_and_joints_their_limits():
     low = gate(gain=6.0, turns=True, speed=0.3, rotation_speed=4.0, rotation_step=0.5, box=Box((-1, -1, 0.0), (1, 1, 1)))
     there = np.array([0.0, 0.0, 0.02])
     low(Request(0.0, there, goal), dataclasses.replace(moving((0.0,) * 6), position=there), 0.0)
-    assert low.velocity[5] == pytest.approx(3.0 * 0.12 / 0.36, abs=1e-3), "6/s of the 2 cm to the wall"
+    assert low.velocity[5] == pytest.approx(3.0 * 0.24 / 0.36, abs=1e-3), "12/s of the 2 cm to the wall"
     both = gate(gain=6.0, turns=True, speed=0.3, rotation_speed=4.0, rotation_step=0.5, step=0.1, acceleration=1e3, jerk=1e9)
     both(Request(0.0, at().position + np.array([0.03, 0.0, 0.0]), goal), moving((0.2, 0, 0, 0, 0, 0)), 0.0)
     assert both.velocity[0] == pytest.approx(0.18, abs=1e-3), "6/s of 3 cm"
