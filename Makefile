@@ -1,6 +1,8 @@
 .DEFAULT_GOAL := help
 .PHONY: help quickstart test test-all test-other setup lint test-learning docs lock clean
 ARGS ?=
+# Some images ask Python to keep no compiled modules: then each of the hundreds of processes of the tests compiles torch anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

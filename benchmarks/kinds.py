@@ -176,6 +176,20 @@ KINDS: dict[str, Kind] = {
             "--folder": {"type": Path, "help": "where to make a temporary folder (default: the system's place)"},
         },
     ),
+    "data": Kind(
+        "rows/s and memory of drawing demonstrations from videos on the disk, against lerobot's own loader",
+        "benchmarks.learning.loader",
+        {
+            "--frames": _count(30_000, "rows of the dataset that is made"),
+            "--size": _count(256, "pixels of each of its two cameras"),
+            "--codec": {"default": "libsvtav1", "help": "of its videos: libsvtav1 (lerobot's own) or libx264"},
+            "--dataset": _path("FOLDER", "measure on this one instead"),
+            "--batches": _count(30, "that count, per side and round"),
+            "--loader-workers": _counts((0, 2), "of lerobot's DataLoader", "N"),
+            "--rounds": _count(2, "of all sides, in turn", "N"),
+            "--ram": _number(2.0, "of decoded pictures that may be held", "GIB"),
+        },
+    ),
     "robot": Kind(
         "a session with a simulated arm: kills and freezes, lateness, takeover, the gate",
         "benchmarks.robot.report",

@@ -16,7 +16,9 @@ from real.robots.protocol import Measured
 
 _TINY, _HUGE = 1e-9, 1e9
 _DAMPING = 1e-4  # squared, of the joint velocities that a hand's velocity needs
-_LEVER = 0.25  # m from the wrist to the hand: by what a turn of the hand can push it along
+_LEVER = 0.5  # m: by what a turn of the hand can push it along (0.25 from the wrist, twice that where the arm is stretched)
+_CALM = 0.8  # of the limits: who was too fast brakes until it is that slow, or brake and target would drive it on by turns
+_NEARLY = 0.95  # of the hand's limit, for what new targets add: nothing is foreseen exactly
 _LIGHTER = 1.5  # by what an arm may prefer its light joints to those with the least motion
 
 
@@ -27,12 +29,15 @@ class Foresight:
         self.limits, self.gain, self.dt = limits, gain, dt
         self.hand = self.angular = 0.0  # the largest of what is and what will be: m/s, rad/s
         self.joints = np.zeros(0)  # of each joint [n]; empty: nothing is foreseen
+        self._hand_ahead = np.zeros(3)  # m/s, where nothing new is commanded
+        self._allowed = 1.0  # of the limits
         self._before: tuple[float, np.ndarray] = (-math.inf, np.zeros(0))  # when, and how fast each joint was
         self.rest()
 
     def rest(self) -> None:
         """Nothing is commanded."""
         self._pull = np.zeros(3)  # by what the last target turned faster than the arm did, rad/s
+        self._pushed = np.zeros(3)  # the velocity of the hand that it asked for, m/s
 
     def see(self, measured: Measured) -> None:
         """Once a tick. Where it slows down, the speed that it has counts: a brake may end."""
@@ -50,29 +55,50 @@ class Foresight:
         both = np.stack([now, ahead])
         motion = both @ measured.jacobian.T
         self.hand, self.angular = (float(np.max(np.linalg.norm(part, axis=1))) for part in (motion[:, :3], motion[:, 3:]))
+        self._hand_ahead = motion[1, :3]
         self.joints = np.max(np.abs(both), axis=0)
 
     def excess(self) -> tuple[float, float]:
         """By how much the hand (m/s or rad/s, the larger) and a joint will be too fast: then the arm has to brake. Whose
         speed is no number is too fast."""
-        x = self.limits
-        hand, angular = _over(self.hand, x.speed), _over(self.angular, x.rotation_speed)
-        beyond = float(np.max(self.joints - x.joint_speed)) if self.joints.size else 0.0
-        return max(hand, angular), _over(beyond, 0.0)
+        x, share = self.limits, self._allowed
+        hand, angular = _over(self.hand, share * x.speed), _over(self.angular, share * x.rotation_speed)
+        beyond = float(np.max(self.joints - share * np.asarray(x.joint_speed))) if self.joints.size else 0.0
+        found = max(hand, angular), _over(beyond, 0.0)
+        self._allowed = _CALM if max(found) > 0.0 else 1.0
+        return found
 
-    def turn(self, wanted: np.ndarray, measured: Measured) -> np.ndarray | None:
-        """What may be commanded of the turn ``wanted`` [3] (rad/s), or None: all of it."""
+    def eased(self, velocity: np.ndarray, measured: Measured, swing: float) -> np.ndarray:
+        """What may be commanded of ``velocity`` [2 3] (m/s, rad/s): of a sudden change only so much at once as leaves hand
+        and joints their limits. What the hand's own new target adds comes first, then what the turn adds to that; with the
+        turn it becomes no faster than ``swing`` (m/s)."""
         x, jacobian = self.limits, measured.jacobian
         if not self.joints.size or jacobian is None:
-            return None
+            return velocity
+        push = 4.0 * self.gain * self.dt
+        change = velocity[0] - self._pushed
+        straight = _within(self._hand_ahead, push * change, _NEARLY * x.speed)
+        self._pushed = hand = velocity[0] if straight >= 1.0 else self._pushed + straight * change
+        fastest = max(self.hand, float(np.linalg.norm(self._hand_ahead + push * straight * change)))
         turning = jacobian[3:] @ measured.joint_velocity
-        change = wanted - turning - self._pull  # what the tick before does not tell of
+        change = velocity[1] - turning - self._pull  # what the tick before does not tell of
         joints = np.abs(of_joints(jacobian, np.concatenate([np.zeros(3), change])))
-        pushed = np.array([_LEVER * float(np.linalg.norm(change)), *(_LIGHTER * joints)]) * 4.0 * self.gain * self.dt
-        room = np.maximum(np.array([x.speed - self.hand, *(np.array(x.joint_speed) - self.joints)]), 0.0)
+        pushed = np.array([_LEVER * float(np.linalg.norm(change)), *(_LIGHTER * joints)]) * push
+        room = np.maximum(np.array([min(swing, _NEARLY * x.speed) - fastest, *(np.array(x.joint_speed) - self.joints)]), 0.0)
         share = float(np.min(np.where(pushed > room, room / np.maximum(pushed, _TINY), 1.0)))
         self._pull = self._pull + share * change
-        return None if share >= 1.0 else turning + self._pull
+        if straight >= 1.0 and share >= 1.0:
+            return velocity
+        return np.stack([hand, velocity[1] if share >= 1.0 else turning + self._pull])
+
+
+def _within(start: np.ndarray, change: np.ndarray, most: float) -> float:
+    """Of ``change``, the share that leaves ``start + share * change`` no longer than ``most`` (or than ``start``)."""
+    square, along = float(change @ change), float(start @ change)
+    if square < _TINY**2:
+        return 1.0
+    room = max(most**2 - float(start @ start), 0.0)
+    return min(1.0, max(0.0, (math.sqrt(along**2 + square * room) - along) / square))
 
 
 def _over(speed: float, limit: float) -> float:

@@ -42,6 +42,7 @@ SIGNALS = sum(1 << s for s in (FINITE, AGE, WORKSPACE, JOINTS, IK, FORCE))
 _TINY, _HUGE = 1e-9, 1e9
 _CREEP = 0.02  # rad/s, m/s: what is this slow is at rest
 _SOON = 0.05  # seconds that it takes to stop, with a tick or two of its way bending
+_SWING = 0.05  # m: how far the hand may swing out for each radian that its turn takes to stop
 _ABSURD = 1e6  # no robot's metres, radians or degrees
 _ALLOWED = 0.95  # of the speed limit, for a target
 _HOLDBACK = 8.0  # taken off a target's speed for what the arm is faster
@@ -305,10 +306,13 @@ class Gate:
 
     def _eased(self, velocity: np.ndarray, measured: Measured, work: np.ndarray) -> np.ndarray:
         """A sudden turn of the hand pushes hand and joints along: no more of it at once than leaves them their limits."""
-        if not self.turns or (turn := self.ahead.turn(velocity[1], measured)) is None:
+        if not self.turns:
             return velocity
-        eased = shorten(np.stack([velocity[0], turn]), np.minimum(self._speed, self.gain * self._step))
-        work[RATE] = max(work[RATE], float(np.linalg.norm(eased[1] - velocity[1])))
+        eased = self.ahead.eased(velocity, measured, self.walls.swing(measured.position))
+        if eased is velocity:
+            return velocity
+        eased = shorten(eased, np.minimum(self._speed, self.gain * self._step))
+        work[RATE] = max(work[RATE], _largest(eased - velocity))
         return eased
 
     def _joint_ends(self, velocity: np.ndarray, measured: Measured, work: np.ndarray) -> np.ndarray:
@@ -395,12 +399,19 @@ def _escapes(walls: Walls, measured: Measured, work: np.ndarray) -> str | None:
             return f"joint {ending[0] + 1} runs into its end"
     soon = min(_SOON, 0.5 / walls.gain) if walls.gain else _SOON  # a stiff arm may come nearer before it is slowed down
     ahead = measured.position + soon * motion
-    now, then = max(0.0, walls.beyond(measured.position)), walls.beyond(ahead)
-    if then > 0.0 and then > now + 0.1 * soon * _CREEP:
+    now, then = walls.beyond(measured.position), walls.beyond(ahead)
+    if then > now + 0.1 * soon * _CREEP and then + _swing(walls.gain, measured) > 0.0:
         work[WORKSPACE] = then
         pause = now > 0.0 and then > 0.5 * walls.braking
         return "the hand drifts through a wall, and its controller does not bring it back" if pause else ""
     return None
+
+
+def _swing(gain: float, measured: Measured) -> float:
+    """How far (m) the end of the hand's turn may carry it, under (critically damped) impedance control."""
+    if not gain or measured.jacobian is None:
+        return 0.0
+    return _SWING * float(np.linalg.norm(measured.jacobian[3:] @ measured.joint_velocity)) / (4.0 * gain)
 
 
 def _largest(vectors: np.ndarray) -> float:

@@ -15,6 +15,7 @@ from vla_rl.errors import ConfigError
 
 _TINY = 1e-9
 _EARLIER = 1.5  # braking distances, that walls begin before where they are, for an arm under impedance control
+_SWING = 0.04  # m/s: of a hand at a wall that turns
 _ROUNDS = 4  # of the box and the keep-outs against each other
 
 
@@ -53,6 +54,11 @@ class Walls:
         earlier: all of them a braking distance before a wall, none half of one beyond it. Whoever slides along a wall
         while the wrist turns is pushed through it by what braking the joints makes of both."""
         return float(np.clip((0.5 * self.braking - self.beyond(place)) / (1.5 * self.braking), 0.0, 1.0))
+
+    def swing(self, place: np.ndarray) -> float:
+        """How fast (m/s) the hand of an arm under impedance control may be while its turn goes on to change, in whatever
+        direction: so that no turn, and none that begins anew again and again, swings it through a wall."""
+        return float(np.clip(-2.0 * self.gain * self.beyond(place), min(_SWING, self.limits.speed), self.limits.speed))
 
     def beyond(self, place: np.ndarray) -> float:
         """How far (m) beyond the wall that is passed furthest; below 0 the distance to the nearest; -inf without walls."""

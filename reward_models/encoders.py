@@ -139,7 +139,7 @@ class VJEPA2Encoder:
 
     def __init__(self, config: EncoderConfig):
         try:
-            from transformers import VJEPA2Model
+            from transformers.models.vjepa2.modeling_vjepa2 import VJEPA2Model
         except ImportError:
             raise MissingDependency(
                 "reward.encoder.type=vjepa2 needs a newer transformers: pip install 'transformers>=4.53'"

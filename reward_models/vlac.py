@@ -102,7 +102,8 @@ class InternVLBackend:
     START, CONTEXT, END = "<img>", "<IMG_CONTEXT>", "</img>"
 
     def __init__(self, config: VLACConfig):
-        import transformers
+        from transformers.models.auto.modeling_auto import AutoModel, AutoModelForImageTextToText
+        from transformers.models.auto.tokenization_auto import AutoTokenizer
 
         path = Path(config.checkpoint)
         if not config.checkpoint or not (path / "config.json").is_file():
@@ -122,8 +123,8 @@ class InternVLBackend:
                 f"or give a checkpoint in the native layout (model type internvl)"
             )
         options: dict[str, Any] = {"trust_remote_code": True} if remote else {"attn_implementation": config.attention}
-        loader = transformers.AutoModel if remote else transformers.AutoModelForImageTextToText
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=remote, padding_side="left")
+        loader = AutoModel if remote else AutoModelForImageTextToText
+        self.tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=remote, padding_side="left")
         model = loader.from_pretrained(path, dtype=dtype, **options).eval().requires_grad_(False)
         self.model = model.to(self.device)  # type: ignore[arg-type] # its decorator in transformers hides that it is a method
         if self.tokenizer.pad_token_id is None:

@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 raw=$(mktemp)
 trap 'rm -f "$raw"' EXIT
 cp constraints.txt "$raw"
-UV_PYTHON_DOWNLOADS=never .venv/bin/uv pip compile pyproject.toml --extra all --extra dev --extra docs --universal \
+UV_PYTHON_DOWNLOADS=never .venv/bin/uv pip compile pyproject.toml --extra all --extra libero-assets --extra dev --extra docs --universal \
     --python-version 3.10 --no-emit-index-url --no-emit-find-links --no-header --no-annotate --quiet -o "$raw" "$@" \
     >/dev/null
 

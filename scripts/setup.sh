@@ -8,8 +8,8 @@ cd "$(dirname "$0")/.."
 profile=${1:-full}
 case $profile in
 quickstart) extras=sim,wandb ;;
-full) extras=all,dev ;;
-docs) extras=all,dev,docs ;;
+full) extras=all,dev,libero-assets ;;
+docs) extras=all,dev,docs,libero-assets ;;
 *) echo "usage: $0 [quickstart|full|docs], got '$profile'" >&2 && exit 2 ;;
 esac
 

@@ -78,8 +78,10 @@ class InlineEnv:
         except Exception as error:  # a plug-in may raise anything; the episode runs again
             failure = f"the simulator raised {type(error).__name__}: {error}"
         finally:
-            self.busy_seconds += time.perf_counter() - started
-        self._events.append(SlotEvent(slot, self._guard.answered(slot, executed), observation, step, failure))
+            seconds = time.perf_counter() - started
+            self.busy_seconds += seconds
+        answered = self._guard.answered(slot, executed)
+        self._events.append(SlotEvent(slot, answered, observation, step, failure, seconds=seconds))
 
 
 class SlotGuard:

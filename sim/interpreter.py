@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.metadata
 import json
 import os
 import signal
@@ -35,6 +36,23 @@ def check_python(python: str) -> None:
     """Raise `ConfigError` unless ``python`` (empty: this one) can run a worker."""
     if python:
         _worker_path(os.path.abspath(os.path.expanduser(python)))
+
+
+@functools.cache
+def version_of(package: str, python: str = "") -> str:
+    """The installed version of ``package`` under ``python`` (empty: this one); "" where it is not installed there."""
+    if not python:
+        try:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            return ""
+    code = f"import importlib.metadata as m; print(m.version({package!r}))"
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(_places())}
+    try:
+        done = subprocess.run([python, "-c", code], env=env, capture_output=True, text=True, timeout=_PROBE_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 @contextlib.contextmanager

@@ -260,7 +260,7 @@ class ProcessPool:
             step = SlotStep(observation, rewards, executed, *ended)
         worker.control_steps += executed
         worker.episodes += kind == "start"
-        self._events.append(SlotEvent(slot, episode, observation, step))
+        self._events.append(SlotEvent(slot, episode, observation, step, seconds=seconds))
 
     # ---------------------------------------------------------------------------------------------- workers come and go
     def _launch(self, worker: _Worker) -> None:

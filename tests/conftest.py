@@ -17,6 +17,7 @@ from types import ModuleType
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start, too: what they compute is tiny
 os.environ["WANDB_MODE"] = "offline"
 os.environ["WANDB_SILENT"] = "true"
 
@@ -41,9 +42,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 # Modules whose tests share something that takes seconds to make: they go to one worker.
 SHARING = {
-    "test_dualarm", "test_lerobot_policies", "test_libero_demonstrator", "test_libero_perturb", "test_libero_sim",
-    "test_openvla", "test_openvla_checkpoints", "test_quickstart_sim", "test_ranks", "test_real_console_page",
-    "test_reward_models", "test_robot_live", "test_robot_replay", "test_robotwin", "test_tabletop",
+    "test_dualarm", "test_house", "test_libero_demonstrator", "test_libero_perturb", "test_libero_sim",
+    "test_quickstart_sim", "test_ranks", "test_real_console_page", "test_reward_models", "test_robot_live",
+    "test_robot_replay", "test_robotwin", "test_tabletop",
+}  # fmt: skip
+# What needs lerobot, timm or transformers, whose imports take up to ten CPU seconds each, goes to one worker.
+LIBRARIES = {
+    "test_lerobot_policies", "test_openvla", "test_openvla_checkpoints", "test_openvla_runs", "test_real_lerobot",
+    "test_real_so101",
 }  # fmt: skip
 
 
@@ -53,6 +59,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.stem in SHARING:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
+        if item.path.stem in LIBRARIES or "paper_arm" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("libraries"))
         if "ray_here" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
             item.add_marker(pytest.mark.xdist_group("ray"))

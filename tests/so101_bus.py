@@ -8,14 +8,10 @@ from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from unittest.mock import MagicMock
 
-sys.modules.setdefault("scservo_sdk", MagicMock(__spec__=ModuleSpec("scservo_sdk", None)))  # no test talks to the vendor's
-
-from lerobot.motors import MotorCalibration  # noqa: E402
-from lerobot.robots.so_follower import so_follower  # noqa: E402
+import pytest
 
 NAMES = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")
 RANGES = dict(zip(NAMES, ((1024, 3072), (800, 3200), (900, 3100), (1000, 3000), (0, 4095), (2000, 3500))))  # steps
-CALIBRATION = {n: MotorCalibration(i + 1, 0, 0, *RANGES[n]) for i, n in enumerate(NAMES)}
 
 
 class FakeBus:
@@ -27,7 +23,10 @@ class FakeBus:
     model_resolution_table = {"sts3215": 4096}  # noqa: RUF012 - as lerobot's class has it
 
     def __init__(self, port, motors, calibration=None):
-        self.motors, self.calibration, self.is_connected = motors, calibration or CALIBRATION, False
+        from lerobot.motors import MotorCalibration
+
+        usual = {n: MotorCalibration(i + 1, 0, 0, *RANGES[n]) for i, n in enumerate(NAMES)}
+        self.motors, self.calibration, self.is_connected = motors, calibration or usual, False
         self.torque = dict.fromkeys(motors, self.held)
         self.place = dict.fromkeys(motors, 10.0)
         self.calls: list[str] = []
@@ -80,6 +79,12 @@ class FakeBus:
 
 
 def patched(monkeypatch, calibrated: bool = True, held: bool = False) -> type[FakeBus]:
+    """lerobot's follower on such a bus; lerobot's import takes seconds."""
+    pytest.importorskip("lerobot")
+    vendor = MagicMock(__spec__=ModuleSpec("scservo_sdk", None))  # no test talks to it
+    sys.modules.setdefault("scservo_sdk", vendor)
+    from lerobot.robots.so_follower import so_follower
+
     monkeypatch.setattr(FakeBus, "calibrated", calibrated)
     monkeypatch.setattr(FakeBus, "held", held)
     monkeypatch.setattr(so_follower, "FeetechMotorsBus", FakeBus)

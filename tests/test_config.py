@@ -16,6 +16,7 @@ from vla_rl import build
 from vla_rl.checks.preflight import check_run
 from vla_rl.commands.evaluate import config_of_checkpoint
 from vla_rl.config import RunConfig, compose, from_tree, load, override, save, to_tree
+from vla_rl.config.by_hydra import composed
 from vla_rl.config.episodes import refuse_potential
 from vla_rl.config.own_files import searching
 from vla_rl.errors import ConfigError
@@ -298,6 +299,51 @@ def test_a_file_that_is_no_config_is_named(text, tmp_path):
     path.unlink()
     with pytest.raises(ConfigError, match=r"config\.yaml cannot be read"):
         load(path)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "run=toy",
+        "run=toy ++seed=3 ++rl={iterations:3} ++rl.iterations=4 ++tasks=[a,b] ++name=${output_dir}/x",
+        "++env.camera_size=32 run=toy_td3 algorithm=residual ++algorithm.critics.hidden=[8]",
+        "~run env=toy ++env.horizon=9 ++sft={}",
+        "run=toy env={horizon:9} ++env.horizon=8",
+        "++env.horizon=8 run=toy env={horizon:9}",
+        "run=toy +tasks=[a] ++tasks=[b]",
+        "run=toy ~seed ++seed=4",
+        "run=toy ++seed=1,2",
+        "run=toy ++seed.x=1",
+        "run=toy ++env@policy=small",
+        "run=toy ++env=toy",
+        "run=nowhere ++seed=1",
+        "run=toy ++tasks=[a",
+        "run=toy ++name=${nowhere}",
+        "run=toy ++hydra.verbose=true",
+    ],
+)
+def test_what_is_kept_of_a_choice_is_what_hydra_composes(words):
+    """Twice, with other values between: the kept tree stays as it is."""
+    groups = {d.name for d in config_dir().iterdir() if d.is_dir()}
+
+    def result(words: str, keep: bool) -> object:
+        try:
+            return composed(words.split(), (config_dir(),), groups, keep=keep)
+        except Exception as error:
+            return type(error), str(error)
+
+    plain = result(words, False)
+    assert result(words, True) == plain
+    result(f"{words} ++seed=77 ++env.horizon=77", True)
+    assert result(words, True) == plain
+
+
+def test_a_file_that_changed_is_composed_anew(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "config.yaml").write_text("defaults: [{run: one}]\n")
+    for value in (1, 22):
+        (tmp_path / "run" / "one.yaml").write_text(f"x: {value}\n")
+        assert composed(["run=one", "++y=3"], (tmp_path,), {"run"}) == {"run": {"x": value}, "y": 3}
 
 
 def test_composing_leaves_the_argument_alone_and_repeats():

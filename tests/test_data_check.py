@@ -380,7 +380,7 @@ def test_a_video_that_is_long_is_jumped_through(filmed, monkeypatch):
     table("meta/episodes", every(lambda i, r: {f"videos/{FRONT}/from_timestamp": starts[i]}))(filmed)
     frames, nearest = [], lerobot_pictures._nearest
     monkeypatch.setattr(
-        lerobot_pictures, "_nearest", lambda decoded, times: nearest((frames.append(f) or f for f in decoded), times)
+        lerobot_pictures, "_nearest", lambda decoded, *more: nearest((frames.append(f) or f for f in decoded), *more)
     )
     assert close(load_demonstrations(filmed, SPEC), wanted(0, 1, 2)) and len(frames) < 40
 

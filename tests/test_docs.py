@@ -136,7 +136,7 @@ def commands() -> list[str]:
         text = re.sub(r"\n +(?=[a-z_]+\.[a-z_]+=)", " ", text)  # a command that YAML folds
         for line in re.findall(r"vla-rl (?:train|collect|quickstart)((?: +[~\w.]+(?:=[^\s`|]+)?)+)", text):
             given = [o for o in line.split() if "=" in o or o.startswith("~")]
-            found.append(" ".join(o for o in given if "NAME" not in o and "FOLDER" not in o))
+            found.append(" ".join(o for o in given if o == "dataset=FOLDER" or ("NAME" not in o and "FOLDER" not in o)))
     return sorted({line for line in found if line})
 
 

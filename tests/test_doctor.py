@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.libero import package as libero_package
+from sim.libero import fidelity
 from vla_rl import devices
 from vla_rl.data.direct import cacheable_bytes
 from vla_rl.doctor import machine as module
@@ -160,16 +160,22 @@ def test_libero_never_asks(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "libero", raising=False)
     monkeypatch.setattr(builtins, "input", lambda *args: pytest.fail("it asked"))
-    monkeypatch.setattr(libero_package, "_version", lambda name: "0.1.4")
+    versions = {"mujoco": "3.3.2", "robosuite": "1.4.0"}
+    monkeypatch.setattr(fidelity, "version_of", lambda name, python="": versions.get(name, "0.1.4"))
+    monkeypatch.setattr(fidelity.assets, "packaged", lambda: None)
     monkeypatch.setenv("LIBERO_CONFIG_PATH", str(tmp_path / "config"))
     monkeypatch.setenv("HOME", str(tmp_path))
     missing = module.check_env("libero")
-    assert missing.status == FAIL and "assets" in missing.detail and "hf download" in missing.fix
+    assert missing.status == FAIL and "assets" in missing.detail and missing.fix == "vla-rl libero assets"
     (tmp_path / "elsewhere" / "scenes").mkdir(parents=True)
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "config.yaml").write_text(f"assets: {tmp_path / 'elsewhere'}\n")
     found = module.check_env("libero")
     assert found.status == OK and "1 task files" in found.detail and "libero" not in sys.modules
+    assert "MuJoCo 3.3.2, own assets (" in found.detail and "not comparable with published ones" in found.detail
+    monkeypatch.setattr(fidelity, "version_of", lambda name, python="": "3.8.1" if name == "mujoco" else "1.4.0")
+    newer = module.check_env("libero")
+    assert newer.status == FAIL and "with MuJoCo 3.8.1" in newer.detail and "pip install 'mujoco>=3.2,<3.3.3'" in newer.fix
 
 
 def test_memory_and_disk(monkeypatch, tmp_path):

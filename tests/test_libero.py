@@ -42,6 +42,7 @@ except MissingPackage as missing:
         ({"built_scenes": 0}, "built_scenes >= 1"),
         ({"arm_noise": float("nan")}, "arm_noise between 0 and 0.5"),
         ({"opening_draws": 0}, "opening_draws >= 1"),
+        ({"fixtures": "random"}, "per_state, loop, numbered"),
     ],
 )
 def test_config_errors_name_the_choices(values, words) -> None:
@@ -102,7 +103,8 @@ def test_a_simulator_lists_its_tasks_without_building_anything() -> None:
 
 def test_both_kinds_of_initial_states_can_be_forced(monkeypatch) -> None:
     monkeypatch.setattr("sim.libero.simulator.find_tasks", lambda *_: ())
-    assert "official" in LiberoConfig().initial_states("held_out") and "sampled" in LiberoConfig().initial_states("train")
+    assert "the 50 initial states" in LiberoConfig().initial_states("held_out")
+    assert "sampled" in LiberoConfig().initial_states("train")
     for name, expected in (("official", True), ("sampled", False)):
         simulator = LiberoSimulator(LiberoConfig(init_states=name))
         assert [simulator.is_official(split) for split in ("train", "held_out")] == [expected] * 2
@@ -113,6 +115,7 @@ def test_conditions_name_look_controller_and_limit() -> None:
         "light look at 84 px, fast control (relative), at most 300 control steps after 10 settling ones, 2 draws of openings"
     )
     assert "at most 90 control steps (the suite's own: 280)" in LiberoConfig(horizon=90, arm_noise=0.0).describe()
+    assert LiberoConfig(fixtures="loop", scene_seed=7).describe().endswith("2 draws of openings, fixtures loop from seed 7")
     assert "no arm noise" in LiberoConfig(arm_noise=0.0).initial_states("train")
     assert "arm noise 0.02 rad" in LiberoConfig().initial_states("train")
 
@@ -143,6 +146,7 @@ def fake_package(tmp_path, monkeypatch) -> Path:
     for folder in ("bddl_files", "init_files"):
         (root / folder).mkdir(parents=True)
     monkeypatch.setattr(package, "root", lambda: root)
+    monkeypatch.setattr(package.copies, "packaged", lambda: None)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.delenv("LIBERO_CONFIG_PATH", raising=False)
@@ -201,6 +205,19 @@ def test_assets_are_found_where_the_package_downloads_them(fake_package, tmp_pat
     for name in package.ASSET_FOLDERS:
         (place / name).mkdir(parents=True)
     assert package.find_assets() == place.resolve()
+
+
+def test_assets_of_packages_go_before_a_download_and_must_be_whole(fake_package, tmp_path, monkeypatch) -> None:
+    packaged, downloaded = tmp_path / "packaged", tmp_path / "home" / ".cache" / "libero" / "assets"
+    for name in package.ASSET_FOLDERS:
+        (packaged / name).mkdir(parents=True)
+        (downloaded / name).mkdir(parents=True)
+    monkeypatch.setattr(package.copies, "packaged", lambda: packaged)
+    with pytest.raises(MissingDependency, match=r"not whole: 864 of 864 files are missing .*vla-rl libero assets"):
+        package.find_assets()
+    monkeypatch.setattr(package.copies, "published", dict)
+    assert package.find_assets() == packaged.resolve()
+    assert package.find_assets(str(downloaded)) == downloaded.resolve()
 
 
 def test_a_failed_download_is_one_clear_error(fake_package, tmp_path, monkeypatch) -> None:

@@ -18,7 +18,7 @@ from vla_rl.config.run import CollectConfig
 from vla_rl.data.demonstrations import DemonstrationDataset
 from vla_rl.data.lerobot_format import DatasetError
 from vla_rl.data.lerobot_writer import DemonstrationWriter
-from vla_rl.data.published import load_published
+from vla_rl.data.published import Wanted, load_published
 from vla_rl.errors import EmbodimentMismatch, UserError
 from vla_rl.types import CameraSpec, EmbodimentSpec, TaskSpec
 
@@ -78,7 +78,7 @@ def write_hdf5(folder: Path, demos: int = 11, convention: str | None = "opengl")
 
 def read(path: Path, spec: EmbodimentSpec = SPEC, **options: object) -> DemonstrationDataset:
     settings: dict = {"instructions": TEXTS, "episodes_per_task": 50, "keep_noops": False, **options}
-    return load_published(LiberoDemonstrations, path, spec, 4, **settings)
+    return load_published(LiberoDemonstrations, path, spec, 4, Wanted(**settings))
 
 
 def test_noops_are_those_of_openvla() -> None:

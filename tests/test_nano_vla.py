@@ -123,6 +123,7 @@ def test_autoregressive_tokens_depend_on_those_before_and_not_on_those_after():
     assert torch.equal(a[:5], b[:5]) and not torch.allclose(a[5], b[5])
 
 
+@pytest.mark.xdist_group("libraries")
 @pytest.mark.parametrize("causal", [False, True])
 def test_trunk_equals_the_llama_of_transformers(causal: bool):
     from transformers import LlamaConfig, LlamaModel
@@ -148,6 +149,7 @@ def test_trunk_equals_the_llama_of_transformers(causal: bool):
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.xdist_group("libraries")
 def test_the_vision_tower_equals_timms():
     from timm.models.vision_transformer import VisionTransformer
 

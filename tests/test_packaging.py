@@ -19,7 +19,7 @@ from vla_rl.config import compose
 from vla_rl.errors import MissingPackage, install_command, require_packages
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("vla_rl", "sim", "real", "policies", "reward_models")
+PACKAGES = ("vla_rl", "sim", "real", "policies", "reward_models", "benchmarks")
 FILES = sorted(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))
 
 

@@ -164,7 +164,8 @@ def moving(speeds, stamp: float = 0.0) -> Measured:
         ((0.29, 0, 0, 0, 0, 0), (0.24, 0, 0, 0, 0, 0), None),
         (None, (0, 0, 0, 0, 2.1, 0), IK),  # a joint: 2 rad/s
         ((0, 0, 0, 0, 0, -1.5), (0, 0, 0, 0, 0, -1.8), IK),
-        ((0, 0, 0, 0, 0, -2.5), (0, 0, 0, 0, 0, -1.8), None),  # it slows down
+        ((0, 0, 0, 0, 0, -2.5), (0, 0, 0, 0, 0, -1.8), IK),  # it slows down, and is not slow yet (0.8 of the limit)
+        ((0, 0, 0, 0, 0, -2.5), (0, 0, 0, 0, 0, -1.5), None),
         (None, (0, 0, 0, 1.9, 1.9, 1.9), RATE),  # 3.29 rad/s of 3
         (None, (0, 0, 0, 1.6, 1.6, 1.6), None),
     ],
@@ -182,10 +183,10 @@ def test_an_arm_that_will_be_too_fast_brakes_whatever_was_asked(before, now, sta
 
 def test_a_sudden_turn_leaves_hand_and_joints_their_limits():
     """A turn at 3 rad/s from rest accelerates by 4 · 6 · 3 a second: in a tick 0.72 rad/s. Of the joint's 0.6 half as much
-    again is counted, 1.08: five ninths are left. Of the hand's 0.3 a quarter (m) is, 0.18: all. Once more as much in the
-    next tick, while the arm turns with what it was given."""
+    again is counted, 1.08: five ninths are left. Of the hand's 0.95 · 0.3 a half (m) is, 0.36. What a new target
+    asks of the hand itself, in a tick 4 · 6 · 0.01 of its change, is not left for the turn."""
     goal = multiply(from_vector(np.array([0.0, 0.0, 0.5])), DOWN)
-    for joint_speed, wanted in ((2.0, 3.0), (0.6, 3.0 * 0.6 / 1.08)):
+    for joint_speed, wanted in ((2.0, 3.0 * 0.285 / 0.36), (0.6, 3.0 * 0.6 / 1.08)):
         g = gate(gain=6.0, turns=True, speed=0.3, rotation_speed=4.0, rotation_step=0.5, joint_speed=9.0)
         g.ahead.limits = dataclasses.replace(g.limits, joint_speed=joint_speed)
         g._by_joints = lambda velocity, measured, work: velocity  # (which limits what is commanded)
@@ -193,7 +194,15 @@ def test_a_sudden_turn_leaves_hand_and_joints_their_limits():
         np.testing.assert_allclose(g.velocity, [0, 0, 0, 0, 0, wanted], atol=1e-3)
     fast = gate(gain=6.0, turns=True, speed=0.3, rotation_speed=4.0, rotation_step=0.5)
     fast(Request(0.0, at().position, goal), moving((0.26, 0, 0, 0, 0, 0)), 0.0)
-    assert fast.velocity[5] == pytest.approx(3.0 * 0.04 / 0.18, abs=1e-3), "0.04 m/s are left"
+    assert fast.velocity[5] == pytest.approx(3.0 * 0.025 / 0.36, abs=1e-3), "0.025 m/s are left"
+    low = gate(gain=6.0, turns=True, speed=0.3, rotation_speed=4.0, rotation_step=0.5, box=Box((-1, -1, 0.0), (1, 1, 1)))
+    there = np.array([0.0, 0.0, 0.02])
+    low(Request(0.0, there, goal), dataclasses.replace(moving((0.0,) * 6), position=there), 0.0)
+    assert low.velocity[5] == pytest.approx(3.0 * 0.24 / 0.36, abs=1e-3), "12/s of the 2 cm to the wall"
+    both = gate(gain=6.0, turns=True, speed=0.3, rotation_speed=4.0, rotation_step=0.5, step=0.1, acceleration=1e3, jerk=1e9)
+    both(Request(0.0, at().position + np.array([0.03, 0.0, 0.0]), goal), moving((0.2, 0, 0, 0, 0, 0)), 0.0)
+    assert both.velocity[0] == pytest.approx(0.18, abs=1e-3), "6/s of 3 cm"
+    assert both.velocity[5] == pytest.approx(3.0 * (0.085 - 0.24 * 0.18) / 0.36, abs=2e-3), "0.085 m/s, less its own share"
 
 
 @pytest.mark.parametrize("gain", [0.0, 6.0])

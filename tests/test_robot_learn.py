@@ -18,6 +18,7 @@ import pytest
 import torch
 from real_helpers import kill_child
 
+from benchmarks.learning.curves import reached
 from benchmarks.robot import hil
 from policies.actors.residual import ACTION, ResidualPolicy
 from policies.actors.settings import ResidualConfig
@@ -644,8 +645,8 @@ def test_methods_are_compared_in_one_table(start, tmp_path, monkeypatch):
     assert serl["curve"][1]["minutes"] == cloned["curve"][0]["minutes"] > 0 and serl["first_interventions"] > 0
     assert any("decisions of people" in text for text in said) and "arm's minutes" in hil.text(found)
     assert "held-out starts" in page.read_text()
-    curve = [{"success": s, "minutes": m} for s, m in ((0.0, 0.0), (1.0, 3.0), (0.9, 5.0), (0.96, 8.0), (1.0, 9.0))]
-    assert hil.reached(curve, 0.95) == 8.0 and hil.reached(curve[:3], 0.95) is None
+    curve = [0.0, 1.0, 0.9, 0.96, 1.0]
+    assert reached(curve, 0.95) == 3 and reached(curve[:3], 0.95) is None
     for wrong, text in (("bc", "name that too"), ("dagger", "choose among"), ("", "choose among")):
         with pytest.raises(ConfigError, match=text):
             hil.measure(shared, start, wrong, **effort, out=tmp_path / "b")

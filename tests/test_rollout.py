@@ -12,6 +12,7 @@ from supervised_toy import SupervisedToy
 from sim.inline import InlineEnv
 from sim.pool import ProcessPool
 from sim.toy import CAMERA, ToyConfig, ToyReach
+from vla_rl.config.episodes import EPISODE_SECONDS
 from vla_rl.errors import ConfigError, EmbodimentMismatch, UserError
 from vla_rl.rollout.engine import RolloutConfig, RolloutEngine, pooled_stats
 from vla_rl.splits import stable_seed
@@ -399,7 +400,12 @@ def test_stats_of_several_rounds_add_up():
     rounds = [dict(zip(names, x)) for x in ((4, 24, 90, 3.0, 1.0, 0.5, 2.0), (4, 60, 110, 1.0, 0.25, 1.0, 6.0))]
     pooled = pooled_stats(rounds)
     expected = dict(zip(names, (8, 84, 200, 4.0, 1.25, 0.625, 84 / 22)))
-    assert pooled == pytest.approx(expected | {"decisions_per_second": 21.0, "control_steps_per_second": 50.0})
+    rates = {"decisions_per_second": 21.0, "control_steps_per_second": 50.0}
+    assert pooled == pytest.approx(expected | rates | dict.fromkeys(EPISODE_SECONDS, 0.0))
+    noted = [dict(r, **dict(zip(EPISODE_SECONDS, x))) for r, x in zip(rounds, ((1, 2, 3, 4), (2, 2, 5, 9)))]
+    noted[1]["episodes"] = 12  # of 16: three quarters
+    pooled = pooled_stats(noted)
+    assert [pooled[name] for name in EPISODE_SECONDS] == [1.75, 2.0, 4.5, 9.0]
     alone = RolloutEngine(toy(), SeeingPolicy()).collect(episodes(3)).stats
     assert pooled_stats([alone]) == pytest.approx(alone)
 

@@ -309,3 +309,13 @@ class DescribesStarts(Protocol):
     """The config of an env that says in a line where episodes of a split start."""
 
     def initial_states(self, split: str) -> str: ...
+
+
+@runtime_checkable
+class OfABenchmark(Protocol):
+    """The config of an env that others publish figures of."""
+
+    def benchmark(self, split: str, python: str = "") -> Mapping[str, Any]:
+        """What a figure of ``split`` has in common with published ones, when workers run under ``python`` (empty: this one):
+        at least ``departures``, why the two may not be compared (empty: they may), and ``line``, all of it in a line."""
+        ...

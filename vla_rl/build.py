@@ -64,14 +64,16 @@ class EnvEntry(Entry):
     """An env and what comes with it: a new benchmark is one row.
 
     ``collect`` runs one scripted demonstration, ``demonstrations`` reads those that others published, ``check`` tells
-    `vla-rl doctor` (status, detail, fix) without importing the simulator. ``suites`` are names that ``--suite`` knows
-    besides the env's own; ``suite_overrides`` then set its config. ``records``, a function of the run's config, opens one
-    that is a recording, in which no episode can be run.
+    `vla-rl doctor` (status, detail, fix) without importing the simulator, ``protocols`` gives overrides for one of its
+    published evaluations (``--protocol``). ``suites`` are names that ``--suite`` knows besides the env's own;
+    ``suite_overrides`` then set its config. ``records``, a function of the run's config, opens one that is a recording, in
+    which no episode can be run.
     """
 
     collect: str = ""
     demonstrations: str = ""
     check: str = ""
+    protocols: str = ""
     suites: tuple[str, ...] = ()
     suite_overrides: tuple[str, ...] = ()
     records: str = ""
@@ -144,7 +146,8 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             "sim.libero.settings:LiberoConfig",
             collect="sim.libero.collect:collect_episode",
             demonstrations="sim.libero_demos:LiberoDemonstrations",
-            check="sim.libero.package:check",
+            check="sim.libero.fidelity:check",
+            protocols="sim.libero.protocols:overrides",
             suites=("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"),
             # a benchmark's time limit is part of its protocol, whatever training used
             suite_overrides=("env.suite={suite}", "env.tasks=[]", "env.horizon=0"),

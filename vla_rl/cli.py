@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl import __version__
-from vla_rl.commands import bench, cluster, data, evaluate, look, policy, reward, robot, robotwin, run
+from vla_rl.commands import bench, cluster, data, evaluate, libero, look, policy, reward, robot, robotwin, run
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.terminal import ready_streams, require_folder, terminable, unread
 
@@ -109,6 +109,6 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(function=function)
         return sub
 
-    for module in (run, evaluate, policy, data, look, reward, robot, robotwin, cluster, bench):
+    for module in (run, evaluate, policy, data, look, reward, robot, libero, robotwin, cluster, bench):
         module.add(command)
     return parser

@@ -314,7 +314,8 @@ class SlotStep:
 class SlotEvent:
     """Something a slot reports: the first observation (``step`` None), a chunk's result, or a loss (``error``).
 
-    ``blameless`` marks a loss that what another slot did has caused, in the worker that both share.
+    ``blameless`` marks a loss that what another slot did has caused, in the worker that both share. ``seconds`` is what the
+    simulator worked for it (0: not known).
     """
 
     slot: int
@@ -323,3 +324,4 @@ class SlotEvent:
     step: SlotStep | None = None
     error: str | None = None
     blameless: bool = False
+    seconds: float = 0.0

@@ -150,7 +150,7 @@ def compared(records: Sequence[Sequence[Sequence[Record]]]) -> dict[str, Any]:
 def text(document: Mapping[str, Any]) -> str:
     """The table of `compared`."""
     plain, changed = (document["sides"][name] for name in SIDES)
-    rows = [("seconds an iteration", *SIDES, "ratio", "range over rounds", "equal work")]
+    rows: list[Sequence[str]] = [("seconds an iteration", *SIDES, "ratio", "range over rounds", "equal work")]
     for part in (*PARTS, "learn"):
         a, b, ratio = (*(side["seconds_per_iteration"][part] for side in (plain, changed)), document["ratios"][part])
         shown = (f"{ratio['ratio']:.2f}", f"{ratio['low']:.2f} to {ratio['high']:.2f}") if ratio else ("–", "")

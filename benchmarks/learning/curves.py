@@ -36,27 +36,41 @@ def side_by_side(runs: Sequence[Mapping[str, Any]], level: float) -> str:
 def write_figure(path: Path, runs: Sequence[Mapping[str, Any]], level: float) -> None:
     """One HTML page with a chart for each of `AXES`, every run a curve, and the table."""
     names = [f"{run['run']} ({method_of(run)})" for run in runs]
-    body = ["<header><h1>Held-out success by what it took</h1></header>"]
-    body.append(sections.legend([(f"thin {sections.colour(i)}", name) for i, name in enumerate(names)]))
+    charts = []
     for axis, label in AXES.items():
-        series = [_series(run, axis, name, i) for i, (run, name) in enumerate(zip(runs, names))]
-        body.append(sections.section(f"Success against {label}", "", sections.both_widths(partial(_chart, series, label))))
-    head, _, *lines = side_by_side(runs, level).splitlines()
-    body.append(sections.section("In figures", "", f"<pre>{escape(chr(10).join([head, *lines]))}</pre>"))
-    footer = "Written by vla-rl bench learn. The same figures for scripts: --json FILE."
-    write_whole(path, fill("Learning side by side", body, footer))
+        series = [curve(name, run["curve"], axis, i) for i, (run, name) in enumerate(zip(runs, names))]
+        charts.append((f"Success against {label}", label, series))
+    write_page(path, "learn", "Held-out success by what it took", names, charts, side_by_side(runs, level))
 
 
-def _chart(series: Sequence[Series], label: str, width: int) -> str:
-    return line_chart(
-        series, width=width, height=260, y_format=percent, y_range=(0.0, 1.0), x_label=label, label=f"success by {label}"
-    )
+def curve(name: str, points: Sequence[Mapping[str, float]], axis: str, index: int, figure: str = "success") -> Series:
+    """``figure`` of the points over ``axis``; a single one is a dot."""
+    x, y = ([point[key] for point in points] for key in (axis, figure))
+    return Series(name, x, y, sections.colour(index), "line" if len(points) != 1 else "dots")
 
 
-def _series(run: Mapping[str, Any], axis: str, name: str, index: int) -> Series:
-    points = run["curve"]
-    style = sections.colour(index)
-    return Series(name, [p[axis] for p in points], [p["success"] for p in points], style, kind="line")
+Chart = tuple[str, str, Sequence[Series]]  # heading, what is along, and the curves
+
+
+def write_page(path: Path, kind: str, title: str, names: Sequence[str], charts: Sequence[Chart], figures: str) -> None:
+    """One HTML page of ``vla-rl bench KIND``: ``charts`` of shares of ``names``, and ``figures``."""
+    body = [f"<header><h1>{title}</h1></header>"]
+    body.append(sections.legend([(f"thin {sections.colour(i)}", name) for i, name in enumerate(names)]))
+    for heading, along, series in charts:
+        body.append(sections.section(heading, "", sections.both_widths(partial(_chart, series, along, heading))))
+    body.append(sections.section("In figures", "", f"<pre>{escape(figures)}</pre>"))
+    footer = f"Written by vla-rl bench {kind}. The same figures for scripts: --json FILE."
+    write_whole(path, fill(title, body, footer))
+
+
+def _chart(series: Sequence[Series], along: str, heading: str, width: int) -> str:
+    return line_chart(series, width=width, height=260, y_format=percent, y_range=(0.0, 1.0), x_label=along, label=heading)
+
+
+def reached(success: Sequence[float], level: float) -> int | None:
+    """The first evaluation at or above ``level`` after which none fell below it; None where there is none."""
+    first = max((i for i, share in enumerate(success) if share < level), default=-1) + 1
+    return first if first < len(success) else None
 
 
 def _amount(value: float) -> str:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.learning.curves import side_by_side, write_figure
+from benchmarks.learning.curves import reached, side_by_side, write_figure
 from benchmarks.measuring import hardware
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.evaluation.outcome import EvaluationResult
@@ -87,12 +87,6 @@ def learning_curve(rows: Sequence[Record], before: float | None, after: float | 
     return points
 
 
-def reached(curve: Sequence[Point], level: float) -> int | None:
-    """Where in ``curve`` the level was reached by `RULE`; None where it was not."""
-    first = max((i for i, point in enumerate(curve) if point.success < level), default=-1) + 1
-    return first if first < len(curve) else None
-
-
 def learning_of(run: Path, level: float) -> dict[str, Any]:
     """What a run folder says of its speed of learning, JSON-ready. Raises `UserError` where its RL has not begun."""
     rows, phases = rl_records(run), _read(run / "phases.json")
@@ -104,7 +98,7 @@ def learning_of(run: Path, level: float) -> dict[str, Any]:
 
     judged = int(phases.get("reward", {}).get("episodes", 0))
     curve = learning_curve(rows, evaluated("sft"), evaluated("rl"), judged)
-    at = reached(curve, level)
+    at = reached([point.success for point in curve], level)
     return {
         "run": str(run),
         "iterations": int(rows[-1]["step"]),

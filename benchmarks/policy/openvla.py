@@ -19,7 +19,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.types import EmbodimentSpec, Observation
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
+    from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 # Dense bfloat16 multiplications and additions a second, from the vendor's data sheets.
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
@@ -54,7 +54,7 @@ def generate_tokens(policy: OpenVLA, llama: LlamaForCausalLM, observation: Obser
 
     ``llama`` is the policy's `stock_llama`. The prompts of the batch need one length.
     """
-    from transformers import LogitsProcessorList
+    from transformers.generation.logits_process import LogitsProcessorList
 
     with policy._autocast():
         prefix = policy._prefix(observation)

@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.measuring import milliseconds
 from benchmarks.robot.report import with_cameras
-from benchmarks.robot.trials import driver
+from benchmarks.robot.trials import swaying
 from real.body import Body, BodyConfig
 from real.link import Client
 from real.messages import State
@@ -44,33 +44,27 @@ def takeover(limits: Path, trials: int, cameras: int = 2) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="page") as place, Body(place, with_cameras(config, cameras)) as body:
         asked = body.write_config("console", {"socket": body.socket, "console": {"port": 0}})
         url = body.process("console", "real.console.process", [asked]).split()[1]
-        policy = driver(body.socket, "fake", Path(place) / "driver.txt", "--sway")
-        watcher = Client(body.socket, "viewer")
-        try:
-            with sync_playwright() as playwright:
-                browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-                page = browser.new_page()
-                page.goto(url)
-                page.locator("#modename").filter(has_text="IDLE").first.wait_for()
-                page.keyboard.press("c")
-                page.locator("#who").filter(has_text="you").first.wait_for()
-                for key, button, mode in (("l", "arm", "READY"), ("p", "start", "AUTO")):
-                    page.locator(f"[data-do={button}]:enabled").wait_for()
-                    page.keyboard.press(key)
-                    page.locator("#modename").filter(has_text=mode).first.wait_for()
-                rng = np.random.default_rng(0)
-                for _ in range(trials):
-                    page.locator("#drive:not(.locked)").wait_for()
-                    _until(watcher, lambda s: s.mode == "AUTO", 0.5 + float(rng.uniform(0, 0.02)))
-                    waits.append(_pressed(page, watcher))
-                    _until(watcher, lambda s: not s.is_human, 0.3)
-                    page.locator("[data-do=hand_back]:enabled").wait_for()
-                    page.keyboard.press("h")
-                browser.close()
-        finally:
-            policy.kill()
-            policy.wait()
-            watcher.close()
+        with swaying(body, "fake", "viewer") as operator, sync_playwright() as playwright:
+            watcher = operator.client
+            browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+            page = browser.new_page()
+            page.goto(url)
+            page.locator("#modename").filter(has_text="IDLE").first.wait_for()
+            page.keyboard.press("c")
+            page.locator("#who").filter(has_text="you").first.wait_for()
+            for key, button, mode in (("l", "arm", "READY"), ("p", "start", "AUTO")):
+                page.locator(f"[data-do={button}]:enabled").wait_for()
+                page.keyboard.press(key)
+                page.locator("#modename").filter(has_text=mode).first.wait_for()
+            rng = np.random.default_rng(0)
+            for _ in range(trials):
+                page.locator("#drive:not(.locked)").wait_for()
+                _until(watcher, lambda s: s.mode == "AUTO", 0.5 + float(rng.uniform(0, 0.02)))
+                waits.append(_pressed(page, watcher))
+                _until(watcher, lambda s: not s.is_human, 0.3)
+                page.locator("[data-do=hand_back]:enabled").wait_for()
+                page.keyboard.press("h")
+            browser.close()
     return {"trials": trials, "key_to_command_ms": milliseconds(waits, (50, 95, 100)), "load": os.getloadavg()[0]}
 
 

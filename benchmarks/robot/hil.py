@@ -10,24 +10,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from functools import partial
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.learning import curves
+from benchmarks.learning.curves import reached
 from benchmarks.measuring import say
 from vla_rl.assembly.learner import learner_of, trained_policy
 from vla_rl.assembly.learner_main import job_of, run_of
 from vla_rl.data.replay import DEMONSTRATIONS, INTERVENTIONS, Replay
-from vla_rl.display.charts import Series, line_chart, percent
 from vla_rl.display.words import text_table
 from vla_rl.errors import ConfigError
-from vla_rl.files import check_checkpoint, write_whole
+from vla_rl.files import check_checkpoint
 from vla_rl.monitoring.machine import versions
 from vla_rl.monitoring.metrics import METRICS_FILE, MetricsLogger, read_metrics
-from vla_rl.reporting import sections
-from vla_rl.reporting.page import fill
 from vla_rl.robot.harvest import RECENT
 from vla_rl.robot.learning import Judge, Learning, compose, learn
 
@@ -129,20 +127,13 @@ def _share(rows: Sequence[Mapping[str, Any]]) -> float:
     return sum(float(row["robot/human_steps"]) for row in rows) / max(steps, 1.0)
 
 
-def reached(curve: Sequence[Mapping[str, float]], level: float) -> float | None:
-    """Minutes of the arm until the first judgement at or above ``level`` after which none fell below it."""
-    below = max((i for i, point in enumerate(curve) if point["success"] < level), default=-1)
-    return curve[below + 1]["minutes"] if below + 1 < len(curve) else None
-
-
 def table(rows: Sequence[Mapping[str, Any]], level: float = 0.95) -> str:
     lines = [("method", "start", "end", "arm's minutes", f"minutes to {level:.0%}", "a person's steps, at first → at last")]
     for row in rows:
-        curve = row["curve"]
-        took = reached(curve, level)
+        curve, at = row["curve"], reached([point["success"] for point in row["curve"]], level)
         lines.append((
             row["method"], f"{curve[0]['success']:.0%}" if len(curve) > 1 else "–", f"{curve[-1]['success']:.0%}",
-            f"{curve[-1]['minutes']:.0f}", "not reached" if took is None else f"{took:.0f}",
+            f"{curve[-1]['minutes']:.0f}", "not reached" if at is None else f"{curve[at]['minutes']:.0f}",
             f"{row['first_interventions']:.0%} → {row['last_interventions']:.0%}",
         ))  # fmt: skip
     return text_table(lines)
@@ -150,27 +141,11 @@ def table(rows: Sequence[Mapping[str, Any]], level: float = 0.95) -> str:
 
 def write_figure(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """One page: success over the arm's minutes, a person's share over episodes, and the table."""
-    body = ["<header><h1>Learning from a person on the arm</h1></header>"]
-    body.append(sections.legend([(f"thin {sections.colour(i)}", row["method"]) for i, row in enumerate(rows)]))
-    success = [
-        Series(row["method"], [p["minutes"] for p in row["curve"]], [p["success"] for p in row["curve"]], sections.colour(i),
-               "line" if len(row["curve"]) > 1 else "dots")
-        for i, row in enumerate(rows)
-    ]  # fmt: skip
-    helped = []
-    for i, row in enumerate(rows):
-        points = row["helped"]
-        style = sections.colour(i)
-        helped.append(Series(row["method"], [p["episodes"] for p in points], [p["share"] for p in points], style))
-    for title, series, axis in (
-        ("Success on held-out starts, without help", success, "minutes of the arm"),
-        (f"A person's share of the control steps, last {RECENT} episodes", helped, "episodes"),
-    ):
-        body.append(sections.section(title, "", sections.both_widths(partial(_chart, series, axis, title))))
-    body.append(sections.section("In figures", "", f"<pre>{escape(table(rows))}</pre>"))
-    footer = "Written by vla-rl bench hil. The same figures for scripts: --json FILE."
-    write_whole(path, fill("Learning from a person", body, footer))
-
-
-def _chart(series: Sequence[Series], axis: str, title: str, width: int) -> str:
-    return line_chart(series, width=width, height=260, y_format=percent, y_range=(0.0, 1.0), x_label=axis, label=title)
+    names = [row["method"] for row in rows]
+    success = [curves.curve(row["method"], row["curve"], "minutes", i) for i, row in enumerate(rows)]
+    helped = [curves.curve(row["method"], row["helped"], "episodes", i, "share") for i, row in enumerate(rows)]
+    charts = (
+        ("Success on held-out starts, without help", "minutes of the arm", success),
+        (f"A person's share of the control steps, last {RECENT} episodes", "episodes", helped),
+    )
+    curves.write_page(path, "hil", "Learning from a person on the arm", names, charts, table(rows))

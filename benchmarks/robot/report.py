@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -18,7 +19,7 @@ import numpy as np
 from benchmarks.measuring import milliseconds, say, table
 from benchmarks.robot import sessions
 from benchmarks.robot.gate import CONTROLLERS, SMALL, adversarial, limits_of
-from benchmarks.robot.trials import Operator, driver, trial
+from benchmarks.robot.trials import swaying, trial
 from real.body import Body, BodyConfig, StartError
 from real.cameras.process import CameraConfig
 from real.link import Client
@@ -93,7 +94,9 @@ def _struck(config: BodyConfig, options: dict[str, Any], starts: dict[str, Path]
     own = {"cameras": config.options.get("cameras", ["front"])}
     pictures = dataclasses.replace(config, camera_hz=20.0, supervisor=config.supervisor | own)
     bodies = {"camera": with_cameras(config, 1), "operator": free, "picture": pictures}
-    rng, rows, learners, failed = np.random.default_rng(0), [], [], 0
+    rng, failed = np.random.default_rng(0), 0
+    rows: list[Any] = []
+    learners: list[Any] = []
     asked = [(v, how) for v, how in (*VICTIMS, *LEARNER) if not options["victims"] or v in options["victims"]]
     for victim, how in asked * options["trials"]:
         delay, row = float(rng.uniform(0.4, 0.7)), None
@@ -147,22 +150,15 @@ def lateness(config: BodyConfig, seconds: float, busy: int) -> dict[str, Any]:
     burners = [subprocess.Popen([sys.executable, "-c", burn], start_new_session=True) for _ in range(busy)]
     with tempfile.TemporaryDirectory(prefix="late") as place:
         try:
-            with Body(place, config) as body:
-                operator = Operator(body.socket)
-                policy = driver(body.socket, config.world, Path(place) / "driver.txt", "--sway")
-                try:
-                    viewed = _show(body) if config.cameras else None
-                    operator.drive()
-                    before = {name: _cpu_seconds(process.pid) for name, process in body.processes.items()}
-                    began = time.monotonic()
-                    operator.watch(seconds)
-                    over = time.monotonic() - began
-                    shares = {name: (_cpu_seconds(body.processes[name].pid) - s) / over for name, s in before.items()}
-                    ages = _ages(body, viewed) if viewed else []
-                finally:
-                    policy.kill()
-                    policy.wait()
-                    operator.client.close()
+            with Body(place, config) as body, swaying(body, config.world) as operator:
+                viewed = _show(body) if config.cameras else None
+                operator.drive()
+                before = {name: _cpu_seconds(process.pid) for name, process in body.processes.items()}
+                began = time.monotonic()
+                operator.watch(seconds)
+                over = time.monotonic() - began
+                shares = {name: (_cpu_seconds(body.processes[name].pid) - s) / over for name, s in before.items()}
+                ages = _ages(body, viewed) if viewed else []
             report = json.loads((Path(place) / "run" / "supervisor.json").read_text(encoding="utf-8"))
         finally:
             for process in burners:
@@ -204,27 +200,20 @@ def _cpu_seconds(pid: int) -> float:
 def takeover(config: BodyConfig, trials: int) -> dict[str, Any]:
     """From a device's first message with its dead-man held to the first human command, as the supervisor's `State` says."""
     waits, policy_after = [], 0
-    with tempfile.TemporaryDirectory(prefix="take") as place, Body(place, config) as body:
-        operator = Operator(body.socket)
-        policy = driver(body.socket, config.world, Path(place) / "driver.txt", "--sway")
-        device = Client(body.socket, "teleop")
-        try:
-            operator.drive()
-            rng = np.random.default_rng(0)
-            for _ in range(trials):
-                operator.watch(0.3 + float(rng.uniform(0, 0.02)))
-                operator.resume()
-                pressed = time.monotonic()
-                wait, after = _taken(device, operator.client.token, pressed)
-                waits.append(wait)
-                policy_after += after
-                operator.press("hand_back")
-                operator.watch(0.1)
-        finally:
-            policy.kill()
-            policy.wait()
-            device.close()
-            operator.client.close()
+    with (
+        tempfile.TemporaryDirectory(prefix="take") as place, Body(place, config) as body,
+        swaying(body, config.world) as operator, contextlib.closing(Client(body.socket, "teleop")) as device,
+    ):  # fmt: skip
+        operator.drive()
+        rng = np.random.default_rng(0)
+        for _ in range(trials):
+            operator.watch(0.3 + float(rng.uniform(0, 0.02)))
+            operator.resume()
+            wait, after = _taken(device, operator.client.token, time.monotonic())
+            waits.append(wait)
+            policy_after += after
+            operator.press("hand_back")
+            operator.watch(0.1)
     figures = milliseconds(waits, (50, 99, 100))
     return {"trials": trials, "key_to_command_ms": figures, "policy_steps_after": policy_after, "load": os.getloadavg()[0]}
 

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -65,7 +66,8 @@ def starts(folder: Path) -> dict[str, Path]:
     turns = torch.arange(2000) * 2 * math.pi / robot.control_hz
     rows = torch.stack([0.048 * turns.cos(), 0.048 * turns.sin(), 0 * turns, -torch.ones_like(turns)], dim=1)
     save_checkpoint(folder / "launcher", Recorded(robot, rows, [10] * 200))
-    save_checkpoint(folder / "learner", SmallPolicy(SmallConfig(chunk_length=4, hidden=[16]), robot))
+    small: Any = SmallPolicy(SmallConfig(chunk_length=4, hidden=[16]), robot)
+    save_checkpoint(folder / "learner", small)
     return {name: folder / name for name in ("launcher", "learner")}
 
 

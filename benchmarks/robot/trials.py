@@ -6,12 +6,14 @@ the signal and the arm's log can be compared.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,6 +113,19 @@ def driver(socket: str, world: str, log: Path, *more: str) -> subprocess.Popen:
             raise StartError(f"the driver did not start: {log.read_text(encoding='utf-8', errors='replace')[-500:]}")
         time.sleep(0.01)
     return process
+
+
+@contextlib.contextmanager
+def swaying(body: Body, world: str, role: str = "console") -> Iterator[Operator]:
+    """Whoever watches in that role, while the scripted policy is there, which turns round all the time."""
+    policy = driver(body.socket, world, body.run / "driver.txt", "--sway")
+    operator = Operator(body.socket, role)
+    try:
+        yield operator
+    finally:
+        policy.kill()
+        policy.wait()
+        operator.client.close()
 
 
 def trial(victim: str, how: str, config: BodyConfig, delay: float, folder: Path | None = None) -> Trial:

@@ -79,16 +79,14 @@ def measure(
     lerobot = {task.task_id: LerobotEnv(exact, task.task_id, camera_size) for task in exact.tasks}
     rebuilding = {task.task_id: RebuildingEnv(exact.task(task.task_id)) for task in exact.tasks}
     chunks = sorted({*CHUNKS, chunk})
-    seconds: dict[Any, list[float]] = {name: [] for name in ("lerobot", "rebuilding")}
-    for _ in range(rounds):  # in turns, so that whatever else the machine does meets all
-        seconds["lerobot"].append(run_plain(lerobot, episodes))
-        seconds["rebuilding"].append(run_plain(rebuilding, episodes))
-        for name, simulator in simulators.items():
-            for length in chunks:
-                seconds.setdefault((name, length), []).append(run_ours(simulator, episodes, length))
+    baselines: dict[str, dict[str, Any]] = {"lerobot": lerobot, "rebuilding": rebuilding}
+    calls: dict[Any, Callable[[], float]] = {n: functools.partial(run_plain, e, episodes) for n, e in baselines.items()}
+    for name, simulator in simulators.items():
+        calls |= {(name, length): functools.partial(run_ours, simulator, episodes, length) for length in chunks}
+    seconds = [{key: call() for key, call in calls.items()} for _ in range(rounds)]  # in turns
     agreement = compare(exact, simulators["light, fast control"], episodes[0], chunk)
     count = sum(len(item.actions) for item in episodes)
-    ms = {key: 1e3 * min(times) / count for key, times in seconds.items()}
+    ms = {key: 1e3 * min(each[key] for each in seconds) / count for key in calls}
     document: dict[str, Any] = {
         "suite": suite, "tasks": [task.task_id for task in exact.tasks], "chunk": chunk, "steps": count,
         "camera_size": camera_size, "rebuilding_camera_size": REBUILDING_SIZE, "gl": os.environ.get("MUJOCO_GL", ""),

@@ -47,16 +47,16 @@ def measure(
     simulator = TabletopSimulator(config)
     episodes = [episode for task in tasks for episode in record(simulator, task, steps)]
     envs = open_plain(simulator, episodes)
-    ours, plain = _Best(), _Best()
+    ours = functools.partial(run_ours, simulator, episodes, chunk)
+    plain = functools.partial(run_plain, simulator, envs, episodes)
+    rounds: list[list[Timing]] = []
     began = time.perf_counter()
-    for _ in range(ROUNDS):  # in turns, so that whatever else the machine does meets both
-        ours.add(run_ours(simulator, episodes, chunk), run_ours(simulator, episodes, chunk, watched=True))
-        plain.add(run_plain(simulator, envs, episodes), run_plain(simulator, envs, episodes, watched=True))
-        if time.perf_counter() - began > PATIENCE:
-            break
+    while len(rounds) < ROUNDS and time.perf_counter() - began <= PATIENCE:  # in turns: the machine's load meets both
+        rounds.append([run(watched=watched) for run in (ours, plain) for watched in (False, True)])
+    columns = list(zip(*rounds))
     pixels = compare(simulator, envs, episodes, chunk)
-    ours_figures = ours.figures() | ours_resets(simulator, episodes)
-    plain_figures = plain.figures() | plain_resets(simulator, envs)
+    ours_figures = figures(*columns[:2]) | ours_resets(simulator, episodes)
+    plain_figures = figures(*columns[2:]) | plain_resets(simulator, envs)
     for env in envs.values():
         env.close()
     document: dict[str, Any] = {
@@ -100,24 +100,13 @@ class Timing:
     parts: dict[str, float]
 
 
-class _Best:
-    """The fastest of several runs, untouched and watched."""
-
-    def __init__(self) -> None:
-        self._plain: list[Timing] = []
-        self._watched: list[Timing] = []
-
-    def add(self, untouched: Timing, watched: Timing) -> None:
-        self._plain.append(untouched)
-        self._watched.append(watched)
-
-    def figures(self) -> dict[str, float]:
-        best = min(self._plain, key=lambda timing: timing.seconds)
-        watched = min(self._watched, key=lambda timing: timing.seconds)
-        figures = {"steps_per_second": best.steps / best.seconds, "ms_per_step": 1e3 * best.seconds / best.steps}
-        physics, rendering = watched.parts["physics"], watched.parts["rendering"]
-        parts = {"physics": physics, "control": watched.seconds - physics - rendering, "rendering": rendering}
-        return figures | {f"ms_{name}": 1e3 * seconds / watched.steps for name, seconds in parts.items()}
+def figures(untouched: Sequence[Timing], watched: Sequence[Timing]) -> dict[str, float]:
+    """Of the fastest of several runs, untouched and watched."""
+    best, seen = (min(runs, key=lambda timing: timing.seconds) for runs in (untouched, watched))
+    physics, rendering = seen.parts["physics"], seen.parts["rendering"]
+    parts = {"physics": physics, "control": seen.seconds - physics - rendering, "rendering": rendering}
+    own = {"steps_per_second": best.steps / best.seconds, "ms_per_step": 1e3 * best.seconds / best.steps}
+    return own | {f"ms_{name}": 1e3 * seconds / seen.steps for name, seconds in parts.items()}
 
 
 def run_ours(simulator: TabletopSimulator, episodes: Sequence, chunk: int, watched: bool = False) -> Timing:

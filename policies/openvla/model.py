@@ -20,8 +20,7 @@ from vla_rl.errors import UserError
 
 if TYPE_CHECKING:  # their import takes seconds: it waits for a model that is made
     from timm.models.vision_transformer import VisionTransformer
-    from transformers import LlamaForCausalLM, LlamaModel
-    from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaForCausalLM, LlamaModel, LlamaRMSNorm
 
 
 # --------------------------------------------------------------------------------------------------------------- vision
@@ -195,7 +194,8 @@ def make_llama(architecture: Architecture) -> LlamaForCausalLM:
 
     Its layers are `OpenVLABlock`s, which `run_llama` calls; for transformers' own forward see `stock_llama`.
     """
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.models.llama.configuration_llama import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
     config = LlamaConfig(
         **architecture.text, tie_word_embeddings=False, pad_token_id=None, bos_token_id=1, eos_token_id=2,

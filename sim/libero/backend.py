@@ -20,6 +20,7 @@ import numpy as np
 from sim.failures import AT_REST, FALL, RIM_FALL, FailureTracker
 from sim.gl import ensure_backend
 from sim.libero import package
+from sim.libero.placements import Placements, numpy_state, seeded
 from sim.libero.tasks import GOAL_DIM, MAX_GOALS, MAX_OBJECTS, OBJECT_DIM, Task
 from vla_rl.errors import MissingDependency, UserError
 from vla_rl.specs import CameraSpec
@@ -90,9 +91,9 @@ class TaskScene:
         self.controller = ArmController(self.model, robot, exact, absolute)
         self._contact_masks: dict[int, np.ndarray] = {}
         self.env.check_contact = self._check_contact
-        self._placed: tuple[Any, Edits, np.ndarray, Any] | None = None  # of the latest seed: official states share one
+        self._placed: Placements | None = None  # of the latest seed: official states share them
         self._own = self.env.sim.data  # the one that LIBERO's environment resets itself in
-        self.env.object_property_initializers *= opening_draws  # one set of them per reset that LIBERO's would have done
+        self._openings, self._opening_draws = list(self.env.object_property_initializers), opening_draws
         fixtures = [self.env.sim.model.body_name2id(f.root_body) for f in self.env.fixtures_dict.values()]
         self._fixtures = np.array(sorted(fixtures), dtype=np.int64)
         self._stoves = [s for s in self.env.tracking_object_states_change if s.has_turnon_affordance]
@@ -113,19 +114,23 @@ class TaskScene:
         """robosuite's wrapper around a new MjData; its ``_data`` is MuJoCo's own."""
         return type(self.env.sim.data)(self.env.sim.model)
 
-    def settled(self, *, seed: int, state: np.ndarray | None, steps: int, arm_noise: float = 0.0) -> Snapshot:
+    def settled(
+        self, *, seed: int, state: np.ndarray | None, steps: int, arm_noise: float = 0.0, resets: int = 1
+    ) -> Snapshot:
         """The snapshot after ``steps`` resting control steps from an official ``state`` [1 + nq + nv], or a sampled one.
 
-        ``seed`` fixes the fixtures and, without a state, the objects, as LIBERO's own ``seed`` and ``reset`` do. A sampled
-        state with ``arm_noise`` (rad per joint, Gaussian) starts as the official ones do: by LIBERO's ``set_init_state``
-        after its reset, so that the controller still remembers the arm at home.
+        ``seed`` fixes the fixtures and, without a state, the objects, as LIBERO's own ``seed`` and ``resets`` times its
+        ``reset`` do. A sampled state with ``arm_noise`` (rad per joint, Gaussian) starts as the official ones do: by
+        LIBERO's ``set_init_state`` after its reset, so that the controller still remembers the arm at home.
         """
         from sim.libero.controller import ObservationClock, Seen
 
         wanted = (seed, tuple(self.env.robots[0].init_qpos))
-        if self._placed is None or self._placed[0] != wanted:
-            self._placed = (wanted, *self._place(seed))
-        _, edits, qpos, control = self._placed
+        if self._placed is None or self._placed.wanted != wanted:
+            self._placed = Placements(wanted, self._opening_draws, seeded(seed))
+        while len(self._placed.of_resets) < resets:
+            self._place(self._placed)
+        edits, qpos, start, control = self._placed.of_resets[resets - 1]
         control = control.copy()
         if state is None and arm_noise > 0.0:
             state = np.concatenate([[0.0], qpos, np.zeros(self.model.nv)])
@@ -133,6 +138,8 @@ class TaskScene:
         wrapped, data = self._own, self._own._data
         mujoco.mj_resetData(self.model, data)
         self.world.apply(edits)
+        data.qpos[:], data.qacc_warmstart[:] = qpos, start
+        mujoco.mj_forward(self.model, data)
         if state is not None:
             nq, nv = self.model.nq, self.model.nv
             if len(state) != 1 + nq + nv:
@@ -141,9 +148,7 @@ class TaskScene:
                     f"{1 + nq + nv}. Reinstall the LIBERO package (hf-libero), or use env.init_states=sampled."
                 )
             data.time, data.qpos[:], data.qvel[:] = state[0], state[1 : 1 + nq], state[1 + nq :]
-        else:
-            data.qpos[:] = qpos
-        mujoco.mj_forward(self.model, data)
+            mujoco.mj_forward(self.model, data)
         clock, seen = ObservationClock(), Seen(self.model.nq)
         clock.force()
         lit = tuple(False for _ in self._stoves)
@@ -161,16 +166,18 @@ class TaskScene:
         mujoco.mj_getState(self.model, data, physics, STATE)
         return Snapshot(physics, control, clock, seen, lit, self.success(wrapped), edits)
 
-    def _place(self, seed: int) -> tuple[Edits, np.ndarray, Any]:
-        """Run LIBERO's own reset under ``seed``: where fixtures stand (edits), joint positions [nq] of all else, and what
-        the controller remembers then."""
+    def _place(self, placed: Placements) -> None:
+        """Run LIBERO's own reset once more, and keep what it leaves."""
         from robosuite.utils.errors import RandomizationError
 
         env = self.env
         self.world.apply({})
         self._use(self._own)
-        with _numpy_seed(seed):
+        with numpy_state(placed.generator):
             for _ in range(_PLACEMENTS):
+                # one set of them per reset that LIBERO's would have done, those among them that found no placement
+                env.object_property_initializers = self._openings * placed.draws
+                placed.draws += 1
                 self.world.reset_poses()
                 env.sim.reset()
                 env.sim.forward()
@@ -181,13 +188,14 @@ class TaskScene:
                     continue
             else:
                 raise UserError(
-                    f"{self.task.bddl_file}: no placement without overlap was found in {_PLACEMENTS} attempts (seed {seed})."
-                    f" Widen its regions."
+                    f"{self.task.bddl_file}: no placement without overlap was found in {_PLACEMENTS} attempts (seed "
+                    f"{placed.wanted[0]}). Widen its regions."
                 )
+            placed.generator = np.random.get_state()
         edits = {name: (self._fixtures, getattr(self.model, name)[self._fixtures].copy()) for name in POSES}
-        qpos = np.array(env.sim.data.qpos)
+        qpos, start = np.array(env.sim.data.qpos), np.array(self._own._data.qacc_warmstart)
         self.world.reset_poses()
-        return edits, qpos, self.controller.fresh_state(env.robots[0])
+        placed.of_resets.append((edits, qpos, start, self.controller.fresh_state(env.robots[0])))
 
     @contextmanager
     def posture(self, arm: np.ndarray | None) -> Iterator[None]:
@@ -206,8 +214,10 @@ class TaskScene:
         data = wrapped._data
         mujoco.mj_resetData(self.model, data)
         mujoco.mj_setState(self.model, data, snapshot.physics, STATE)
+        start = data.qacc_warmstart.copy()
         self.world.apply(snapshot.edits)
         mujoco.mj_forward(self.model, data)
+        data.qacc_warmstart[:] = start
 
     # ---------------------------------------------------------------------------------------------------------- queries
     def success(self, wrapped: Any) -> bool:
@@ -372,17 +382,6 @@ def rotation_vector(wxyz: np.ndarray) -> np.ndarray:
     return np.asarray(wxyz[1:]) * (2.0 * np.arccos(w) / length)
 
 
-@contextmanager
-def _numpy_seed(seed: int) -> Iterator[None]:
-    """numpy's global generator, which LIBERO draws from, at ``seed``; afterwards as it was."""
-    before = np.random.get_state()
-    np.random.seed(seed)
-    try:
-        yield
-    finally:
-        np.random.set_state(before)
-
-
 def _build(
     task: Task, problem: Any, worlds: dict[str, World], look: Any, cameras: Sequence[CameraSpec], gl: Any, assets: str
 ) -> tuple[Any, str]:
@@ -416,7 +415,7 @@ def _build(
         with package.quiet():
             for attempt in range(_PLACEMENTS):
                 try:
-                    with _numpy_seed(attempt):
+                    with numpy_state(seeded(attempt)):
                         env = cls(
                             str(task.bddl_file), robots=["Panda"], gripper_types="default", initialization_noise=None,
                             controller_configs=robosuite.load_controller_config(default_controller="OSC_POSE"),

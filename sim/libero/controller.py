@@ -1,13 +1,15 @@
 """One control step of LIBERO's arm, and when robosuite looks at the scene while it runs.
 
 "exact" calls robosuite's own compiled formulas with the same operands in the same order, and is equal to its OSC_POSE
-bit by bit; it drops what does not change a result: two of three forward passes a sub-step, sensors, name look-ups and
-buffers. "fast" is `sim.tabletop.controller`: the same control law in one compiled function, equal up to rounding.
+bit by bit; it drops what does not change a result: sensors, name look-ups, buffers, and two of three forward passes a
+sub-step, or where they move the constraint solver's start (`forward_moves_start`) all of them but the solver. "fast" is
+`sim.tabletop.controller`: the same control law in one compiled function, equal up to rounding.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any, NamedTuple
 
 import mujoco
@@ -29,6 +31,22 @@ from sim.tabletop.controller import (
 
 TIMESTEP = 0.002  # seconds per sub-step
 PERIOD = 1.0 / 20  # seconds per control step
+
+
+@functools.cache
+def forward_moves_start() -> bool:
+    """Whether `mj_forward` changes where the constraint solver starts next time, as MuJoCo's does at 3.3.2 and not at 3.8.1.
+    The solver stops at a tolerance, so that what precedes a step then shows in its last digits."""
+    box = "<body pos='0 0 .09'><freejoint/><geom type='box' size='.1 .1 .1'/></body>"
+    model = mujoco.MjModel.from_xml_string(
+        f"<mujoco><worldbody><geom type='plane' size='1 1 .1'/>{box}</worldbody></mujoco>"
+    )
+    data = mujoco.MjData(model)
+    data.qvel[:] = 0.3
+    mujoco.mj_step(model, data)
+    before = data.qacc_warmstart.copy()
+    mujoco.mj_forward(model, data)
+    return not np.array_equal(before, data.qacc_warmstart)
 
 
 class ObservationClock:
@@ -132,6 +150,7 @@ class ArmController(OSC):
         self._scale = np.array([POSITION_RANGE] * 3 + [ROTATION_RANGE] * 3)
         self._mass = np.zeros((model.nv, model.nv))
         self.torques = self._exact_torques if exact else self._fast_torques
+        self._passes = 2 if exact and forward_moves_start() else 0  # that robosuite makes before a sub-step
 
     def fresh_state(self, robot: Any) -> ArmState:
         """The state after a reset, from robosuite's own controller of ``robot``."""
@@ -163,6 +182,8 @@ class ArmController(OSC):
         speed = np.array([-1.0, 1.0]) * GRIPPER_SPEED * np.sign(action[6])
         for substep in range(SUBSTEPS):
             step1(model, data)
+            if self._passes:  # robosuite's controller makes none before it has read the arm anew
+                self._solve(data, self._passes if state.stale is None else self._passes - 1)
             if substep == 0:
                 aim = self._aim if moves or not self.absolute else self._aim_at
                 stale, state.stale = state.stale, None
@@ -181,6 +202,14 @@ class ArmController(OSC):
                 self.look(data, seen)
             else:
                 step2(model, data)
+
+    def _solve(self, data: mujoco.MjData, times: int) -> None:
+        """What `mj_forward` does under the last sub-step's command after `mj_step1`, for the solver's start alone."""
+        model = self.model
+        mujoco.mj_fwdActuation(model, data)
+        mujoco.mj_fwdAcceleration(model, data)
+        for _ in range(times):
+            mujoco.mj_fwdConstraint(model, data)
 
     def look(self, data: mujoco.MjData, seen: Seen) -> None:
         """What robosuite's proprioceptive sensors read off ``data``."""

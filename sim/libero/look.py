@@ -1,8 +1,8 @@
 """How a LIBERO scene is drawn: the benchmark's own pixels ("exact", the default), or the same scene drawn cheaply ("light").
 
 The light look changes what only rendering reads, so the physics is the same bit by bit: no reflections, multi-sampling,
-shadows or sky, and visual meshes with fewer faces. A mesh is thinned by vertex clustering (Rossignac and Borrel 1993):
-vertices that share a cell of a grid become one, and faces that collapse are left out.
+shadows or sky, smaller textures, and visual meshes with fewer faces. A mesh is thinned by vertex clustering (Rossignac and
+Borrel 1993): vertices that share a cell of a grid become one, and faces that collapse are left out.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import mujoco
 import numpy as np
 
+from sim.libero import textures
 from sim.light import drop_costly_effects, skip_costly_passes
 
 CELLS = 24  # of the grid along a mesh's longest side
@@ -25,8 +26,8 @@ class Look:
     name: str
 
     def edit_xml(self, xml: str) -> str:
-        """The XML as it is compiled; no look needs another one."""
-        return xml
+        """The XML as it is compiled: of the light look with smaller textures."""
+        return xml if self.name == "exact" else textures.smaller(xml)
 
     def edit_model(self, model: mujoco.MjModel) -> None:
         """Set what rendering reads off the compiled ``model``; call it before the model's `MjrContext` is made."""

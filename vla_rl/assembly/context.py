@@ -21,7 +21,7 @@ from vla_rl.config import RunConfig
 from vla_rl.data.demonstrations import DemonstrationDataset
 from vla_rl.data.frames import OnDisk
 from vla_rl.data.lerobot_reader import load_demonstrations, successes
-from vla_rl.data.published import load_published
+from vla_rl.data.published import Wanted, load_published
 from vla_rl.devices import pick_device
 from vla_rl.evaluation.evaluate import evaluate
 from vla_rl.evaluation.outcome import EvaluationResult
@@ -179,11 +179,8 @@ def demonstrations(run: Run, failures: bool = False) -> DemonstrationDataset:
         c.dataset,
         embodiment,
         c.policy.chunk_length,
-        instructions=run.asked,
-        episodes_per_task=c.collect.episodes_per_task,
-        keep_noops=c.collect.keep_noops,
-        failures=failures,
-        disk=disk,
+        Wanted(run.asked, c.collect.episodes_per_task, c.collect.keep_noops, failures),
+        disk,
     )
 
 

@@ -19,13 +19,15 @@ from vla_rl.cluster.session import dashboard, ray_session
 from vla_rl.cluster.status import STATUS_FILE, StatusFile
 from vla_rl.cluster.workplace import Workplace
 from vla_rl.config import RunConfig
+from vla_rl.config.episodes import EPISODE_SECONDS
 from vla_rl.data.codec import trajectory_from_state, trajectory_state
 from vla_rl.learning.spool import learned_weights
+from vla_rl.rollout.engine import pooled_seconds
 from vla_rl.types import EpisodeSpec, RolloutResult, Trajectory
 
 _STATS = (
     "episodes", "successes", "decisions", "control_steps", "retries", "seconds", "policy_seconds", "wait_seconds",
-    "env_utilisation", "decisions_per_second", "control_steps_per_second", "policy_batch",
+    "env_utilisation", "decisions_per_second", "control_steps_per_second", "policy_batch", *EPISODE_SECONDS,
 )  # fmt: skip
 
 
@@ -222,4 +224,4 @@ def parallel_stats(rounds: Sequence[dict[str, float]], seconds: float) -> dict[s
         "decisions_per_second": total["decisions"] / seconds,
         "control_steps_per_second": total["control_steps"] / seconds,
         "policy_batch": total["decisions"] / max(1.0, calls),
-    }
+    } | pooled_seconds(rounds)

@@ -19,15 +19,17 @@ from dataclasses import dataclass, field, replace
 _MOST_ACTORS = 4  # that are played out; more are alike, and the learner's share is scaled
 _MOST_EPISODES = 3000  # that are played out, in at least so many iterations:
 _FEWEST_ITERATIONS = 8
+_SOME_ITERATIONS = 16
 _WARM_UP = 0.25  # share of the iterations that does not count
 
 
 @dataclass(frozen=True)
 class Times:
-    """Service times in seconds, measured. ``chunk`` of one decision in the simulator, samples; ``reset`` of an episode's
-    start; ``decisions`` of episodes, samples (counts, or means); a policy call takes ``act_fixed`` + rows · ``act_row``;
-    ``update`` per episode that is learned from, on one device; ``publish`` of a version; ``take`` of the driver per episode
-    (unpacking, rewards), one after the other and not during an update; ``pause`` of the driver per iteration
+    """Service times in seconds, measured. ``chunk`` of one decision in the simulator, samples; ``pace``: by what factor it
+    is longer in each of the episodes that ``decisions`` are of (none: 1; some are slow from begin to end); ``reset`` of an
+    episode's start; ``decisions`` of episodes, samples (counts, or means); a policy call takes ``act_fixed`` + rows ·
+    ``act_row``; ``update`` per episode that is learned from, on one device; ``publish`` of a version; ``take`` of the driver
+    per episode (unpacking, rewards), one after the other and not during an update; ``pause`` of the driver per iteration
     (checkpoint)."""
 
     chunk: tuple[float, ...]
@@ -39,6 +41,7 @@ class Times:
     publish: float = 0.0
     pause: float = 0.0
     take: float = 0.0
+    pace: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,7 @@ class Outcome:
 class _Episode:
     plan: int
     left: int  # decisions
+    pace: float = 1.0
     versions: list[int] = field(default_factory=list)
 
 
@@ -106,6 +110,8 @@ class _World:
 
     def __init__(self, times: Times, setup: Setup, iterations: int, seed: int) -> None:
         self.times, self.setup, self.iterations = times, setup, iterations
+        self.first = int(iterations * _WARM_UP)  # that counts
+        self._drawn: list[tuple[float, float]] = []
         self.random = random.Random(seed)
         self.now = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -137,11 +143,22 @@ class _World:
     # ------------------------------------------------------------------------------------------------------ the driver
     def _issue(self) -> None:
         while self.issued <= min(self.version + self.setup.ahead, self.iterations - 1):
-            lengths = [self.random.choice(self.times.decisions) for _ in range(self.setup.batch)]
-            whole = [max(1, int(x + self.random.random())) for x in lengths]  # (a mean of 4.3 is 4 or 5)
-            self.unassigned.extend(_Episode(self.issued, length) for length in whole)
+            if self.issued == self.first:
+                self._drawn.clear()
+            for _ in range(self.setup.batch):
+                mean, pace = self._draw()
+                whole = max(1, int(mean + self.random.random()))  # (a mean of 4.3 is 4 or 5)
+                self.unassigned.append(_Episode(self.issued, whole, pace * mean / whole))
             self.issued += 1
         self._assign()
+
+    def _draw(self) -> tuple[float, float]:
+        """Decisions and pace of an episode: each that was measured once, then each once more. (Of a slow one that is seldom,
+        none or three by chance would be far off.)"""
+        if not self._drawn:
+            self._drawn = list(zip(self.times.decisions, self.times.pace or itertools.repeat(1.0)))
+            self.random.shuffle(self._drawn)
+        return self._drawn.pop()
 
     def _assign(self) -> None:
         share = len(self.unassigned) + sum(actor.has for actor in self.actors)
@@ -236,7 +253,8 @@ class _World:
         self.worked["policies"] += seconds
         actor.calling = False
         for episode in rows:
-            self._simulate(actor, self.random.choice(self.times.chunk), lambda e=episode: self._stepped(actor, e))  # type: ignore[misc]
+            seconds = self.random.choice(self.times.chunk) * episode.pace
+            self._simulate(actor, seconds, lambda e=episode: self._stepped(actor, e))  # type: ignore[misc]
         self._work(actor)
         self._serve(actor)
 
@@ -258,10 +276,10 @@ def simulate(times: Times, setup: Setup, *, iterations: int = 0, seed: int = 0) 
     share = max(1.0, setup.rollouts / _MOST_ACTORS)
     part = replace(setup, rollouts=round(setup.rollouts / share), batch=max(1, round(setup.batch / share)))
     scale = setup.batch / part.batch
-    iterations = iterations or max(_FEWEST_ITERATIONS, min(16, _MOST_EPISODES // part.batch))
+    iterations = iterations or _enough(times, part.batch)
     world = _World(replace(times, update=times.update * scale, take=times.take * scale), part, iterations, seed)
     world.run()
-    first = int(iterations * _WARM_UP)
+    first = world.first
     begun, base = (world.ends[first - 1], world.marks[first - 1]) if first else (0.0, dict.fromkeys(world.worked, 0.0))
     spent = max(world.ends[-1] - begun, 1e-12)
     count = len(world.ends) - first
@@ -277,6 +295,16 @@ def simulate(times: Times, setup: Setup, *, iterations: int = 0, seed: int = 0) 
         staleness_mean=sum(ages) / len(ages),
         staleness_max=max(ages),
     )
+
+
+def _enough(times: Times, batch: int) -> int:
+    """Iterations in which, where episodes have paces of their own, each of these counts as often as the others."""
+    most = max(_FEWEST_ITERATIONS, _MOST_EPISODES // batch)
+    if not times.pace:
+        return min(_SOME_ITERATIONS, most)
+    whole = max(1, round(len(times.decisions) / batch))
+    counted = whole * math.ceil((1.0 - _WARM_UP) * _FEWEST_ITERATIONS / whole)
+    return min(math.ceil(counted / (1.0 - _WARM_UP)), most)
 
 
 def useful_share(devices: int, mtbf_hours: float, checkpoint: float, restart: float) -> tuple[float, float]:

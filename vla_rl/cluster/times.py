@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vla_rl import config as configs
 from vla_rl.cluster.model import Outcome, Setup, Times, best_split, simulate, useful_share
 from vla_rl.cluster.status import STATUS_FILE
 from vla_rl.config import RunConfig, checked
+from vla_rl.config.episodes import EPISODE_SECONDS
 from vla_rl.errors import UserError
 from vla_rl.files import read_json
 from vla_rl.monitoring.metrics import METRICS_FILE, read_metrics
@@ -22,6 +25,7 @@ _FEWEST = 4  # iterations that are left
 _VARIED = 0.1  # spread of the batches (of their mean) from which a call's fixed part can be told
 _TRUSTED = 0.15  # of the measured time that the model may be off
 _LENGTHS = 20  # that stand for the episodes of a run
+_MOST_OF_ONE = 100  # episodes that stand for those of one iteration
 
 
 @dataclass
@@ -37,6 +41,7 @@ class TimesFile:
     publish: float = 0.0
     pause: float = 0.0
     take: float = 0.0
+    pace: list[float] = dataclasses.field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -54,11 +59,14 @@ def measured(source: Path, config: RunConfig | None = None) -> Measured:
         return _of_run(source)
     keys = read_json(source, "give a run folder, or a JSON file with chunk, decisions, act_fixed, act_row and update")
     found: TimesFile = checked(TimesFile, keys, str(source))
-    if not found.chunk or not found.decisions or min(*found.chunk, *found.decisions) <= 0:
+    if not found.chunk or not found.decisions or min(*found.chunk, *found.decisions, *found.pace) <= 0:
         raise UserError(f"{source}: chunk (seconds of a decision) and decisions (of an episode) need samples above 0")
+    if found.pace and len(found.pace) != len(found.decisions):
+        raise UserError(f"{source}: pace has {len(found.pace)} samples, decisions {len(found.decisions)}: give one for each")
     if min(v for v in dataclasses.asdict(found).values() if isinstance(v, float)) < 0:
         raise UserError(f"{source}: seconds cannot be below 0")
-    values = dataclasses.asdict(found) | {"chunk": tuple(found.chunk), "decisions": tuple(found.decisions)}
+    asked = dataclasses.asdict(found)
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in asked.items()}
     assert config is not None
     return Measured(Times(**values), setup_of(config), None)
 
@@ -92,9 +100,11 @@ def _of_run(folder: Path) -> Measured:
         return sum(row.get(name) or 0.0 for row in rows)
 
     r, cores = setup.rollouts, setup.rollouts * setup.cores
-    simulated = sum(row["engine/env_utilisation"] * row["engine/seconds"] for row in rows) * cores
-    if setup.inline:  # the simulator runs while the engine waits
-        simulated = total("engine/wait_seconds") * r
+    # (inline, the simulator runs while the engine waits)
+    worked = [
+        row["engine/wait_seconds"] * r if setup.inline else row["engine/env_utilisation"] * row["engine/seconds"] * cores
+        for row in rows
+    ]
     decisions = total("engine/decisions")
     learned = sum(n * row.get("rollout/learned_share", 1.0) for n, row in zip(episodes, rows))
     gathered = "cluster/learner_wait_seconds" if setup.ahead else "engine/seconds"
@@ -103,11 +113,12 @@ def _of_run(folder: Path) -> Measured:
     apart = config.cluster_type == "ray" and config.cluster.reward_workers > 0  # then the driver only waits for scores
     score = 0.0 if apart else total("time/reward")
     fixed, row = _call(rows, r)
+    lengths, paces = _episodes(rows, episodes, worked)
     times = Times(
-        chunk=(simulated / decisions,), decisions=_lengths(rows), act_fixed=fixed, act_row=row,
+        chunk=(sum(worked) / decisions,), decisions=lengths, act_fixed=fixed, act_row=row,
         update=total("time/update") / learned * setup.learner_speed, publish=publish,  # of one device
         pause=max(0.0, (seconds - total("time/update") - total(gathered) - score) / len(rows) - publish),
-        take=(total("cluster/take_seconds") + score) / sum(episodes),
+        take=(total("cluster/take_seconds") + score) / sum(episodes), pace=paces,
     )  # fmt: skip
     return Measured(times, setup, seconds / len(rows))
 
@@ -127,8 +138,40 @@ def _call(rows: Sequence[Mapping[str, float]], rollouts: int) -> tuple[float, fl
     return 0.0, mean_call / mean_batch
 
 
-def _lengths(rows: Sequence[Mapping[str, float]]) -> tuple[float, ...]:
-    """Decisions of an episode: successes and failures apart, each at its mean, in the run's proportion."""
+def _episodes(
+    rows: Sequence[Mapping[str, float]], counts: Sequence[float], worked: Sequence[float]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """`Times.decisions` and `Times.pace` of each iteration's episodes (at most some of them): the longest took longest. All
+    decisions together have the pace 1. A run that did not note its episodes' seconds has only the lengths of `_lengths`."""
+    lengths: list[float] = []
+    seconds: list[float] = []
+    for row, count, total in zip(rows, counts, worked):
+        if min(known := [row.get(f"engine/{name}") or 0.0 for name in EPISODE_SECONDS]) <= 0.0:
+            return _lengths(rows, _LENGTHS), ()
+        size = max(1, min(int(count), _MOST_OF_ONE))
+        seconds += _spread(known, size, total / count).tolist()
+        lengths += sorted((_lengths([row], size) * size)[:size])
+    whole = sum(lengths) / sum(seconds)
+    return tuple(lengths), tuple(took / length * whole for length, took in zip(lengths, seconds))
+
+
+def _spread(known: Sequence[float], size: int, mean: float) -> np.ndarray:
+    """``size`` numbers, rising, of which the quantiles of `EPISODE_SECONDS` are ``known``: those between its last two are
+    alike, and what brings all to the ``mean``."""
+    *_, high, most = EPISODE_SECONDS.values()
+    places = (np.arange(size) + 0.5) / size
+    found = np.exp(np.interp(places, list(EPISODE_SECONDS.values()), np.log(known)))
+    found[-1] = known[-1]  # what everybody waits for
+    between = np.flatnonzero((high < places[:-1]) & (places[:-1] < most))
+    if len(between):
+        rest = mean * size - np.delete(found, between).sum()
+        found[between] = np.clip(rest / len(between), known[-2], known[-1])
+    return found
+
+
+def _lengths(rows: Sequence[Mapping[str, float]], size: int) -> tuple[float, ...]:
+    """Decisions of ``size`` episodes (or of one, that stands for all): successes and failures apart, each at its mean, in
+    the proportion of ``rows``."""
     per_decision = sum(row["engine/control_steps"] for row in rows) / sum(row["engine/decisions"] for row in rows)
     success = statistics.mean(row["rollout/success"] for row in rows)
     every = statistics.mean(row["rollout/control_steps"] for row in rows) / per_decision
@@ -137,8 +180,8 @@ def _lengths(rows: Sequence[Mapping[str, float]]) -> tuple[float, ...]:
         return (every,)
     won = statistics.mean(wins) / per_decision
     lost = (every - success * won) / (1.0 - success)
-    count = round(success * _LENGTHS)
-    return (won,) * count + (max(1.0, lost),) * (_LENGTHS - count)
+    count = round(success * size)
+    return (won,) * count + (max(1.0, lost),) * (size - count)
 
 
 # ------------------------------------------------------------------------------------------------------------- the plan
@@ -186,8 +229,13 @@ def _asked_text(plan: Mapping[str, Any]) -> list[str]:
     off = (plan["predicted"]["seconds"] / plan["measured"] - 1.0) if plan["measured"] else 0.0
     if abs(off) > _TRUSTED:
         lines.append(
-            f"warning: that is {off:+.0%} of what was measured, so what follows is no better. A decision's time and an "
-            f"episode's length are means here: the model does not see heavy tails, for which everything waits by turns"
+            f"warning: that is {off:+.0%} of what was measured, so what follows is no better. "
+            + (
+                "Slow episodes are counted in as they were measured: more iterations tell more of them"
+                if plan["times"]["pace"]
+                else "The run did not note how long its slowest episodes took (heavy tails), for which everything waits by "
+                "turns: measure with a new run"
+            )
         )
     return lines
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vla_rl.asked import DescribesConditions, DescribesStarts, TaskChoice
+from vla_rl.asked import OfABenchmark, TaskChoice
 from vla_rl.commands.shared import Add, Names, add_overrides, write_result
 from vla_rl.errors import ConfigError, EmbodimentMismatch
 
@@ -24,6 +24,10 @@ def add(command: Add) -> None:
         metavar="ENV",
         help="env, or LIBERO suite (libero_spatial ...; with its own time limit), to evaluate on (default: that of the "
         "checkpoint's own run)",
+    )
+    evaluate.add_argument(
+        "--protocol", metavar="NAME", help="run LIBERO as a published evaluation does: openvla, openvla-oft, simplevla-rl, "
+        "openpi, lerobot or vla-eval; 50 episodes of each task, unless said otherwise"
     )
     evaluate.add_argument("--tasks", nargs="+", action=Names, metavar="TASK", help="only these tasks")
     evaluate.add_argument(
@@ -45,12 +49,17 @@ def add(command: Add) -> None:
 
 
 EVAL_EPISODES = 100  # of a checkpoint outside of its run
+PUBLISHED_EPISODES = 50  # of each task, with --protocol
 
 
 def run_eval(arguments: argparse.Namespace) -> None:
     from vla_rl.checks import preflight
 
     config = config_of_checkpoint(arguments.checkpoint, arguments.suite, arguments.overrides)
+    if arguments.protocol:
+        config = _with_protocol(config, arguments)
+        if arguments.episodes is None and arguments.episodes_per_task is None:
+            arguments.episodes_per_task = PUBLISHED_EPISODES
     own = arguments.suite is None and _recorded(arguments.checkpoint).is_file()
     held_out, config.held_out_tasks = config.held_out_tasks, []
     if arguments.tasks or arguments.suite:
@@ -68,6 +77,7 @@ def run_eval(arguments: argparse.Namespace) -> None:
         raise ConfigError("--levels belongs to --perturb: add --perturb all, or leave it out")
     for path in paths:
         preflight.check_start(config, path)
+    from vla_rl.evaluation.conditions import conditions_of, lines
     from vla_rl.run.evaluate_checkpoints import evaluate_checkpoints
 
     try:
@@ -89,13 +99,27 @@ def run_eval(arguments: argparse.Namespace) -> None:
             f"{config.env_type}: name its own with --suite ENV"
         ) from error
     document["env"] = {"type": config.env_type, **dataclasses.asdict(config.env)}
-    if isinstance(config.env, DescribesStarts):
-        document["initial_states"] = config.env.initial_states(config.evaluate.split)
-        print(f"initial states: {document['initial_states']}")
-    if isinstance(config.env, DescribesConditions):
-        document["conditions"] = config.env.describe()
-        print(f"conditions: {document['conditions']}")
+    document |= (found := conditions_of(config, config.evaluate.split))
+    for line in lines(found):
+        print(line)
     write_result(arguments.json, document)
+
+
+def _with_protocol(config: Any, arguments: argparse.Namespace) -> Any:
+    """``config`` with the scenes and limits of the named protocol, and outside of a run its cameras too: a policy of ours
+    was trained on those of its run. Raises `ConfigError` where figures would not be those of the published benchmark."""
+    from vla_rl import build
+    from vla_rl import config as configs
+
+    name, split = arguments.protocol, arguments.split or "held_out"
+    known = build.env_entry(config.env_type).protocols
+    if not known:
+        raise ConfigError(f"--protocol {name}: {config.env_type} has no published ones. Name a LIBERO --suite, or drop it")
+    chosen = build.attribute(known)(name, config.env, view=not _recorded(arguments.checkpoint).is_file())
+    config = configs.override(config, [*chosen, *arguments.overrides])
+    if isinstance(config.env, OfABenchmark) and (why := config.env.benchmark(split, config.slots.python)["departures"]):
+        raise ConfigError(f"--protocol {name} is of the published benchmark, and this is another one: {'; '.join(why)}")
+    return config
 
 
 def _set_evaluation(config: Any, arguments: argparse.Namespace) -> None:

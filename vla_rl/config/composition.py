@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from vla_rl.config.by_hydra import composed
 from vla_rl.config.overrides import EXAMPLE, require_key_value, spoken
 from vla_rl.config.own_files import own_configs
 from vla_rl.config.tree import RunConfig, from_tree, with_policy_changes, written_out
@@ -22,26 +23,21 @@ def compose(overrides: Sequence[str] = (), directory: Path | None = None, folder
     ``run=./mine.yaml`` names a file of one's own; ``folders`` hold groups besides those here, as ``--config-dir`` names them
     (`vla_rl.config.own_files`). Raises `ConfigError` naming the key, the value and what would fit.
     """
-    import hydra
-    from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
-    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
     directory = (directory or config_dir()).resolve()
     own, words = own_configs(overrides, directory, folders)
-    GlobalHydra.instance().clear()
+    groups = {d.name for d in directory.iterdir() if d.is_dir()} | {"hydra.searchpath"}
     try:
-        with own.known(), hydra.initialize_config_dir(str(directory), version_base="1.3"):
-            tree = OmegaConf.to_container(hydra.compose("config", _forced(words, directory)), resolve=True)
+        with own.known():
+            tree = composed(_forced(words, groups), (directory, *own.folders), groups, keep=not own.stored)
         config = from_tree(cast(dict[str, Any], tree))
     except (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(own.located(_explain(error, (directory, *own.folders)))) from error
     except ConfigError as error:
         raise ConfigError(own.located(str(error))) from error
-    finally:
-        GlobalHydra.instance().clear()
     return with_policy_changes(config, overrides) if config.checkpoint else config
 
 
@@ -51,11 +47,9 @@ def with_run(overrides: Sequence[str], otherwise: Sequence[str]) -> list[str]:
     return [*(() if named else otherwise), *overrides]
 
 
-def _forced(overrides: Sequence[str], directory: Path) -> list[str]:
+def _forced(overrides: Sequence[str], groups: Collection[str]) -> list[str]:
     """Let value overrides set keys that no YAML lists: the schemas know the keys and refuse the others with a hint."""
     require_key_value(overrides)
-    groups = {d.name for d in directory.iterdir() if d.is_dir()}
-    groups |= {"hydra.searchpath"}
     texts = [f.name for f in dataclasses.fields(RunConfig) if f.type == "str"]
     words = [spoken(word, texts) for word in written_out(overrides)]
     return [o if o[:1] in "+~" or o.partition("=")[0] in groups else f"++{o}" for o in words]

@@ -15,6 +15,8 @@ from vla_rl.errors import ConfigError
 from vla_rl.splits import check_split
 
 ON_BAD = ("stop", "warn")
+EPISODE_SECONDS = {f"episode_seconds_{name}": q for name, q in (("p10", 0.1), ("p50", 0.5), ("p90", 0.9), ("max", 1.0))}
+"""Figures of the episodes that ended: quantiles over them of the seconds that the simulator worked for one."""
 NORMALISE = ("none", "running_std", "range")
 
 

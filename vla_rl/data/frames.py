@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from vla_rl.data.lerobot_pictures import (
     Where,
     frames_at,
     image_of,
+    keys_apart,
     opened_video,
     sized,
     stored_images,
@@ -150,6 +152,7 @@ class ImageReader:
                 f"while it is read: make room, name another place with output_dir=FOLDER, or store the pictures as video"
             )
         self._bytes = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (it ends with this object)
+        weakref.finalize(self, self._bytes.close)
         self._begins = np.zeros(len(places), np.int64)
         self._sizes = np.zeros(len(places), np.int64)
         self._paths: dict[int, str] = {}
@@ -186,6 +189,7 @@ class VideoReader:
         self.camera, self._files, self._file_of, self._times = camera, list(files), file_of, times
         self._hz, self._where = hz, where
         self._open = threading.local()
+        self._apart: dict[int, float] = {}  # seconds between the key frames of a file
 
     def order(self, rows: np.ndarray) -> np.ndarray:
         return np.lexsort((self._times[rows], self._file_of[rows]))
@@ -195,7 +199,10 @@ class VideoReader:
         for number, group in itertools.groupby(self._file_of[rows].tolist()):
             mine = rows[at : at + len(list(group))]
             with opened_video(self._files[number], self._container) as (container, stream):
-                found = frames_at(container, stream, self._times[mine], self._hz, self._place(number, mine))
+                apart = self._apart.get(number)
+                if apart is None:
+                    apart = self._apart[number] = keys_apart(container, stream)
+                found = frames_at(container, stream, apart, self._times[mine], self._hz, self._place(number, mine))
                 for i, frame in enumerate(found):
                     out[at + i] = sized(frame, self.camera, self._place(number, mine)(i))
             at += len(mine)
@@ -208,6 +215,8 @@ class VideoReader:
         known: OrderedDict[Path, Any] = self._open.__dict__.setdefault("videos", OrderedDict())
         if file not in known:
             known[file] = av_package().open(str(file))
+            for stream in known[file].streams.video:
+                stream.codec_context.thread_count = 1  # (those ahead decode frames that nobody asked for)
             if len(known) > _OPEN_VIDEOS:
                 known.popitem(last=False)[1].close()
         known.move_to_end(file)

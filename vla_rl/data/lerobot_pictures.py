@@ -25,7 +25,9 @@ _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HS
 _DEPTH = "Depth is no camera picture: leave this camera out, or name the one with colours"
 _TOLERANCE = 0.1  # share of a control period by which a frame may be earlier or later than its row
 _TOGETHER, _WAITING = 64, 16  # pictures that a thread decodes at a time; such parts that wait
-_SEEK_S = 1.0  # a gap between frames that are wanted which is jumped over
+_ALIKE = 0.02  # share of a control period by which two times are rounded differently
+_PACKETS, _KEYS = 600, 4  # of a video, from which the distance of its key frames is told
+_SKIPPED = 3  # control periods between two frames that are wanted which are decoded rather than jumped over
 
 Where = Callable[[int], str]
 """Row → its episode and number there, in words."""
@@ -129,7 +131,8 @@ def read_videos(
 
         require_file(file)
         with opened_video(file, lambda name: av.open(str(name))) as (container, stream), container:
-            for i, frame in enumerate(frames_at(container, stream, times, hz, place)):
+            apart = keys_apart(container, stream)
+            for i, frame in enumerate(frames_at(container, stream, apart, times, hz, place)):
                 out[rows[i]] = sized(frame, camera, place(i))
     return torch.from_numpy(out)
 
@@ -149,14 +152,32 @@ def opened_video(file: Path, opener: Callable[[Path], Any]) -> Iterator[tuple[An
         raise DatasetError(f"{file} cannot be decoded ({first_line(error)}). Fetch the dataset again.") from error
 
 
-def frames_at(container: Any, stream: Any, times: np.ndarray, hz: float, place: Where) -> Iterator[np.ndarray]:
-    """uint8 [H W 3] of the frame that is nearest to each of ``times`` (rising, s). Raises `DatasetError` where that is
-    further than a tenth of a control period (1 / ``hz``) off; ``place`` tells where number i is."""
-    cuts = np.flatnonzero(np.diff(times) > _SEEK_S) + 1
+def keys_apart(container: Any, stream: Any) -> float:
+    """Seconds between key frames, as the video begins; decodes nothing, and leaves the reading somewhere behind."""
+    container.seek(0, stream=stream)
+    packets = itertools.islice(container.demux(stream), _PACKETS)
+    known = ((float(p.pts * p.time_base), p.is_keyframe) for p in packets if p.pts is not None)
+    times, keys = [0.0], list[float]()
+    for time, is_key in known:
+        times.append(time)
+        keys += [time] if is_key else []
+        if len(keys) == _KEYS:
+            break
+    return max(b - a for a, b in itertools.pairwise(keys)) if len(keys) > 1 else max(times) - min(times)
+
+
+def frames_at(
+    container: Any, stream: Any, apart: float, times: np.ndarray, hz: float, place: Where
+) -> Iterator[np.ndarray]:
+    """uint8 [H W 3] of the frame that is nearest to each of ``times`` (rising, s), of a video whose key frames are
+    ``apart`` s from each other. Raises `DatasetError` where that is further than a tenth of a control period (1 / ``hz``)
+    off; ``place`` tells where number i is."""
+    cuts = np.flatnonzero(np.diff(times) > max(apart, _SKIPPED / hz)) + 1
     done = 0
     for chosen in np.split(times, cuts):
-        container.seek(int(max(float(chosen[0]) - 1 / hz, 0.0) / stream.time_base), stream=stream)
-        for time, (stamp, frame) in zip(chosen, _nearest(container.decode(stream), chosen)):
+        begin = max(float(chosen[0]) + _ALIKE / hz, 0.0)  # to the key frame before, or that of this very moment
+        container.seek(int(begin / stream.time_base), stream=stream)
+        for time, (stamp, frame) in zip(chosen, _nearest(container.decode(stream), chosen, _ALIKE / hz)):
             if abs(stamp - time) > _TOLERANCE / hz + 1e-4:
                 raise DatasetError(
                     f"{place(done)} should be at {time:.4g} s, and the nearest frame is at {stamp:.4g} s. Fetch the dataset "
@@ -166,12 +187,13 @@ def frames_at(container: Any, stream: Any, times: np.ndarray, hz: float, place: 
             yield frame.to_ndarray(format="rgb24")
 
 
-def _nearest(frames: Iterator[Any], times: np.ndarray) -> Iterator[tuple[float, Any]]:
-    """(time, frame) nearest to each of ``times`` (rising); fewer where there is no frame at all."""
+def _nearest(frames: Iterator[Any], times: np.ndarray, alike: float) -> Iterator[tuple[float, Any]]:
+    """(time, frame) nearest to each of ``times`` (rising); fewer where there is no frame at all. One that is no further off
+    than ``alike`` s is near enough, and none is decoded after it."""
     before: tuple[float, Any] | None = None
     after: tuple[float, Any] | None = None
     for time in times:
-        while after is None or after[0] < time:
+        while after is None or after[0] < time - alike:
             frame = next(frames, None)
             if frame is None:
                 break

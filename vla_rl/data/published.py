@@ -6,6 +6,7 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,30 +24,37 @@ from vla_rl.files import require_content
 from vla_rl.types import EmbodimentSpec
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What is read of published demonstrations; see `load_published`."""
+
+    instructions: Sequence[str]
+    episodes_per_task: int
+    keep_noops: bool = False
+    failures: bool = False
+
+
 def load_published(
     form: Any,
     path: str | Path,
     embodiment: EmbodimentSpec,
     chunk_length: int,
-    *,
-    instructions: Sequence[str],
-    episodes_per_task: int,
-    keep_noops: bool = False,
-    failures: bool = False,
+    wanted: Wanted,
     disk: OnDisk | None = None,
 ) -> DemonstrationDataset:
     """Demonstrations that a benchmark published, in a form that ``form`` knows (``build.py``, group "demonstrations").
 
-    Only tasks with one of ``instructions`` are read, at most ``episodes_per_task`` demonstrations each (in the files'
-    order). Control steps that do nothing are dropped unless ``keep_noops``, demonstrations that failed unless ``failures``.
+    As ``wanted`` says, only tasks with one of ``instructions`` are read, at most ``episodes_per_task`` demonstrations each
+    (in the files' order). Control steps that do nothing are dropped unless ``keep_noops``, demonstrations that failed unless
+    ``failures``.
     Of a folder that this project wrote `load_demonstrations` reads the rest as it is; ``disk`` as there. Raises
     `DatasetError` where no demonstration of these tasks is found, or what is found is none (`vla_rl.data.checks`).
     """
-    path = Path(path)
-    wanted = {" ".join(text.lower().split()) for text in instructions}
+    path, instructions, failures = Path(path), wanted.instructions, wanted.failures
+    texts = {" ".join(text.lower().split()) for text in instructions}
     files = form.files(path)
     if files:
-        chosen = [file for file in files if " ".join(form.instruction(file).lower().split()) in wanted]
+        chosen = [file for file in files if " ".join(form.instruction(file).lower().split()) in texts]
         if not chosen:
             raise DatasetError(
                 f"{path} has demonstrations of {sorted(form.instruction(f) for f in files)[:3]} … ({len(files)} files), "
@@ -55,18 +63,18 @@ def load_published(
             )
         check = DataCheck(str(path), "demonstrations", embodiment)
         for file in chosen:
-            check_contents(check, file, form.contents, episodes_per_task, failures)
+            check_contents(check, file, form.contents, wanted.episodes_per_task, failures)
         check.report().require()
         episodes = (
             e
             for file in chosen
             for e in itertools.islice(
                 (e for e in form.episodes(file, embodiment) if failures or not _failed(e)),
-                episodes_per_task or None,
+                wanted.episodes_per_task or None,
             )
         )
         return dataset_of_episodes(
-            episodes if keep_noops else map(functools.partial(_without_noops, form), episodes),
+            episodes if wanted.keep_noops else map(functools.partial(_without_noops, form), episodes),
             embodiment,
             chunk_length,
             path,
@@ -76,8 +84,8 @@ def load_published(
         return load_demonstrations(path, embodiment, chunk_length, choose=own, texts=instructions, disk=disk)
 
     features = form.features(read_info(path)["features"], embodiment)
-    moving = None if keep_noops else form.moving_steps
-    choose = functools.partial(_of_tasks, path, wanted, episodes_per_task, moving, failures)
+    moving = None if wanted.keep_noops else form.moving_steps
+    choose = functools.partial(_of_tasks, path, texts, wanted.episodes_per_task, moving, failures)
     return load_demonstrations(path, embodiment, chunk_length, features=features, choose=choose, disk=disk)
 
 

@@ -118,7 +118,8 @@ def describe(
             f"env.units has {len(units)} for the {len(actions)} numbers of an action: give one, or one for each"
         )
     low, high = bounds(vectors[ACTION_KEY], config.margin)
-    words = {word: getattr(config, word) or f"{OTHER}as recorded in {name}" for word in ("frame", "rotation", "gripper")}
+    unknown = f"{OTHER}as recorded in {name}"
+    words: dict[str, Any] = {word: getattr(config, word) or unknown for word in ("frame", "rotation", "gripper")}
     return EmbodimentSpec(
         name=name,
         action_names=actions,

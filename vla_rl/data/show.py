@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from vla_rl.data.lerobot_format import ACTION_KEY, STATE_KEY
 from vla_rl.data.lerobot_reader import pictures
@@ -114,7 +115,7 @@ def first_pictures(recording: Recording, most: int = SHOWN) -> dict[str, list[np
     kept = np.array([episodes[i].start for i in chosen], np.int64)
     spec = recording.embodiment
     found = pictures(recording.path, recording.info, spec.cameras, recording.keys.cameras, recording.rows, kept)
-    return {name: list(frames.numpy()) for name, frames in found.items()}
+    return {name: list(frames[torch.arange(len(kept))].numpy()) for name, frames in found.items()}
 
 
 def sheet(shown: Mapping[str, Sequence[np.ndarray]]) -> bytes:

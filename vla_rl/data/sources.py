@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from vla_rl import build
 from vla_rl.data.checks import ERROR, WARNING, DataCheck, Finding, Report, Rows
@@ -108,7 +109,7 @@ def _look(path: Path, info: Any, rows: LeRobotRows, cameras: dict[str, tuple[str
     for name, (key, camera) in cameras.items():
         try:
             with damage(path):
-                shown = pictures(path, info, (camera,), {name: key}, rows, kept)[name].numpy()
+                shown = pictures(path, info, (camera,), {name: key}, rows, kept)[name][torch.arange(len(kept))].numpy()
         except UserError as error:
             yield Finding(ERROR, "picture", str(error), "Leave the camera out, or fetch the dataset again", key=key)
             continue

@@ -176,8 +176,11 @@ def _success(run: RunData) -> str:
     where = "initial states that training never sees" if first.split == "held_out" else "training initial states"
     where = run.phases.get(f"eval_{run.names[0]}", {}).get("initial_states") or where
     lead = f"Evaluated with {how} on {where}. Lines mark 95 % Wilson intervals. {', '.join(details)}."
-    if conditions := run.phases.get(f"eval_{run.names[0]}", {}).get("conditions"):
+    phase = run.phases.get(f"eval_{run.names[0]}", {})
+    if conditions := phase.get("conditions"):
         lead += f" Conditions: {escape(conditions)}."
+    if benchmark := phase.get("benchmark", {}).get("line"):
+        lead += f" Benchmark: {escape(benchmark)}."
     for name in run.names:
         if gap := figures.gap_of(run, name):
             lead += f" <b>{escape(words.evaluation(name))}</b>, {escape(task_gap_text(gap))}."

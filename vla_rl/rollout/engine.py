@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from vla_rl.config.episodes import RolloutConfig
+from vla_rl.config.episodes import EPISODE_SECONDS, RolloutConfig
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.interfaces import Env, Policy, RememberingPolicy
 from vla_rl.optional import MeasuredEnv, WorkerEnv
@@ -29,6 +30,7 @@ from vla_rl.splits import check_split, stable_seed
 from vla_rl.types import ActionChunk, Observation, PolicyOutput, RolloutResult, Trajectory
 
 Progress = Callable[[int, int, int], None]  # episodes finished, all episodes, successes
+_RECENT = 4096  # episodes whose seconds are known
 
 
 @dataclass
@@ -57,6 +59,7 @@ class _Episode:
     decisions: list[tuple[PolicyOutput, int]] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)  # of the policy, per decision
     steps: list[SlotStep] = field(default_factory=list)
+    seconds: float = 0.0  # that the simulator worked
 
     @property
     def memory(self) -> Any:
@@ -91,6 +94,7 @@ class RolloutEngine:
         self._busy: dict[int, float] = {}  # slot → when its open request was made
         self._version = 0
         self._tally = _Tally()
+        self._seconds: deque[float] = deque(maxlen=_RECENT)  # of the last episodes that ended
 
     def publish(self, version: int) -> None:
         """Decisions from here on are of policy ``version``; the weights are the caller's own, so nothing is copied."""
@@ -114,7 +118,7 @@ class RolloutEngine:
         parts ``policy_seconds`` and ``wait_seconds`` (nothing to do but wait for the env); ``env_utilisation``, the
         share of time the workers spent in the simulator (for an env without ``busy_seconds`` and ``num_workers``: the
         share of time the slots had a request open); ``decisions_per_second``; ``control_steps_per_second``;
-        ``policy_batch``, the mean number of rows.
+        ``policy_batch``, the mean number of rows; `EPISODE_SECONDS` (0: the env does not tell).
 
         Raises `UserError` for an unknown task or split, actions that are not finite, or an episode that failed more
         than ``max_retries`` times.
@@ -146,7 +150,9 @@ class RolloutEngine:
         """The ``stats`` of `collect` for what lies between two marks."""
         before = dataclasses.asdict(since.tally)
         tally = _Tally(**{name: value - before[name] for name, value in dataclasses.asdict(until.tally).items()})
-        return self._stats(tally, until.seconds - since.seconds, until.busy - since.busy)
+        ended = list(self._seconds)[-tally.episodes :] if tally.episodes else []
+        quantiles = {name: float(np.quantile(ended, q)) if ended else 0.0 for name, q in EPISODE_SECONDS.items()}
+        return self._stats(tally, until.seconds - since.seconds, until.busy - since.busy) | quantiles
 
     def _run(
         self,
@@ -192,6 +198,7 @@ class RolloutEngine:
                     take_next(event.slot)
                     continue
                 assert event.observation is not None  # only a loss has none
+                episode.seconds += event.seconds
                 episode.observations.append(event.observation)
                 if event.step is not None:
                     episode.steps.append(event.step)
@@ -200,14 +207,18 @@ class RolloutEngine:
                     continue
                 del live[event.slot]
                 take_next(event.slot)  # before anything else, so that the slot simulates meanwhile
-                trajectory = _trajectory(episode, self.env.embodiment)
-                tally.episodes += 1
-                tally.successes += trajectory.success
-                tally.control_steps += trajectory.num_control_steps
-                ended(episode.index, trajectory)
+                ended(episode.index, self._counted(episode, tally))
             if serve and waiting:
                 self._serve(waiting, live, deterministic, tally)
                 waiting.clear()
+
+    def _counted(self, episode: _Episode, tally: _Tally) -> Trajectory:
+        trajectory = _trajectory(episode, self.env.embodiment)
+        tally.episodes += 1
+        tally.successes += trajectory.success
+        tally.control_steps += trajectory.num_control_steps
+        self._seconds.append(episode.seconds)
+        return trajectory
 
     # ------------------------------------------------------------------------------------------------------- one round
     def _poll(self, timeout: float | None, tally: _Tally) -> list[SlotEvent]:
@@ -317,7 +328,16 @@ def pooled_stats(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
         "decisions_per_second": total["decisions"] / total["seconds"],
         "control_steps_per_second": total["control_steps"] / total["seconds"],
         "policy_batch": total["decisions"] / max(1.0, calls),
-    }
+    } | pooled_seconds(rounds)
+
+
+def pooled_seconds(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """`EPISODE_SECONDS` of several runs as if they were one: the largest of all, of other quantiles the episodes' mean."""
+    most = max(EPISODE_SECONDS, key=lambda name: EPISODE_SECONDS[name])
+    ended = [stats for stats in rounds if stats.get("episodes") and most in stats]
+    count = sum(stats["episodes"] for stats in ended)
+    means = {name: sum(s[name] * s["episodes"] for s in ended) / count if ended else 0.0 for name in EPISODE_SECONDS}
+    return means | {most: max((stats[most] for stats in ended), default=0.0)}
 
 
 @contextlib.contextmanager

@@ -30,7 +30,8 @@ def eval_actions(run: Run) -> dict[str, Any]:
         with run.progress.task(f"action errors of {name}", min(len(held_out), DECISIONS)) as bar:
             figures = action_errors(policy, held_out, train.actions, device=run.device, progress=bar.update)
         if isinstance(policy, ImitationPolicy):
-            use = input_use(policy, *(part.to(run.device) for part in held_out.evenly(ROWS)))
+            observation, actions, valid = held_out.evenly(ROWS)
+            use = input_use(policy, observation.to(run.device), actions.to(run.device), valid.to(run.device))
             figures["input_use"] = use
             run.progress.say(f"{name}, {described(use)}")
         figures |= {"verdict": verdict(figures), "held_out": _said(run, len(held_out.episodes), len(train.episodes))}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from vla_rl.asked import DescribesConditions, DescribesStarts
 from vla_rl.assembly.context import Run, evaluate_held_out, keep_best, start_checkpoint
 from vla_rl.config import RunConfig
 from vla_rl.display import words
 from vla_rl.evaluation.clips import write_failure_videos, write_videos
+from vla_rl.evaluation.conditions import conditions_of, lines
 from vla_rl.evaluation.outcome import EvaluationResult
 from vla_rl.interfaces import LikelihoodPolicy
 from vla_rl.run.offline_phase import make_student
@@ -53,7 +53,6 @@ def report(run: Run) -> dict[str, Any]:
 
 def _judged(run: Run, name: str, policy: Any, step: int) -> tuple[EvaluationResult, dict[str, Any]]:
     """(what the policy did on the held-out episodes, the phase's record); figures and clips are kept under ``name``."""
-    env = run.config.env
     result = evaluate_held_out(run, policy, name)
     result.save(run.dir / f"eval_{name}.json")
     video = run.dir / "videos" / f"{name}.mp4"
@@ -64,11 +63,9 @@ def _judged(run: Run, name: str, policy: Any, step: int) -> tuple[EvaluationResu
         run.logger.video("eval", step, path)
     run.progress.say(result.table())
     record: dict[str, Any] = {"episodes": result.episodes, "control_steps": result.control_steps}
-    if isinstance(env, DescribesStarts):  # a benchmark says whether they are its own
-        record["initial_states"] = env.initial_states(result.split)
-    if isinstance(env, DescribesConditions):
-        record["conditions"] = env.describe()
-        run.progress.say(f"conditions: {record['conditions']}")
+    record |= (found := conditions_of(run.config, result.split))
+    for line in lines(found):
+        run.progress.say(line)
     return result, record
 
 
