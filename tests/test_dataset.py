@@ -235,13 +235,17 @@ def test_we_load_what_lerobot_06_adds(tmp_path, monkeypatch, video):
 
         kept = {k: v for k, v in lerobot_features(SPEC, video).items() if k.startswith(("observation", "action"))}
         features = {k: {n: x for n, x in v.items() if n != "info"} | {"shape": tuple(v["shape"])} for k, v in kept.items()}
-        depth = {"shape": (12, 16, 1), "names": ["height", "width", "channels"], "info": {"is_depth_map": True}}
+        depth = {"shape": (64, 64, 1), "names": ["height", "width", "channels"], "info": {"is_depth_map": True}}
         features["observation.images.front_depth"] = {"dtype": "video" if video else "image", **depth}
-        theirs = lerobot.LeRobotDataset.create("local/x", 20, features, root=tmp_path / "x", use_videos=video)
+        from lerobot.configs.video import RGBEncoderConfig
+
+        h264 = RGBEncoderConfig(vcodec="h264")  # (that of AV1 ends the process at so few pixels)
+        create = lerobot.LeRobotDataset.create
+        theirs = create("local/x", 20, features, root=tmp_path / "x", use_videos=video, rgb_encoder=h264)
         e = episode(0, 3)
         for t in range(3):
             frame = {f"observation.images.{c}": v[t] for c, v in e["images"].items()}
-            frame["observation.images.front_depth"] = np.full((12, 16, 1), 1000 + t, np.uint16)
+            frame["observation.images.front_depth"] = np.full((64, 64, 1), 1000 + t, np.uint16)
             frame |= {"observation.state": e["proprio"][t], "action": e["actions"][t], "task": e["instruction"]}
             theirs.add_frame(frame)
         theirs.save_episode()
@@ -250,7 +254,10 @@ def test_we_load_what_lerobot_06_adds(tmp_path, monkeypatch, video):
     file, info = tmp_path / "x/data/chunk-000/file-000.parquet", tmp_path / "x/meta/info.json"
     pyarrow = pytest.importorskip("pyarrow.parquet") and pytest.importorskip("pyarrow")
     table = pyarrow.parquet.read_table(file)
-    column = pyarrow.array([[told]] * 3, language.language_persistent_arrow_type())
+    text, number = pyarrow.string(), pyarrow.float32()
+    fields = {"role": text, "content": text, "style": text, "timestamp": number, "camera": text, "tool_calls": text}
+    assert set(fields) == set(language.PERSISTENT_ROW_FIELDS)
+    column = pyarrow.array([[told]] * 3, pyarrow.list_(pyarrow.struct(list(fields.items()))))
     pyarrow.parquet.write_table(table.append_column(language.LANGUAGE_PERSISTENT, column), file)
     written = json.loads(info.read_text())
     written["features"][language.LANGUAGE_PERSISTENT] = {"dtype": "language", "shape": [1], "names": None}
@@ -261,7 +268,7 @@ def test_we_load_what_lerobot_06_adds(tmp_path, monkeypatch, video):
     assert np.array_equal(data.actions.numpy(), e["actions"]) and set(data.images) == set(SPEC.camera_names)
     assert video or np.array_equal(data.images["front"].numpy(), e["images"]["front"])
     assert not any(report.errors for report in check_folder(tmp_path / "x", SPEC))
-    deep = dataclasses.replace(SPEC, cameras=(CameraSpec("front_depth", 12, 16),))
+    deep = dataclasses.replace(SPEC, cameras=(CameraSpec("front_depth", 64, 64),))
     with pytest.raises(EmbodimentMismatch, match="camera front_depth: expected colours, the dataset has depth"):
         load_demonstrations(tmp_path / "x", deep)
 

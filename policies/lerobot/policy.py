@@ -336,7 +336,8 @@ class LeRobotChainPolicy(GuidedChain, LeRobotPolicy):
         noise = counter_normals(seeds, draws * math.prod(shape)).view(b, draws, *shape).to(self.device)
         free = self._free()
         self.model.eval()
-        condition = self.head.condition(self._batch(observation))
+        told = start is None or any(text.strip() for text in observation.instruction)  # (what steers asks a blank one first)
+        condition = self.head.condition(self._batch(observation, check=told))
         path, log_probs = [noise[:, 0] if start is None else start], []
         for k in range(steps):
             mean, std, plain = self._step(condition, path[-1], k, guidance, path[0])
