@@ -347,7 +347,7 @@ def test_eval_writes_a_video(checkpoint, tmp_path):
     [
         (["--suite", "toy", "env.image_size=12"], "height=12"),
         (["--suite", "toy", "--tasks", "reach_green"], "reach_blue, reach_red"),
-        (["--suite", "marble"], "--suite marble does not exist. Choose one of dualarm, gym, libero, libero_10"),
+        (["--suite", "marble"], "--suite marble does not exist. Choose one of dataset, dualarm, gym, libero, libero_10"),
     ],
 )
 def test_eval_names_what_does_not_fit(checkpoint, capsys, extra, part):

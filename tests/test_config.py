@@ -77,7 +77,7 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_every_run_composes(name):
-    config = compose([f"run={name}"])
+    config = compose([f"run={name}", *(["dataset=recorded"] if name == "sft" else [])])
     check_run(config)
     assert config.name == name
     for group in ("policy", "env", "reward", "algorithm", "critic"):
@@ -99,7 +99,7 @@ def test_every_option_that_the_core_asks_for_is_one_of_a_shipped_component(group
     """A misspelt one would be left at its default for ever."""
     configs = [build.config_class(group, name) for name in build.names(group)]
     known = {field.name for config in configs for field in dataclasses.fields(config)}
-    known |= {name for config in configs for name, _ in inspect.getmembers(config, lambda x: isinstance(x, property))}
+    known |= {name for config in configs for name, _ in inspect.getmembers(config, lambda x: isinstance(x, property | bool))}
     assert {field.name for field in dataclasses.fields(vars(questions)[f"{group.title()}Options"])} <= known
 
 

@@ -26,10 +26,12 @@ from vla_rl import cli
 from vla_rl.algorithms.advantages import decision_discounts, discounted_returns
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.assembly import prior_data
+from vla_rl.assembly.sources import load_source
 from vla_rl.checkpoint import CheckpointError
 from vla_rl.config import compose
 from vla_rl.config.episodes import CombinedConfig
 from vla_rl.data.lerobot_reader import load_demonstrations
+from vla_rl.data.trajectories import demonstration_trajectories, load_rollouts, save_rollouts, trajectories_of_dataset
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.interfaces import FittedReward, ProgressReward, RewardModel
 from vla_rl.learning.groups import GroupBuffer
@@ -48,7 +50,7 @@ from vla_rl.rewards.handle import is_fitted
 from vla_rl.rewards.quality import Figures, RewardCheckConfig, backwards, decide, judge, render_quality, write_quality
 from vla_rl.rewards.scorer import CoEvolvingReward, RewardScorer
 from vla_rl.rewards.tools import mark_worth
-from vla_rl.rollout import episodes as reward_data
+from vla_rl.rollout.episodes import rollout_episodes
 from vla_rl.run import reward_phases
 from vla_rl.run.pipeline import run_pipeline
 from vla_rl.splits import stable_seed
@@ -492,20 +494,20 @@ def test_commands_fit_score_and_judge(run, tmp_path, capsys):
 
 
 def test_demonstrations_become_trajectories(run):
-    ts = reward_data.trajectories_of_dataset(run / "dataset", stride=3, limit=4)
+    ts = trajectories_of_dataset(run / "dataset", stride=3, limit=4)
     assert len(ts) == 4 and all(t.success and t.terminated for t in ts)
     for t in ts:
         assert t.actions.shape[1] == 3 and int(t.valid.sum()) >= 1 and bool(t.valid[:-1].all())
         assert float(t.rewards.sum()) == 1.0
     assert len({t.rollout_id for t in ts}) == 4
     data = load_demonstrations(run / "dataset")
-    t = reward_data.demonstration_trajectories(data, stride=3)[0]  # what was sent acted; the label is what was asked for
+    t = demonstration_trajectories(data, stride=3)[0]  # what was sent acted; the label is what was asked for
     rows = slice(0, int(t.valid.sum()))
     bounds = [torch.tensor(bound) for bound in (data.embodiment.action_low, data.embodiment.action_high)]
     assert torch.equal(t.actions[t.valid], data.sent[rows].clamp(*bounds)) and not torch.equal(t.actions, t.proposed)
     assert torch.equal(t.proposed[t.valid], data.actions[rows])
     data.sent = None
-    t = reward_data.demonstration_trajectories(data, stride=3)[0]
+    t = demonstration_trajectories(data, stride=3)[0]
     assert t.proposed is None and torch.equal(t.actions[t.valid], data.actions[rows])
 
 
@@ -527,31 +529,31 @@ def test_a_replay_has_demonstrations_with_the_rewards_of_the_run(run):
 
 def test_rollouts_survive_saving(tmp_path):
     ts = episodes(3)
-    reward_data.save_rollouts(tmp_path / "r", ts)
-    again = reward_data.load_rollouts(tmp_path / "r")
+    save_rollouts(tmp_path / "r", ts)
+    again = load_rollouts(tmp_path / "r")
     assert [t.rollout_id for t in again] == [t.rollout_id for t in ts]
     assert torch.equal(again[1].observations.images["front"], ts[1].observations.images["front"])
-    source = reward_data.load_source(tmp_path / "r")
+    source = load_source(tmp_path / "r")
     assert len(source.trajectories) == 3 and source.run is None
 
 
 def test_rollouts_of_a_run_are_kept_until_config_or_checkpoint_change(run, tmp_path):
     copy = tmp_path / "run"
     shutil.copytree(run, copy, ignore=shutil.ignore_patterns("rollouts"))
-    reads = [reward_data.load_source(copy, episodes=4, overrides=o) for o in ([], ["seed=7"], ["env.horizon=3"], [])]
+    reads = [load_source(copy, episodes=4, overrides=o) for o in ([], ["seed=7"], ["env.horizon=3"], [])]
     assert ["rollouts kept in" in r.what for r in reads] == [False, False, False, True]
     ids, seeded, short, again = ([t.rollout_id for t in r.trajectories] for r in reads)
     assert ids == again and ids != seeded and ids == short
     assert max(t.num_control_steps for t in reads[2].trajectories) <= 3
     weights = copy / "checkpoints" / "rl" / "model.safetensors"
     os.utime(weights, ns=(1, 1))  # as if written anew
-    assert "rollouts kept in" not in reward_data.load_source(copy, episodes=4).what
+    assert "rollouts kept in" not in load_source(copy, episodes=4).what
 
 
 def test_rollout_episodes_are_unique_and_of_the_train_split():
     from sim.toy import ToyReach
 
-    specs = reward_data.rollout_episodes(ToyReach().tasks, 10, seed=3)
+    specs = rollout_episodes(ToyReach().tasks, 10, seed=3)
     assert len({s.rollout_id for s in specs}) == len({s.group_id for s in specs}) == 10
     assert {s.split for s in specs} == {"train"} and stable_seed("reward", 3, 0) != stable_seed("reward", 4, 0)
 

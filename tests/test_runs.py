@@ -20,8 +20,10 @@ from vla_rl.paths import config_dir
 from vla_rl.types import EpisodeSpec
 
 RUNS = sorted(path.stem for path in (config_dir() / "run").glob("*.yaml"))
-ENVS = {name: compose([f"run={name}"]).env_type for name in RUNS}
-SCRIPTED = [name for name in RUNS if ENVS[name] != "robotwin"]  # (the recipe's limits, RoboTwin's own demonstrator)
+GIVEN = {"sft": ["dataset=recorded"]}  # what a run does not compose without
+ENVS = {name: compose([f"run={name}", *GIVEN.get(name, [])]).env_type for name in RUNS}
+# not the recipe's limits with RoboTwin's own demonstrator, and not what is recorded
+SCRIPTED = [name for name in RUNS if ENVS[name] not in ("robotwin", "dataset")]
 
 
 MEASURED: dict[str, dict[str, float]] = {}  # runs that demonstrate alike are measured once
@@ -61,7 +63,7 @@ def demonstrated_steps(env_type: str, env: Any, options: dict[str, float], tasks
 
 def test_the_limit_of_every_run_is_looked_at():
     assert {ENVS[name] for name in SCRIPTED} == {"toy", "tabletop", "libero", "dualarm"}, "another env: give it a test below"
-    assert [name for name in RUNS if name not in SCRIPTED] == ["robotwin_openvla_oft"]
+    assert [name for name in RUNS if name not in SCRIPTED] == ["robotwin_openvla_oft", "sft"]
 
 
 @pytest.mark.parametrize("name", [n for n in SCRIPTED if ENVS[n] == "toy"])
@@ -120,14 +122,14 @@ def sample(run: str) -> list[tuple[str, str]]:
 
 def refusals(run: str, algorithm: str, policy: str) -> dict[str, str]:
     """Why the run does not take that algorithm, that policy, and both; composed once where the composition is sound."""
-    own, with_algorithm, with_policy = f"run={run}", f"algorithm={algorithm}", f"policy={policy}"
+    own, with_algorithm, with_policy = [f"run={run}", *GIVEN.get(run, [])], f"algorithm={algorithm}", f"policy={policy}"
     try:
-        both = compose([own, with_algorithm, with_policy])
+        both = compose([*own, with_algorithm, with_policy])
     except ConfigError:
         return {
-            with_algorithm: compatible(own, with_algorithm),
-            with_policy: compatible(own, with_policy),
-            f"{with_algorithm} {with_policy}": compatible(own, with_algorithm, with_policy),
+            with_algorithm: compatible(*own, with_algorithm),
+            with_policy: compatible(*own, with_policy),
+            f"{with_algorithm} {with_policy}": compatible(*own, with_algorithm, with_policy),
         }
     # an algorithm's file may set keys of the whole run, a policy's sets the policy alone
     algorithm_alone = with_policy_of(both, composed(run))
@@ -150,7 +152,7 @@ def refusal(config: RunConfig) -> str:
 
 @functools.cache
 def composed(run: str) -> RunConfig:
-    return compose([f"run={run}"])
+    return compose([f"run={run}", *GIVEN.get(run, [])])
 
 
 def check_refusals(run: str, pairs: Iterable[tuple[str, str]]) -> None:
