@@ -150,7 +150,8 @@ class VJEPA2Encoder:
                 f"such as facebook/vjepa2-vitg-fpc64-384, and give its path."
             )
         self.config, self.device = config, pick_device(config.device, "reward.encoder.device")
-        self.model = VJEPA2Model.from_pretrained(config.checkpoint).to(self.device).eval().requires_grad_(False)
+        model: Any = VJEPA2Model.from_pretrained(config.checkpoint)
+        self.model = model.to(self.device).eval().requires_grad_(False)
         self.crop = int(self.model.config.crop_size)
         self.num_frames = config.num_frames or int(self.model.config.frames_per_clip)
 

@@ -146,7 +146,7 @@ class InternVLBackend:
         texts = [self._prompt(q) for q in questions]
         batch = self.tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False).to(self.device)
         pixels = torch.cat([self.pixels(image) for q in questions for image in q.images]).to(self.device, self.dtype)
-        stop = self.tokenizer.convert_tokens_to_ids(self.config.stop)
+        stop: Any = self.tokenizer.convert_tokens_to_ids(self.config.stop)
         ends = [i for i in (stop, self.tokenizer.eos_token_id) if i is not None and i >= 0]
         out = self.model.generate(
             pixel_values=pixels,
@@ -176,7 +176,7 @@ class InternVLBackend:
         """What the tokenizer by itself puts before a text; a tokenizer without such a habit adds nothing."""
         plain = self.tokenizer("a", add_special_tokens=False)["input_ids"]
         whole = self.tokenizer("a")["input_ids"]
-        return self.tokenizer.decode(whole[: whole.index(plain[0])]) if plain and plain[0] in whole else ""
+        return str(self.tokenizer.decode(whole[: whole.index(plain[0])])) if plain and plain[0] in whole else ""
 
     def pixels(self, image: Tensor) -> Tensor:
         """uint8 [H W 3] → float32 [1 3 S S], ImageNet-normalised; the aspect is not kept (as VLAC). Resized as PIL does."""

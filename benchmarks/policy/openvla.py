@@ -49,7 +49,7 @@ class OnlyActions:
 
 
 @torch.no_grad()
-def generate_tokens(policy: OpenVLA, llama: LlamaForCausalLM, observation: Observation) -> torch.Tensor:
+def generate_tokens(policy: OpenVLA, llama: Any, observation: Observation) -> torch.Tensor:
     """Greedy action tokens int64 [b n] by transformers' ``generate``: the plain form of autoregressive `OpenVLA.act`.
 
     ``llama`` is the policy's `stock_llama`. The prompts of the batch need one length.

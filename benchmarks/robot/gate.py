@@ -105,7 +105,8 @@ class _Adversary:
         self.limits, self.joints, self.each, self.rng = limits, joints, each, rng
         self._kind, self._age = KINDS[0], 0
         self._sign, self._joint = 1.0, 0
-        self._way = self._axis = np.zeros(3)
+        self._way: np.ndarray = np.zeros(3)
+        self._axis: np.ndarray = np.zeros(3)
 
     def asks(self, action: int, measured: Measured) -> tuple[Request, int]:
         """The request, and for how many ticks."""

@@ -25,7 +25,7 @@ class MoodyPolicy:
     def __init__(self, world: Coach, rng: np.random.Generator):
         self.world, self.rng = world, rng
         self.mood, self.breaks = MOODS[0], False
-        self._way = np.zeros(0)
+        self._way: np.ndarray = np.zeros(0)
 
     def begin(self, mood: str = "") -> None:
         """An episode; or another ``mood`` in the middle of one."""
@@ -34,7 +34,7 @@ class MoodyPolicy:
     def __call__(self, images: Any, proprio: np.ndarray, instruction: str, first: bool) -> np.ndarray:
         spec = self.world.embodiment
         low, high = np.array(spec.action_low), np.array(spec.action_high)
-        action = np.zeros(len(low))
+        action: np.ndarray = np.zeros(len(low))
         if self.mood == "able":
             noise = 0.02 * self.rng.standard_normal(len(low)) * (high - low)
             action = np.clip(self.world.demonstrate(first) + noise, low, high)

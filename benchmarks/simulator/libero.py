@@ -248,8 +248,9 @@ def _unseen(simulator: LiberoSimulator, actions: np.ndarray) -> None:
     """What `step` does, goal check included, without looking at the end."""
     s = simulator.slot(0)
     s.scene.world.apply(s.snapshot.edits)
-    for action in actions.astype(np.float64):
-        s.advance(action)
+    doubled: np.ndarray = actions.astype(np.float64)
+    for row in range(len(doubled)):
+        s.advance(doubled[row])
 
 
 def _physics(simulator: LiberoSimulator, item: Recorded) -> float:

@@ -197,13 +197,14 @@ def make_llama(architecture: Architecture) -> LlamaForCausalLM:
     from transformers.models.llama.configuration_llama import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
-    config = LlamaConfig(
-        **architecture.text, tie_word_embeddings=False, pad_token_id=None, bos_token_id=1, eos_token_id=2,
-        attention_bias=False, mlp_bias=False, attention_dropout=0.0, hidden_act="silu",
-    )  # fmt: skip
+    keys: dict[str, Any] = architecture.text | {
+        "tie_word_embeddings": False, "pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2,
+        "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0, "hidden_act": "silu",
+    }  # fmt: skip
+    config = LlamaConfig(**keys)
     config._attn_implementation = "sdpa"
     llama = LlamaForCausalLM(config)
-    heads = (config.num_attention_heads, config.num_key_value_heads)
+    heads: Any = (config.num_attention_heads, config.num_key_value_heads)
     llama.model.layers = nn.ModuleList(OpenVLABlock(layer, *heads) for layer in llama.model.layers)
     return llama
 

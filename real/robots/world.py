@@ -152,12 +152,12 @@ class PointWorld:
         if episode.get("stay"):
             return
         self.position = np.array(episode.get("start", _START), dtype=float)
-        self.velocity = np.zeros(3)
+        self.velocity: np.ndarray = np.zeros(3)
         self.fingers = 1.0
         self._grip = 0.0
         self._target: np.ndarray | None = None
         self._limp = False
-        self._force = np.zeros(3)
+        self._force: np.ndarray = np.zeros(3)
 
     def aim(self, position: np.ndarray, quaternion: np.ndarray, joints: np.ndarray, gripper: float) -> None:
         self._target = np.array(joints if self.config.joints else position, dtype=float)

@@ -102,7 +102,7 @@ class TabletopArm:
         self._hold: np.ndarray | None = None
         self._jac = np.zeros((2, 3, self._osc.model.nv))
         self._out = np.zeros(len(self._osc.dofs))
-        self._force = np.zeros(3)
+        self._force: np.ndarray = np.zeros(3)
 
     def aim(self, position: np.ndarray, quaternion: np.ndarray, joints: np.ndarray, gripper: float) -> None:
         self._braking, self._hold = False, None

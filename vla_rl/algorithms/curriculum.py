@@ -63,8 +63,8 @@ class Curriculum:
                 f"a curriculum needs distinct (task, initial state) items, got {len(self.items)}: {self.items[:5]}"
             )
         self.recent: list[list[tuple[int, int]]] = [[] for _ in self.items]  # (successes, trials), newest last
-        self.successes = np.zeros(len(self.items))  # decayed counts
-        self.failures = np.zeros(len(self.items))
+        self.successes: np.ndarray = np.zeros(len(self.items))  # decayed counts
+        self.failures: np.ndarray = np.zeros(len(self.items))
 
     def success_rates(self) -> Tensor:
         """Success rate float64 [items] over the last ``window`` trials.
