@@ -87,7 +87,7 @@ def test_nothing_optional_installed(monkeypatch):
         ("ray", "2.9.0", "ray", "ray 2.9.0 is outside of >=2.60", "[ray]'"),
         ("torch", "2.5.1", "torch", "torch 2.5.1 is outside of >=2.6", "pip install 'torch>=2.6'"),
         ("numpy", "1.25.2", "packages", "numpy 1.25.2 is outside of >=1.26", "pip install 'numpy>=1.26'"),
-        ("mujoco", "3.2.9", "robosuite", "mujoco 3.2.9 is outside of >=3.3", "[sim]'"),
+        ("mujoco", "3.1.9", "robosuite", "mujoco 3.1.9 is outside of >=3.2", "[sim]'"),
         ("pyarrow", None, "packages", "not installed: pyarrow", "pip install 'pyarrow>=16'"),
     ],
 )
