@@ -20,6 +20,7 @@ echo "[other python] Python $wanted ($python) in $venv"
 [ -x "$venv/bin/python" ] || .venv/bin/uv venv --quiet --python "$python" "$venv"
 UV_HTTP_TIMEOUT=${UV_HTTP_TIMEOUT:-180} .venv/bin/uv pip install --quiet --python "$venv/bin/python" -c constraints.txt \
     --override scripts/overrides.txt -e ".[all,dev]"
-exec "$venv/bin/python" -m pytest -n logical --maxprocesses 4 --dist loadgroup -m "not slow" tests/test_lerobot_policies.py \
+# (the first test of each worker imports all of lerobot and transformers, which nothing has compiled yet)
+exec "$venv/bin/python" -m pytest --timeout 900 -n logical --maxprocesses 4 --dist loadgroup -m "not slow" tests/test_lerobot_policies.py \
     tests/test_lerobot_families.py tests/test_pi0.py tests/test_dataset.py tests/test_real_lerobot.py tests/test_real_so101.py \
     tests/test_libero_demos.py tests/test_openvla.py tests/test_toy.py "$@"
