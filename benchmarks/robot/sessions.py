@@ -71,11 +71,19 @@ def starts(folder: Path) -> dict[str, Path]:
     return {name: folder / name for name in ("launcher", "learner")}
 
 
+class Busy(StartError):
+    """The session's guard stopped the arm before anything was struck: this machine is too busy to keep the loop's time."""
+
+
 def launcher_trial(how: str, start: Path, delay: float, folder: Path | None = None) -> Trial:
     """The launcher of a session whose policy is the checkpoint ``start`` is "killed" or "frozen" while the arm moves."""
-    for _ in range(TRIES):
-        if (found := _launcher(how, start, delay, folder)).speed > 5 * AT_REST:
-            break
+    for left in reversed(range(TRIES)):
+        try:
+            if (found := _launcher(how, start, delay, folder)).speed > 5 * AT_REST or not left:
+                break
+        except Busy:
+            if not left:
+                raise
     return found
 
 
@@ -137,7 +145,7 @@ def _command(words: list[str], place: Path) -> Iterator[subprocess.Popen]:
 
 def _moving(launcher: subprocess.Popen, session: Path, place: Path, delay: float) -> Operator:
     """A viewer of the session, ``delay`` seconds after the policy began to move the arm, without a pause since. Raises
-    `StartError`."""
+    `StartError`; `Busy` where it is in FAULT, which nobody here acknowledges."""
     until, since = time.monotonic() + START_S, 0.0
     viewer: Operator | None = None
     while time.monotonic() < until and launcher.poll() is None:
@@ -147,6 +155,8 @@ def _moving(launcher: subprocess.Popen, session: Path, place: Path, delay: float
             time.sleep(0.05)
             continue
         viewer.watch(0.02)
+        if viewer.state is not None and viewer.state.mode == "FAULT":
+            raise Busy("the arm was stopped before anything was struck: try again where this machine has less to do")
         if viewer.state is None or viewer.state.mode != "AUTO":
             since = 0.0
         elif viewer.state.policy:
