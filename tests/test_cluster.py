@@ -39,7 +39,8 @@ from vla_rl.types import EpisodeSpec
 TOY = ["run=toy", "wandb.mode=off", "slots.workers=0", "slots.slots_per_worker=4", "rollout.serve_fraction=1"]
 # What depends on the clock, or says what a cluster did.
 TIMED = ("time/", "time_s", "cluster/", "engine/seconds", "engine/policy_seconds", "engine/wait_seconds",
-         "engine/env_utilisation", "engine/decisions_per_second", "engine/control_steps_per_second")  # fmt: skip
+         "engine/episode_seconds", "engine/env_utilisation", "engine/decisions_per_second",
+         "engine/control_steps_per_second")  # fmt: skip
 
 
 def specs(count: int, first: int = 0) -> list[EpisodeSpec]:
