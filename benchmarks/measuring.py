@@ -109,12 +109,6 @@ def over_rounds(plain: Sequence[float], changed: Sequence[float]) -> dict[str, f
     return {"ratio": sum(changed) / sum(plain), "low": min(of_rounds), "high": max(of_rounds)}
 
 
-def mean_of(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each figure that all rows have."""
-    names = [name for name in rows[0] if all(name in row for row in rows)]
-    return {name: sum(row[name] for row in rows) / len(rows) for name in names}
-
-
 # ----------------------------------------------------------------------------------------------------------- printing
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Columns for a terminal, figures to the right; the first row is the head."""

@@ -80,7 +80,7 @@ class Foresight:
         straight = _within(self._hand_ahead, push * change, _NEARLY * x.speed)
         self._pushed = hand = velocity[0] if straight >= 1.0 else self._pushed + straight * change
         fastest = max(self.hand, float(np.linalg.norm(self._hand_ahead + push * straight * change)))
-        turning = jacobian[3:] @ measured.joint_velocity
+        turning = turning_of(measured)
         change = velocity[1] - turning - self._pull  # what the tick before does not tell of
         joints = np.abs(of_joints(jacobian, np.concatenate([np.zeros(3), change])))
         pushed = np.array([_LEVER * float(np.linalg.norm(change)), *(_LIGHTER * joints)]) * push
@@ -110,6 +110,12 @@ def motion_of(measured: Measured) -> np.ndarray | None:
     if measured.jacobian is None or len(measured.joint_velocity) != measured.jacobian.shape[1]:
         return None
     return np.asarray(measured.jacobian[:3] @ measured.joint_velocity)
+
+
+def turning_of(measured: Measured) -> np.ndarray:
+    """How fast the hand of an arm that tells its Jacobian turns [3] (rad/s)."""
+    assert measured.jacobian is not None
+    return np.asarray(measured.jacobian[3:] @ measured.joint_velocity)
 
 
 def of_joints(jacobian: np.ndarray, motion: np.ndarray) -> np.ndarray:

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from real.foresight import Foresight, motion_of, of_joints, shorten
+from real.foresight import Foresight, motion_of, of_joints, shorten, turning_of
 from real.limits import Limits
 from real.robots.protocol import MOST, UNIT, Capabilities, Measured, Reference
 from real.rotations import difference, from_vector, multiply, normalised
@@ -400,8 +400,8 @@ def _escapes(walls: Walls, measured: Measured, work: np.ndarray) -> str | None:
     soon = min(_SOON, 0.5 / walls.gain) if walls.gain else _SOON  # a stiff arm may come nearer before it is slowed down
     ahead = measured.position + soon * motion
     now, then = walls.beyond(measured.position), walls.beyond(ahead)
-    if then > now + 0.1 * soon * _CREEP and then + _swing(walls.gain, measured) > 0.0:
-        work[WORKSPACE] = then
+    if then > now + 0.1 * soon * _CREEP and (reach := then + _swing(walls.gain, measured)) > 0.0:
+        work[WORKSPACE] = reach
         pause = now > 0.0 and then > 0.5 * walls.braking
         return "the hand drifts through a wall, and its controller does not bring it back" if pause else ""
     return None
@@ -411,7 +411,7 @@ def _swing(gain: float, measured: Measured) -> float:
     """How far (m) the end of the hand's turn may carry it, under (critically damped) impedance control."""
     if not gain or measured.jacobian is None:
         return 0.0
-    return _SWING * float(np.linalg.norm(measured.jacobian[3:] @ measured.joint_velocity)) / (4.0 * gain)
+    return _SWING * float(np.linalg.norm(turning_of(measured))) / (4.0 * gain)
 
 
 def _largest(vectors: np.ndarray) -> float:

@@ -73,7 +73,7 @@ def test_half_an_installation_is_one_clear_error(tree, monkeypatch) -> None:
     assets.require_whole(tree)
     (tree / "textures" / "c.png").unlink()
     (tree / "textures" / "b.png").unlink()
-    monkeypatch.setattr(assets, "_installed", lambda part: None if part.endswith("-3") else "0.1.0")
+    monkeypatch.setattr(assets, "version_of", lambda part: None if part.endswith("-3") else "0.1.0")
     with pytest.raises(MissingDependency, match=r"2 of 3 files are missing \(textures/b.png, .*assets-3 is not installed"):
         assets.require_whole(tree)
 

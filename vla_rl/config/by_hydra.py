@@ -57,8 +57,8 @@ def _by_hydra(words: Sequence[str], directory: Path) -> Any:
 def _chooses(word: str, groups: Collection[str]) -> bool:
     """Whether the word says which files are read: ``env=toy``, ``~run``."""
     key, equals, value = word.partition("=")
-    plain = re.fullmatch(r"[\w.-]+", value) if equals else key.startswith("~")
-    return key == "hydra.searchpath" or (key.removeprefix("~") in groups and plain is not None and plain is not False)
+    plain = bool(re.fullmatch(r"[\w.-]+", value)) if equals else key.startswith("~")
+    return key == "hydra.searchpath" or (plain and key.removeprefix("~") in groups)
 
 
 def _values(words: Sequence[str], groups: Collection[str]) -> list[tuple[str, Any]] | None:

@@ -223,7 +223,8 @@ def pictures(
     def where(row: int) -> str:
         return rows.where(int(kept[row]))
 
-    stays = disk is not None and len(kept) * sum(c.height * c.width * 3 for c in cameras) > disk.ram_bytes
+    if disk is not None and len(kept) * sum(c.height * c.width * 3 for c in cameras) <= disk.ram_bytes:
+        disk = None
     held = Kept(disk.ram_bytes if disk else 0)
     images: dict[str, Tensor | StoredFrames] = {}
     for camera in cameras:
@@ -232,12 +233,12 @@ def pictures(
             stored = path, rows.files, key, camera, rows.places[kept], where
             images[camera.name] = (
                 StoredFrames(ImageReader(*stored, disk.folder), np.arange(len(kept)), held)
-                if stays and disk is not None
+                if disk is not None
                 else read_images(*stored)
             )
             continue
         files, file_of, times = _in_videos(path, info, key, rows, kept)
-        if stays:
+        if disk is not None:
             reader = VideoReader(files, camera, file_of, times, hz, where)
             images[camera.name] = StoredFrames(reader, np.arange(len(kept)), held)
         else:
@@ -245,6 +246,17 @@ def pictures(
             joined = {file: (mine, times[mine]) for file, mine in wanted.items()}
             images[camera.name] = read_videos(path, camera, joined, len(kept), hz, where)
     return images
+
+
+def first_pictures(
+    path: Path, info: Mapping[str, Any], cameras: Sequence[CameraSpec], keys: Mapping[str, str], rows: LeRobotRows, most: int
+) -> dict[str, np.ndarray]:
+    """{camera: uint8 [k H W 3]}: what episodes begin with, of at most ``most`` that lie evenly; the rest as `pictures`."""
+    episodes = rows.episodes
+    chosen = np.unique(np.linspace(0, len(episodes) - 1, min(len(episodes), most)).round().astype(int))
+    kept = np.array([episodes[i].start for i in chosen], np.int64)
+    found = pictures(path, info, cameras, keys, rows, kept)
+    return {name: np.asarray(frames) for name, frames in found.items()}
 
 
 def _in_videos(

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
+from vla_rl.data import lerobot_reader
 from vla_rl.data.lerobot_format import ACTION_KEY, STATE_KEY
-from vla_rl.data.lerobot_reader import pictures
 from vla_rl.data.recording import Recording
 
 SHOWN = 6  # episodes whose first picture is shown
@@ -110,12 +109,9 @@ def text(found: Mapping[str, Any]) -> str:
 # ------------------------------------------------------------------------------------------------------------- pictures
 def first_pictures(recording: Recording, most: int = SHOWN) -> dict[str, list[np.ndarray]]:
     """{camera: first pictures uint8 [H W 3]} of episodes that lie evenly."""
-    episodes = recording.rows.episodes
-    chosen = np.unique(np.linspace(0, len(episodes) - 1, min(len(episodes), most)).round().astype(int))
-    kept = np.array([episodes[i].start for i in chosen], np.int64)
-    spec = recording.embodiment
-    found = pictures(recording.path, recording.info, spec.cameras, recording.keys.cameras, recording.rows, kept)
-    return {name: list(frames[torch.arange(len(kept))].numpy()) for name, frames in found.items()}
+    r = recording
+    found = lerobot_reader.first_pictures(r.path, r.info, r.embodiment.cameras, r.keys.cameras, r.rows, most)
+    return {name: list(frames) for name, frames in found.items()}
 
 
 def sheet(shown: Mapping[str, Sequence[np.ndarray]]) -> bytes:

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from vla_rl import build
 from vla_rl.data.checks import ERROR, WARNING, DataCheck, Finding, Report, Rows
 from vla_rl.data.lerobot_format import ACTION_KEY, IMAGE_PREFIX, STATE_KEY, DatasetError, is_depth
-from vla_rl.data.lerobot_reader import damage, flat_names, pictures, read_embodiment, read_info, require_fit
+from vla_rl.data.lerobot_reader import damage, first_pictures, flat_names, read_embodiment, read_info, require_fit
 from vla_rl.data.lerobot_rows import LeRobotRows, read_rows
 from vla_rl.data.published import check_contents
+from vla_rl.data.recording import camera_of
 from vla_rl.errors import MANGLED, UserError, first_line
 from vla_rl.files import REPLAY_FILES
 from vla_rl.specs import CameraSpec, EmbodimentSpec
@@ -94,27 +94,23 @@ def _lerobot(path: Path, embodiment: EmbodimentSpec | None, texts: Collection[st
 
 
 def _cameras(features: Any) -> Iterator[tuple[str, CameraSpec]]:
-    """(feature, camera) of each feature that holds colours; the channels may come first or last."""
+    """(feature, camera) of each feature that holds colours."""
     for key, feature in features.items():
         if feature.get("dtype") in ("image", "video") and not is_depth(feature):
-            shape = [int(n) for n in feature["shape"]]
-            height, width = shape[1:] if shape[0] in (1, 3, 4) and shape[-1] not in (1, 3, 4) else shape[:2]
-            yield key, CameraSpec(key.removeprefix(IMAGE_PREFIX), height, width)
+            yield key, camera_of(key.removeprefix(IMAGE_PREFIX), feature)
 
 
 def _look(path: Path, info: Any, rows: LeRobotRows, cameras: dict[str, tuple[str, CameraSpec]]) -> Iterator[Finding]:
     """What is wrong with the first pictures of episodes."""
-    chosen = np.unique(np.linspace(0, len(rows.episodes) - 1, min(len(rows.episodes), _LOOKED_AT)).round().astype(int))
-    kept = np.array([rows.episodes[i].start for i in chosen], np.int64)
     for name, (key, camera) in cameras.items():
         try:
             with damage(path):
-                shown = pictures(path, info, (camera,), {name: key}, rows, kept)[name][torch.arange(len(kept))].numpy()
+                shown = first_pictures(path, info, (camera,), {name: key}, rows, _LOOKED_AT)[name]
         except UserError as error:
             yield Finding(ERROR, "picture", str(error), "Leave the camera out, or fetch the dataset again", key=key)
             continue
         if (shown == shown.reshape(-1, 3)[0]).all():
-            yield Finding(WARNING, "one_colour", f"its first pictures in {len(kept)} episodes show nothing but one colour",
+            yield Finding(WARNING, "one_colour", f"its first pictures in {len(shown)} episodes show nothing but one colour",
                           "Look whether the camera was covered", str(path), key=key)  # fmt: skip
 
 
